@@ -1,0 +1,1 @@
+"""What users import and type: the client library and the command line."""

@@ -1,0 +1,1 @@
+"""The coordinator: the only owner of state."""

@@ -1,0 +1,1 @@
+"""The planner: templates, plans and reconfigurations as pure functions, and a stateless server."""
