@@ -1,0 +1,135 @@
+"""A gRPC channel as every part opens it: token, deadline, retries, and errors as exceptions.
+
+channel = open_channel(address, token=token, retried_services=(PLANNER_SERVICE,))
+stub = PlannerServiceStub(channel)
+with rpc_errors(f"planner at {address}"):
+    plan = await stub.Instantiate(request)
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.grpcserver import MAX_MESSAGE_BYTES
+from planaria_common.grpcwire import DETAILS_KEY, decode_error
+
+DEFAULT_DEADLINE_SECONDS = 10.0
+
+
+def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that carries a token: streams take it as `metadata=bearer(token)`."""
+    return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def open_channel(
+    target: str,
+    *,
+    token: str | None = None,
+    deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+    retried_services: Sequence[str] = (),
+) -> grpc.aio.Channel:
+    """Open a channel; it connects by itself, again and again.
+
+    Args:
+        target: HOST:PORT, or any gRPC name (`dns:///planner:7070` balances over all addresses).
+        token: sent with every unary call; streams pass `bearer(token)` themselves.
+        deadline_seconds: of every unary call that brings none.
+        retried_services: full names of services whose every method is idempotent: calls that
+            find nobody are tried up to 4 times with growing, jittered pauses.
+    """
+    return grpc.aio.insecure_channel(
+        target,
+        interceptors=[_UnaryDefaults(token, deadline_seconds)],
+        options=[
+            ("grpc.service_config", _service_config(retried_services)),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            # gRPC's own pauses grow to two minutes; a restarted peer should be found at once.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+        ],
+    )
+
+
+@contextmanager
+def rpc_errors(peer: str) -> Iterator[None]:
+    """Turn a failed call into the PlanariaError that the peer raised.
+
+    Args:
+        peer: whom we call, for people: "planner at 127.0.0.1:7070".
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise to_planaria_error(error, peer) from error
+
+
+def to_planaria_error(error: grpc.aio.AioRpcError, peer: str) -> PlanariaError:
+    """Return what went wrong: the ErrorInfo the peer sent, or else what the code says."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            sent = decode_error(value)
+            if sent is not None:
+                return sent
+    reason, problem = _BY_CODE.get(error.code(), (ErrorReason.INTERNAL, "failed"))
+    message = f"{peer} {problem}: {error.details()}"
+    return PlanariaError(reason, message, {"part": peer})
+
+
+_BY_CODE = {
+    grpc.StatusCode.UNAVAILABLE: (ErrorReason.UNAVAILABLE, "does not answer"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (ErrorReason.UNAVAILABLE, "did not answer in time"),
+    grpc.StatusCode.UNAUTHENTICATED: (ErrorReason.UNAUTHENTICATED, "refused the token"),
+    grpc.StatusCode.INVALID_ARGUMENT: (ErrorReason.INVALID_ARGUMENT, "refused the request"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (
+        ErrorReason.MESSAGE_TOO_LARGE,
+        "or this side refused the message",
+    ),
+    grpc.StatusCode.UNIMPLEMENTED: (
+        ErrorReason.VERSION_MISMATCH,
+        "does not know this call, so it is of another version",
+    ),
+}
+
+
+def _service_config(retried_services: Sequence[str]) -> str:
+    policy = {
+        "maxAttempts": 4,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "1s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    names = [{"service": name} for name in retried_services]
+    methods = [{"name": names, "retryPolicy": policy}] if names else []
+    return json.dumps({"loadBalancingConfig": [{"round_robin": {}}], "methodConfig": methods})
+
+
+class _UnaryDefaults(grpc.aio.UnaryUnaryClientInterceptor):
+    """Adds the token, and the deadline where the caller gave none."""
+
+    def __init__(self, token: str | None, deadline_seconds: float) -> None:
+        self._credential = bearer(token)
+        self._deadline_seconds = deadline_seconds
+
+    async def intercept_unary_unary(
+        self,
+        continuation: Callable[[grpc.aio.ClientCallDetails, Any], Any],
+        client_call_details: grpc.aio.ClientCallDetails,
+        request: Any,
+    ) -> Any:
+        given = client_call_details
+        metadata = grpc.aio.Metadata(*(given.metadata or ()), *self._credential)
+        details = grpc.aio.ClientCallDetails(
+            method=given.method,
+            timeout=self._deadline_seconds if given.timeout is None else given.timeout,
+            metadata=metadata,
+            credentials=given.credentials,
+            wait_for_ready=given.wait_for_ready,
+        )
+        return await continuation(details, request)

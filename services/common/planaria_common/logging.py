@@ -1,0 +1,93 @@
+"""Structured logs: one event name and its fields; JSON in containers, key-value on a terminal.
+
+    log = get_logger("coordinator")
+    log.info("node_lost", node_id=node_id, cause="stream ended")
+
+`bound_context(job_id=...)` adds fields to every line logged inside it, across awaits.
+"""
+
+import logging
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, Literal, TextIO, cast
+
+import structlog
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "console", "json"]
+
+
+def configure_logging(
+    *,
+    component: str,
+    level: LogLevel = "info",
+    log_format: LogFormat = "auto",
+    stream: TextIO | None = None,
+) -> None:
+    """Set up logging for this process; call once, from `__main__`.
+
+    Args:
+        component: which part logs, on every line.
+        level: lines below it are dropped.
+        log_format: JSON lines or key-value; "auto" is key-value exactly on a terminal.
+        stream: standard error when not given, so that standard output stays for results.
+    """
+    stream = stream or sys.stderr
+    use_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    # Tracebacks without the values of local variables: a token may be among them.
+    without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    renderer: list[structlog.typing.Processor] = (
+        [
+            structlog.processors.ExceptionRenderer(without_locals),
+            structlog.processors.JSONRenderer(),
+        ]
+        if use_json
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+    )
+    structlog.configure(
+        processors=[*shared, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(component=component)
+    _route_standard_logging(stream, level, [*shared, *renderer])
+
+
+def _route_standard_logging(
+    stream: TextIO, level: LogLevel, processors: list[structlog.typing.Processor]
+) -> None:
+    """Libraries (uvicorn, alembic) log through the standard module: render those alike."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=processors[:-1],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                processors[-1],
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def get_logger(part: str) -> structlog.typing.FilteringBoundLogger:
+    """Return a logger that names the part of the component that logs."""
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(part=part))
+
+
+def bound_context(**fields: Any) -> AbstractContextManager[None]:
+    """Bind fields (request_id, job_id, node_id, generation) to every line logged inside."""
+    return cast(AbstractContextManager[None], structlog.contextvars.bound_contextvars(**fields))
