@@ -8,6 +8,7 @@
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, TextIO, cast
 
@@ -36,6 +37,7 @@ def configure_logging(
     use_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_component(component),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
@@ -60,8 +62,18 @@ def configure_logging(
         logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
-    structlog.contextvars.bind_contextvars(component=component)
     _route_standard_logging(stream, level, [*shared, *renderer])
+
+
+def _add_component(component: str) -> structlog.typing.Processor:
+    # Not a bound context: threads that libraries start would not inherit it.
+    def add(
+        _logger: Any, _method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        event.setdefault("component", component)
+        return event
+
+    return add
 
 
 def _route_standard_logging(
