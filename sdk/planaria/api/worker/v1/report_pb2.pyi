@@ -689,7 +689,9 @@ class EngineExited(_message.Message):
     engine_id: _builtins.str
     """The engine."""
     exit_code: _builtins.int
-    """Exit code; negative: the signal that ended it."""
+    """Exit code; negative: the signal that ended it. Absent when the agent did not start the process
+    itself and so cannot know.
+    """
     generation: _builtins.int
     """The generation of the engine."""
     @_builtins.property
@@ -705,16 +707,18 @@ class EngineExited(_message.Message):
         *,
         job_id: _builtins.str = ...,
         engine_id: _builtins.str = ...,
-        exit_code: _builtins.int = ...,
+        exit_code: _builtins.int | None = ...,
         detect_time: _timestamp_pb2.Timestamp | None = ...,
         log_tail: _abc.Iterable[_builtins.str] | None = ...,
         generation: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detect_time", b"detect_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "detect_time", b"detect_time", "exit_code", b"exit_code"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detect_time", b"detect_time", "engine_id", b"engine_id", "exit_code", b"exit_code", "generation", b"generation", "job_id", b"job_id", "log_tail", b"log_tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "detect_time", b"detect_time", "engine_id", b"engine_id", "exit_code", b"exit_code", "generation", b"generation", "job_id", b"job_id", "log_tail", b"log_tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
+    _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exit_code) -> _WhichOneofReturnType__exit_code | None: ...
 
 Global___EngineExited: _TypeAlias = EngineExited  # noqa: Y015
 
