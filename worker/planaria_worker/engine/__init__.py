@@ -1,0 +1,1 @@
+"""The engine: the training process, one per accelerator used by a job."""
