@@ -186,35 +186,14 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
-    """The node is accepted."""
+    """The node is accepted. Engines of its Hello that no job counts on any more get a Stop."""
 
     DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class GenerationsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     COORDINATOR_ID_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     NODE_DEADLINE_FIELD_NUMBER: _builtins.int
     AGENT_LEASE_FIELD_NUMBER: _builtins.int
-    GENERATIONS_FIELD_NUMBER: _builtins.int
     coordinator_id: _builtins.str
     """Identifies this run of the coordinator."""
     @_builtins.property
@@ -229,12 +208,6 @@ class Welcome(_message.Message):
     def agent_lease(self) -> _duration_pb2.Duration:
         """How long engines go on without their agent."""
 
-    @_builtins.property
-    def generations(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """The newest generation of each job that has engines on this node: engines of an older one or of
-        a job that is not listed are to be stopped.
-        """
-
     def __init__(
         self,
         *,
@@ -242,11 +215,10 @@ class Welcome(_message.Message):
         heartbeat_interval: _duration_pb2.Duration | None = ...,
         node_deadline: _duration_pb2.Duration | None = ...,
         agent_lease: _duration_pb2.Duration | None = ...,
-        generations: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "heartbeat_interval", b"heartbeat_interval", "node_deadline", b"node_deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "coordinator_id", b"coordinator_id", "generations", b"generations", "heartbeat_interval", b"heartbeat_interval", "node_deadline", b"node_deadline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval", "node_deadline", b"node_deadline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
