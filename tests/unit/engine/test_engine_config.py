@@ -1,0 +1,61 @@
+"""An engine is told everything by one file, and refuses a wrong one in one line."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from planaria_common.errors import PlanariaError
+from planaria_worker.engine_config import EngineConfig
+
+CONFIG = EngineConfig(
+    engine_id="job-1/a/0/1",
+    job_id="job-1",
+    generation=3,
+    prepare_directive_id="d1",
+    job_spec='{"name": "x"}',
+    job_secret="s",
+    socket_path="/run/engine.sock",
+    data_path="/data/tokens",
+)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    CONFIG.dump(tmp_path / "config.json")
+    assert EngineConfig.load(tmp_path / "config.json") == CONFIG
+
+
+def test_nobody_else_reads_the_secret(tmp_path: Path) -> None:
+    CONFIG.dump(tmp_path / "config.json")
+    assert (tmp_path / "config.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"generation": "3"}, "generation: '3' is not int"),
+        ({"accelerator_kind": "tpu"}, "accelerator_kind: 'tpu' is not cpu or cuda"),
+        ({"lease_seconds": None}, "lease_seconds: None is not float"),
+        ({"colour": 1}, "unknown field colour"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, object], complaint: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(dataclasses.asdict(CONFIG) | change))
+    with pytest.raises(PlanariaError, match=complaint):
+        EngineConfig.load(path)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    values = dataclasses.asdict(CONFIG)
+    del values["job_secret"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(PlanariaError, match="job_secret is missing"):
+        EngineConfig.load(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanariaError, match=r"config\.json"):
+        EngineConfig.load(tmp_path / "config.json")

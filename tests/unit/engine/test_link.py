@@ -1,0 +1,90 @@
+"""Messages arrive whole and in order, or the link says that they did not."""
+
+import asyncio
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent
+from planaria_worker import link
+
+
+def event(progress: int) -> EngineEvent:
+    result = EngineEvent()
+    result.snapshot.progress = progress
+    return result
+
+
+def test_messages_arrive_in_order_and_the_end_is_seen() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for progress in range(3):
+            link.send_message(ours, event(progress))
+        ours.close()
+        received = [link.receive_message(theirs, EngineEvent) for _ in range(4)]
+    assert received == [event(0), event(1), event(2), None]
+
+
+def test_an_empty_message_is_not_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link.send_message(ours, EngineCommand())
+        assert link.receive_message(theirs, EngineCommand) == EngineCommand()
+
+
+@pytest.mark.parametrize("sent", [b"\0", link.encode(event(7))[:-1], struct.pack(">I", 9)])
+def test_an_end_within_a_message_is_an_error(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(sent)
+        ours.close()
+        with pytest.raises(link.LinkError, match="within a message"):
+            link.receive_message(theirs, EngineEvent)
+
+
+@pytest.mark.parametrize("sent", [b"\0", link.encode(event(7))[:-1], struct.pack(">I", 9)])
+async def test_asyncio_sees_an_end_within_a_message(sent: bytes) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(sent)
+    reader.feed_eof()
+    with pytest.raises(link.LinkError, match="within a message"):
+        await link.read_message(reader, EngineEvent)
+
+
+def test_another_protocol_is_refused_before_its_length_is_believed() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(link.LinkError, match="bytes is over"):
+            link.receive_message(theirs, EngineEvent)
+
+
+async def test_both_ends_speak_over_a_path_longer_than_the_kernel_allows(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    server = socket.socket(socket.AF_UNIX)
+    with link.socket_address(folder / "engine.sock") as address:
+        server.bind(address)
+    server.listen()
+
+    def echo() -> None:
+        connection, _ = server.accept()
+        with connection:
+            while (message := link.receive_message(connection, EngineEvent)) is not None:
+                link.send_message(connection, message)
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    with link.socket_address(folder / "engine.sock") as address:
+        reader, writer = await asyncio.open_unix_connection(address)
+    await link.write_message(writer, event(5))
+    assert await link.read_message(reader, EngineEvent) == event(5)
+    writer.write_eof()
+    assert await link.read_message(reader, EngineEvent) is None
+    writer.close()
+    await writer.wait_closed()
+    await asyncio.to_thread(thread.join)
+    server.close()

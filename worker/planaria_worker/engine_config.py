@@ -1,0 +1,98 @@
+"""What an agent tells an engine when it starts it: a JSON file in the engine's own folder.
+
+    python -m planaria_worker.engine --config FILE
+
+Nothing here imports torch: the agent writes the file, the engine reads it.
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, get_args
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.logging import LogFormat, LogLevel
+
+AcceleratorKind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is given; it reads no other setting."""
+
+    engine_id: str
+    """Given by the coordinator and never reused: `<job>/<node>/<accelerator>/<n>`."""
+    job_id: str
+    generation: int
+    """Generation of the Prepare directive: older directives are refused from the start."""
+    prepare_directive_id: str
+    """Answered with Prepared when the engine is warm; empty: nobody waits for it."""
+    job_spec: str
+    """The job file, as JSON."""
+    job_secret: str
+    """Shared by the engines of the job; a peer must show it before it is served."""
+    accelerator: int = 0
+    """Index of the accelerator on the node."""
+    accelerator_kind: AcceleratorKind = "cpu"
+    advertise_address: str = "127.0.0.1"
+    """Where peers reach this engine; it listens there and nowhere else."""
+    socket_path: str
+    """Unix socket that the engine binds for its agent."""
+    data_path: str
+    """Token file that the agent made from the job's data."""
+    data_digest: str = ""
+    """SHA-256 of the contents of the data and tokenizer files, as the agent found them."""
+    lease_seconds: float = 10.0
+    """How long the engine goes on before the first Lease of its agent."""
+    log_format: LogFormat = "json"
+    log_level: LogLevel = "info"
+
+    def dump(self, path: Path) -> None:
+        """Writes the file so that only its owner can read it: it holds the job's secret."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(dataclasses.asdict(self), file, indent=2)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads the file.
+
+        Raises:
+            InvalidArgumentError: the file cannot be read, or a field is missing, unknown or of a
+                wrong type; names it.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise _invalid("config", f"{path}: {error}") from None
+        if not isinstance(values, dict):
+            raise _invalid("config", f"{path}: expected a JSON object")
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        for name in values.keys() - fields.keys():
+            raise _invalid(name, f"{path}: unknown field {name}")
+        for name, field in fields.items():
+            if name not in values and field.default is dataclasses.MISSING:
+                raise _invalid(name, f"{path}: field {name} is missing")
+        config = cls(**values)
+        config._check(path)
+        return config
+
+    def _check(self, path: Path) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            allowed = get_args(field.type)
+            if allowed:
+                fits = value in allowed
+            elif field.type is float:
+                fits = isinstance(value, float | int) and not isinstance(value, bool)
+            else:
+                fits = isinstance(value, str | int) and type(value) is field.type
+            if not fits:
+                expected = " or ".join(map(str, allowed)) or getattr(field.type, "__name__", "")
+                raise _invalid(field.name, f"{path}: {field.name}: {value!r} is not {expected}")
+
+
+def _invalid(field: str, message: str) -> PlanariaError:
+    return PlanariaError(ErrorReason.INVALID_ARGUMENT, message, {"field": field})

@@ -1,0 +1,128 @@
+"""The link between an agent and its engine: length-prefixed messages over a Unix socket.
+
+Each message is its length as a big-endian uint32, then its protobuf encoding. The agent reads and
+writes with asyncio, the engine with blocking calls. Nothing here imports torch.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""A longer one means that the two ends do not speak this protocol."""
+
+_LENGTH = struct.Struct(">I")
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class LinkError(ConnectionError):
+    """The other end does not speak this protocol, or went away in the middle of a message."""
+
+
+@contextlib.contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """Names a socket's path so that it fits the kernel's limit of 107 bytes, however long it is."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def encode(message: Message) -> bytes:
+    """Returns the message as it is sent."""
+    body = message.SerializeToString()
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise LinkError(f"a message of {len(body)} bytes is over {MAX_MESSAGE_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def send_message(connection: socket.socket, message: Message) -> None:
+    """Sends one message.
+
+    Raises:
+        OSError: the connection is closed.
+    """
+    connection.sendall(encode(message))
+
+
+def receive_message(connection: socket.socket, message_type: type[MessageT]) -> MessageT | None:
+    """Waits for one message; None when the other end closed the connection between two.
+
+    Raises:
+        LinkError: the connection ended within a message, or what came is not one.
+        OSError: the connection is closed.
+    """
+    header = _receive(connection, _LENGTH.size)
+    if not header:
+        return None
+    length = _decode_length(header)
+    body = _receive(connection, length)
+    if len(body) < length:
+        raise LinkError("the connection ended within a message")
+    return _decode(body, message_type)
+
+
+async def read_message(
+    reader: asyncio.StreamReader, message_type: type[MessageT]
+) -> MessageT | None:
+    """Waits for one message; None when the other end closed the connection between two.
+
+    Raises:
+        LinkError: the connection ended within a message, or what came is not one.
+        OSError: the connection is closed.
+    """
+    try:
+        length = _decode_length(await reader.readexactly(_LENGTH.size))
+        return _decode(await reader.readexactly(length), message_type)
+    except asyncio.IncompleteReadError as error:
+        if error.partial or error.expected != _LENGTH.size:
+            raise LinkError("the connection ended within a message") from None
+        return None
+
+
+async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
+    """Sends one message and waits until the buffer has room for the next.
+
+    Raises:
+        OSError: the connection is closed.
+    """
+    writer.write(encode(message))
+    await writer.drain()
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+    """Returns fewer bytes only when the connection ended."""
+    parts = bytearray()
+    while len(parts) < num_bytes:
+        part = connection.recv(num_bytes - len(parts))
+        if not part:
+            break
+        parts += part
+    return bytes(parts)
+
+
+def _decode_length(header: bytes) -> int:
+    if len(header) < _LENGTH.size:
+        raise LinkError("the connection ended within a message")
+    (length,) = _LENGTH.unpack(header)
+    if length > MAX_MESSAGE_BYTES:
+        raise LinkError(f"a message of {length} bytes is over {MAX_MESSAGE_BYTES}")
+    return int(length)
+
+
+def _decode(body: bytes, message_type: type[MessageT]) -> MessageT:
+    message = message_type()
+    try:
+        message.ParseFromString(body)
+    except DecodeError as error:
+        raise LinkError(f"not a {message_type.DESCRIPTOR.name}: {error}") from None
+    return message
