@@ -1,0 +1,1 @@
+"""Text files to microbatches, without torch: files, tokens, token file, order of samples."""

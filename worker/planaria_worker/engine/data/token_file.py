@@ -1,0 +1,139 @@
+"""The token file: a header, the tokens, and the index of where each text file begins.
+
+    bytes 0..HEADER_BYTES   magic, format, dtype, counts, largest id, hash of contents and tokenizer
+    then                    the tokens of all files, little-endian, one unsigned type for all
+    then                    the index: one uint64 per file, its first token, and one for the end
+
+It is written beside its final place and renamed, so whoever finds it finds all of it.
+"""
+
+import errno
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planaria_worker.engine.data.errors import DataError
+from planaria_worker.engine.data.tokenizer import Tokenizer
+
+HEADER_BYTES = 4096
+_MAGIC = b"PLANARIA"
+_FORMAT = 1
+_HEADER = struct.Struct("<8sII QQQ 32s32s")
+_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<u2"),
+    4: np.dtype("<u4"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFile:
+    """An open token file; the arrays are memory-mapped."""
+
+    path: Path
+    tokens: NDArray[Any]
+    """All tokens, one after the other."""
+    file_starts: NDArray[np.uint64]
+    """Index of the first token of each text file, then the number of tokens."""
+    max_token: int
+
+
+def open_token_file(path: Path, content: str, tokenizer: Tokenizer) -> TokenFile:
+    """Maps a token file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DataError: it is damaged, or made from something else.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        raise DataError(f"{path} is not a token file")
+    magic, version, width, num_tokens, num_files, max_token, *hashes = _HEADER.unpack(header)
+    index_start = HEADER_BYTES + num_tokens * width
+    if (magic, version) != (_MAGIC, _FORMAT) or size != index_start + 8 * (num_files + 1):
+        raise DataError(f"{path} is not a whole token file")
+    if hashes != _hashes(content, tokenizer):
+        raise DataError(f"{path} was made from other files")
+    tokens: NDArray[Any] = np.empty(0, _DTYPES[width])
+    if num_tokens:
+        tokens = np.memmap(path, _DTYPES[width], "r", HEADER_BYTES, (num_tokens,))
+    starts = np.fromfile(path, "<u8", offset=index_start)
+    return TokenFile(path=path, tokens=tokens, file_starts=starts, max_token=max_token)
+
+
+def write_token_file(path: Path, files: Sequence[Path], content: str, tokenizer: Tokenizer) -> None:
+    """Encodes the text files and puts the token file in its place at once.
+
+    Raises:
+        DataError: a file cannot be read or encoded, or there is no space left.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tokens-", delete=False) as file:
+            temporary = Path(file.name)
+            try:
+                _write(file, files, content, tokenizer)
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        hint = "; free some space" if error.errno == errno.ENOSPC else ""
+        where = error.filename or path.parent
+        raise DataError(f"cannot make the token file: {where}: {error.strerror}{hint}") from error
+
+
+def _write(file: Any, files: Sequence[Path], content: str, tokenizer: Tokenizer) -> None:
+    width = next(width for width in _DTYPES if tokenizer.vocab_size <= 1 << 8 * width)
+    starts = [0]
+    max_token = 0
+    file.write(bytes(HEADER_BYTES))
+    for path in files:
+        with path.open("rb") as text:
+            count, largest = _encode(text, file, tokenizer, _DTYPES[width])
+        starts.append(starts[-1] + count)
+        max_token = max(max_token, largest)
+    file.write(np.asarray(starts, "<u8").tobytes())
+    file.seek(0)
+    file.write(
+        _HEADER.pack(
+            _MAGIC,
+            _FORMAT,
+            width,
+            starts[-1],
+            len(files),
+            max_token,
+            *_hashes(content, tokenizer),
+        )
+    )
+
+
+def _encode(
+    text: BinaryIO, output: Any, tokenizer: Tokenizer, dtype: np.dtype[Any]
+) -> tuple[int, int]:
+    """Appends one text file's tokens; returns how many and the largest id."""
+    count, largest = 0, 0
+    for block in tokenizer.encode(text):
+        if len(block):
+            count += len(block)
+            largest = max(largest, int(block.max()))
+            output.write(block.astype(dtype, copy=False).tobytes())
+    return count, largest
+
+
+def _hashes(content: str, tokenizer: Tokenizer) -> list[bytes]:
+    return [
+        bytes.fromhex(content),
+        hashlib.sha256(tokenizer.fingerprint.encode()).digest(),
+    ]
