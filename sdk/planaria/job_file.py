@@ -1,0 +1,168 @@
+"""Reads job files, and says in one line each what is wrong with them."""
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from planaria.errors import FieldProblem, InvalidJobError
+from planaria.job import JobSpec
+
+_MAX_BYTES = 2**20
+
+
+def load_job_file(path: str | os.PathLike[str]) -> JobSpec:
+    """Read a job file; relative paths in it are taken from the folder it is in.
+
+    Raises:
+        InvalidJobError: it cannot be read, is not YAML, or is not a valid job.
+    """
+    source = Path(path)
+    document = _load_yaml(source)
+    job = parse_job(document, source=str(path))
+    return _resolve_paths(job, source.resolve().parent)
+
+
+def parse_job(document: object, *, source: str = "") -> JobSpec:
+    """Check a job given as plain values.
+
+    Args:
+        document: what a job file holds: nested mappings.
+        source: the name of the file, for errors.
+
+    Raises:
+        InvalidJobError: names every field that is wrong and what would be right.
+    """
+    if not isinstance(document, Mapping):
+        problem = "a job file is a set of fields (model, data, training, ...)"
+        raise InvalidJobError([FieldProblem(field="", message=problem)], source=source)
+    try:
+        return JobSpec.model_validate(dict(document))
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        # A misspelt field is both unknown and missing: tell the spelling first.
+        details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
+        problems = [_problem(detail) for detail in details]
+        raise InvalidJobError(problems, source=source) from None
+
+
+def _problem(detail: ErrorDetails) -> FieldProblem:
+    context = detail.get("ctx", {})
+    location = [str(part) for part in detail["loc"]]
+    if detail["type"] == "job_problem":
+        field = ".".join([*location, str(context["field"])])
+        return FieldProblem(field=field, message=str(context["text"]))
+    field = ".".join(location)
+    return FieldProblem(field=field, message=_explain(detail, location, context))
+
+
+def _explain(detail: ErrorDetails, location: Sequence[str], context: Mapping[str, Any]) -> str:
+    given = detail["input"]
+    match detail["type"]:
+        case "extra_forbidden":
+            return _unknown_field(location)
+        case "missing":
+            return "is missing, and has no default"
+        case "literal_error":
+            return f"must be {context['expected']}, not {given!r}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}, not {given}"
+        case "greater_than":
+            return f"must be more than {context['gt']}, not {given}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}, not {given}"
+        case "finite_number":
+            return f"must be a finite number, not {given}"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"must be a whole number, not {given!r}"
+        case "float_type" | "float_parsing":
+            return f"must be a number, not {given!r}"
+        case "bool_type" | "bool_parsing":
+            return f"must be true or false, not {given!r}"
+        case "string_type":
+            return f"must be text, not {given!r}"
+        case "string_too_short":
+            return "must not be empty"
+        case "string_pattern_mismatch":
+            return f"must be letters, digits, '.', '_' or '-' (at most 63), not {given!r}"
+        case "model_type" | "model_attributes_type":
+            return f"must be a group of fields, not {given!r}"
+        case _:
+            return detail["msg"][:1].lower() + detail["msg"][1:]
+
+
+def _unknown_field(location: Sequence[str]) -> str:
+    known = list(_section(location[:-1]).model_fields)
+    nearest = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.6)
+    if nearest:
+        return f"unknown field; did you mean {nearest[0]}?"
+    return f"unknown field; known here are {', '.join(known)}"
+
+
+def _section(location: Sequence[str]) -> type[BaseModel]:
+    """Return the class of the section at a path."""
+    section: type[BaseModel] = JobSpec
+    for name in location:
+        annotation = section.model_fields[name].annotation
+        choices = getattr(annotation, "__args__", (annotation,))
+        section = next(c for c in choices if isinstance(c, type) and issubclass(c, BaseModel))
+    return section
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A field that is given twice is a mistake, not a choice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _load_yaml(path: Path) -> object:
+    def refuse(message: str) -> InvalidJobError:
+        return InvalidJobError([FieldProblem(field="", message=message)], source=str(path))
+
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise refuse(f"cannot read the job file: {error.strerror}") from None
+    if len(raw) > _MAX_BYTES:
+        raise refuse(f"a job file has at most {_MAX_BYTES} bytes")
+    try:
+        return yaml.load(raw.decode("utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+    except UnicodeDecodeError as error:
+        raise refuse(f"is not UTF-8 text (byte {error.start})") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise refuse(f"{line}{error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise refuse(" ".join(str(error).split())) from None
+
+
+def _resolve_paths(job: JobSpec, folder: Path) -> JobSpec:
+    def resolve(path: str) -> str:
+        # Not Path.resolve: a pattern is not a file, and links mean what they mean on the nodes.
+        return os.path.normpath(folder / Path(path).expanduser())
+
+    tokenizer = job.data.tokenizer
+    data = job.data.model_copy(
+        update={
+            "path": resolve(job.data.path),
+            "tokenizer": tokenizer if tokenizer == "byte" else resolve(tokenizer),
+        }
+    )
+    output = job.output and job.output.model_copy(update={"path": resolve(job.output.path)})
+    return job.model_copy(update={"data": data, "output": output})
