@@ -1,0 +1,194 @@
+"""Templates: for each number of nodes every pipeline worth running (ALGORITHMS.md 2 and 3)."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_planner.cost import PipelineCost, Stage, pipeline_cost
+from planaria_planner.fronts import END, FRESH, KIND, PARENT, WIDTH, pareto_fronts
+from planaria_planner.profile import ModelProfile
+from planaria_planner.tables import CostTables, Int64Array, cost_tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A pipeline of nodes without names.
+
+    Attributes:
+        stages: in layer order.
+        node_kinds: for each node, in pipeline order, the index of its kind.
+        cost: a, b and the microbatches that fit.
+    """
+
+    stages: tuple[Stage, ...]
+    node_kinds: tuple[int, ...]
+    cost: PipelineCost
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_kinds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateSet:
+    """The Pareto fronts of all sizes.
+
+    Attributes:
+        min_nodes: n0, the fewest nodes that hold the model, or the request's minimum if more.
+        templates: by size, kinds, and then from the fastest bottleneck to the slowest.
+    """
+
+    min_nodes: int
+    templates: tuple[Template, ...]
+
+    def of_size(self, num_nodes: int) -> tuple[Template, ...]:
+        """Return the front of one size; empty where the model does not fit or cannot be cut."""
+        return tuple(t for t in self.templates if t.num_nodes == num_nodes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(sorted({template.num_nodes for template in self.templates}))
+
+
+def generate_templates(
+    profile: ModelProfile,
+    nodes_per_kind: Sequence[int],
+    *,
+    min_nodes: int = 0,
+    max_width: int | None = None,
+) -> TemplateSet:
+    """Compute the whole Pareto front of (sum of stages, slowest stage, microbatches that fit).
+
+    Args:
+        profile: the model.
+        nodes_per_kind: how many nodes of each kind of the profile a template may use at most.
+        min_nodes: the fewest nodes of a template; memory may ask for more.
+        max_width: the most accelerators of a stage; no limit but the node's by default.
+
+    Raises:
+        PlanariaError: MODEL_DOES_NOT_FIT when no number of nodes, however large, holds the model;
+            NOT_ENOUGH_NODES when more nodes would; INVALID_ARGUMENT when `min_nodes` is more than
+            the model can be cut into; INVALID_PROFILE when a width was not measured.
+    """
+    if min_nodes > profile.num_layers:
+        raise PlanariaError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"min_nodes_per_pipeline: {min_nodes} is more than the model's"
+            f" {profile.num_layers} layers, of which each node needs one",
+            {"field": "min_nodes_per_pipeline", "expected": f"at most {profile.num_layers}"},
+        )
+    tables = cost_tables(profile, max_width)
+    check_layers_fit(profile, tables)
+    templates = _front(profile, tables, nodes_per_kind)
+    usable = tuple(t for t in templates if t.num_nodes >= min_nodes)
+    if usable:
+        return TemplateSet(min_nodes=min(t.num_nodes for t in usable), templates=usable)
+    raise _no_template(profile, tables, nodes_per_kind, min_nodes)
+
+
+def _front(
+    profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int]
+) -> tuple[Template, ...]:
+    counts, without = _node_counts(nodes_per_kind, profile.num_layers)
+    labels, complete = pareto_fronts(tables, without, counts.sum(axis=1))
+    templates = [_template(profile, labels, int(label)) for _, label in complete]
+    return tuple(
+        sorted(
+            templates,
+            key=lambda t: (t.num_nodes, t.node_kinds, t.cost.microbatch_seconds, t.stages),
+        )
+    )
+
+
+def _node_counts(nodes_per_kind: Sequence[int], most: int) -> tuple[Int64Array, Int64Array]:
+    """Return every count of nodes by kind up to `most` in all, and the counts with one less."""
+    counts = [
+        count
+        for count in itertools.product(*(range(min(n, most) + 1) for n in nodes_per_kind))
+        if sum(count) <= most
+    ]
+    index = {count: i for i, count in enumerate(counts)}
+    without = [
+        [
+            index[(*count[:kind], count[kind] - 1, *count[kind + 1 :])] if count[kind] else -1
+            for kind in range(len(count))
+        ]
+        for count in counts
+    ]
+    return np.array(counts, dtype=np.int64), np.array(without, dtype=np.int64)
+
+
+def _template(profile: ModelProfile, labels: Int64Array, label: int) -> Template:
+    """Read the stages off a chain of labels, from the first layer to the last."""
+    stages: list[Stage] = []
+    kinds: list[int] = []
+    first_layer, starts_node = 0, True
+    while label >= 0:
+        row = labels[label]
+        if starts_node:
+            kinds.append(int(row[KIND]))
+        end = int(row[END])
+        stages.append(
+            Stage(
+                first_layer=first_layer,
+                num_layers=end - first_layer,
+                node=len(kinds) - 1,
+                accelerators=int(row[WIDTH]),
+            )
+        )
+        # A stage is fresh when it is the last one on its node.
+        first_layer, starts_node, label = end, bool(row[FRESH]), int(row[PARENT])
+    return Template(
+        stages=tuple(stages),
+        node_kinds=tuple(kinds),
+        cost=pipeline_cost(profile, stages, kinds),
+    )
+
+
+def check_layers_fit(profile: ModelProfile, tables: CostTables) -> None:
+    """Raise MODEL_DOES_NOT_FIT naming the first layer that fits on no stage at all."""
+    widest = tables.widths[-1]
+    have = max(
+        int(memory * min(widest, tables.widths[tables.widths <= accelerators][-1]))
+        for memory, accelerators in zip(tables.memory, tables.accelerators, strict=True)
+    )
+    for layer in profile.layers:
+        need = layer.state_bytes + layer.activation_bytes
+        if need > have:
+            raise PlanariaError(
+                ErrorReason.MODEL_DOES_NOT_FIT,
+                f"layer {layer.name} needs {need} bytes, the widest stage of a node has {have}",
+                {"layer": layer.name, "need_bytes": str(need), "have_bytes": str(have)},
+            )
+
+
+def _no_template(
+    profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int], min_nodes: int
+) -> PlanariaError:
+    """Say whether more nodes would help, and how many."""
+    have = sum(nodes_per_kind)
+    first_kind = [profile.num_layers, *[0] * (len(nodes_per_kind) - 1)]
+    more = [max(a, b) for a, b in zip(nodes_per_kind, first_kind, strict=True)]
+    sizes = [t.num_nodes for t in _front(profile, tables, more) if t.num_nodes >= min_nodes]
+    if sizes:
+        return not_enough_nodes(have, min(sizes))
+    need = sum(layer.state_bytes for layer in profile.layers)
+    most = max(int(m * a) for m, a in zip(tables.memory, tables.accelerators, strict=True))
+    return PlanariaError(
+        ErrorReason.MODEL_DOES_NOT_FIT,
+        f"no number of nodes from {max(min_nodes, 1)} to {profile.num_layers} holds the model:"
+        f" {need} bytes of state besides activations, {most} bytes of memory per node",
+        {"need_bytes": str(need), "have_bytes": str(most)},
+    )
+
+
+def not_enough_nodes(have: int, need: int) -> PlanariaError:
+    """Return the error of a job that cannot run on `have` nodes."""
+    return PlanariaError(
+        ErrorReason.NOT_ENOUGH_NODES,
+        f"not enough nodes: have {have}, need {need}",
+        {"have": str(have), "need": str(need)},
+    )
