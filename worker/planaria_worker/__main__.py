@@ -1,0 +1,87 @@
+"""`planaria-worker`: one agent, until SIGTERM; its engines end with it."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from planaria_common.credentials import read_token
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.service import announce_ready, run_service, stop_signal
+from planaria_worker.agent.agent import Agent
+from planaria_worker.agent.machine import describe_machine
+from planaria_worker.agent.outbox import Outbox
+from planaria_worker.agent.session import Session
+from planaria_worker.agent.settings import WorkerSettings
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Run the agent until a stop signal; then end its engines.
+
+    Raises:
+        PlanariaError: a setting is wrong, or the coordinator refuses this agent.
+    """
+    token = read_token(settings.token_file) if settings.token_file else None
+    machine = describe_machine(settings)
+    with _sole_owner(settings.data_dir):
+        outbox = Outbox()
+        agent = Agent(settings=settings, machine=machine, outbox=outbox, pid=os.getpid())
+        agent.engines.adopt()
+        session = Session(
+            coordinator=settings.coordinator,
+            token=token,
+            node=agent,
+            outbox=outbox,
+            on_first_welcome=lambda: announce_ready(node_id=settings.node_id, pid=os.getpid()),
+        )
+        tasks = [asyncio.create_task(work) for work in (session.run(), agent.keep_leases())]
+        tasks.append(asyncio.create_task(_until_stopped()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await agent.engines.stop_all()
+
+
+async def _until_stopped() -> None:
+    await stop_signal()
+
+
+@contextlib.contextmanager
+def _sole_owner(data_dir: Path) -> Iterator[None]:
+    """Hold the data directory's lock: two agents on one folder would adopt each other's engines."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = (data_dir / "agent.lock").open("w")
+    except OSError as error:
+        raise _unusable(data_dir, error.strerror or str(error)) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _unusable(data_dir, "another agent uses it") from None
+        yield
+
+
+def _unusable(data_dir: Path, problem: str) -> PlanariaError:
+    return PlanariaError(
+        ErrorReason.INVALID_ARGUMENT,
+        f"--data-dir {data_dir}: {problem}; give each agent a folder of its own",
+        {"field": "--data-dir", "path": str(data_dir)},
+    )
+
+
+def main() -> None:
+    """Run the command and exit."""
+    sys.exit(run_service(part="worker", settings_type=WorkerSettings, serve=serve))
+
+
+if __name__ == "__main__":
+    main()

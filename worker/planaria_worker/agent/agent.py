@@ -1,0 +1,261 @@
+"""The agent: directives from the session to the engines, what engines say to the session."""
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from planaria.api.common.v1.errors_pb2 import ErrorReason as ProtoReason
+from planaria.api.worker.v1.directive_pb2 import Directive
+from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
+from planaria.api.worker.v1.report_pb2 import (
+    DirectiveResult,
+    EngineExited,
+    EngineSnapshot,
+    Failure,
+    Stopped,
+)
+from planaria.api.worker.v1.worker_service_pb2 import (
+    Hello,
+    LogLines,
+    SessionRequest,
+    SessionResponse,
+    Welcome,
+)
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.logging import get_logger
+from planaria_common.version import PROTOCOL_VERSION, package_version
+from planaria_worker.agent.engine_handle import EngineHandle
+from planaria_worker.agent.engine_process import LOG_FILE, SOCKET_FILE, Launch, start_engine
+from planaria_worker.agent.engines import Engines
+from planaria_worker.agent.log_tail import last_lines
+from planaria_worker.agent.machine import Machine
+from planaria_worker.agent.outbox import Outbox
+from planaria_worker.agent.preparation import PreparedData, prepare_data
+from planaria_worker.agent.settings import WorkerSettings
+from planaria_worker.engine_config import AcceleratorKind, EngineConfig
+
+NUM_KEPT_RESULTS = 1_000
+NUM_TAIL_LINES = 20
+DEFAULT_LEASE_SECONDS = 10.0
+LEASES_PER_LEASE = 5
+
+log = get_logger("agent")
+
+
+class Agent:
+    """The node's side of a session; see `session.Node`."""
+
+    def __init__(
+        self,
+        *,
+        settings: WorkerSettings,
+        machine: Machine,
+        outbox: Outbox,
+        pid: int,
+        launch: Launch = start_engine,
+    ) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._outbox = outbox
+        self._pid = pid
+        self._agent_id = secrets.token_hex(8)
+        self._lease_seconds = DEFAULT_LEASE_SECONDS
+        self._results: OrderedDict[str, DirectiveResult | None] = OrderedDict()
+        self._stopping: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.engines = Engines(
+            root=settings.data_dir / "engines",
+            on_event=self._engine_event,
+            on_exit=self._exited,
+            launch=launch,
+        )
+
+    # -- what the session asks -------------------------------------------------------------------
+
+    def hello(self) -> Hello:
+        return Hello(
+            node_id=self._settings.node_id,
+            agent_id=self._agent_id,
+            version=package_version(),
+            protocol_version=PROTOCOL_VERSION,
+            advertise_address=self._settings.advertise_address,
+            num_accelerators=self._machine.num_accelerators,
+            accelerator_kind=self._machine.accelerator_kind,
+            accelerator_memory_bytes=self._machine.memory_bytes,
+            pid=self._pid,
+            engines=self.snapshots(),
+        )
+
+    def welcomed(self, welcome: Welcome) -> None:
+        self._lease_seconds = welcome.agent_lease.ToTimedelta().total_seconds()
+
+    def snapshots(self) -> Sequence[EngineSnapshot]:
+        return [handle.snapshot for handle in self.engines]
+
+    def new_log_lines(self) -> Sequence[LogLines]:
+        return [lines for handle in self.engines if (lines := _new_lines(handle)) is not None]
+
+    async def handle(self, response: SessionResponse) -> None:
+        """Act on a directive once; answer a repetition with the first result."""
+        directive = response.directive
+        if directive.directive_id in self._results:
+            known = self._results[directive.directive_id]
+            if known is not None:
+                self._outbox.post(SessionRequest(result=known))
+            return
+        self._results[directive.directive_id] = None
+        while len(self._results) > NUM_KEPT_RESULTS:
+            self._results.popitem(last=False)
+        command = directive.WhichOneof("command")
+        log.debug("directive", command=command, engine_id=directive.engine_id)
+        handle = self.engines.get(directive.engine_id)
+        if command == "stop":
+            self._spawn(self._stop(directive, handle))
+        elif handle is not None:
+            handle.send(directive)
+        elif command == "prepare":
+            self._spawn(self._prepare(directive))
+        else:
+            self._refuse(directive, _no_such_engine(directive, self._settings.node_id))
+
+    async def keep_leases(self) -> None:
+        """Renew the engines' leases for as long as the agent lives."""
+        while True:
+            for handle in self.engines:
+                handle.renew_lease(self._lease_seconds)
+            await asyncio.sleep(self._lease_seconds / LEASES_PER_LEASE)
+
+    # -- directives that are the agent's own ------------------------------------------------------
+
+    async def _prepare(self, directive: Directive) -> None:
+        try:
+            data = await asyncio.to_thread(
+                prepare_data,
+                directive.prepare.job_spec,
+                self._settings.data_dir / "data",
+                self._settings.node_id,
+            )
+            self.engines.start(self._engine_config(directive, data))
+        except PlanariaError as error:
+            self._refuse(directive, error)
+        except Exception as error:  # whatever it was, the coordinator must hear of it
+            log.exception("prepare_failed", engine_id=directive.engine_id)
+            self._refuse(directive, _cannot_start(self._settings.node_id, error))
+
+    def _engine_config(self, directive: Directive, data: PreparedData) -> EngineConfig:
+        prepare = directive.prepare
+        kind: AcceleratorKind = "cuda" if self._machine.accelerator_kind == "cuda" else "cpu"
+        folder = self.engines.folder(directive.engine_id)
+        return EngineConfig(
+            engine_id=directive.engine_id,
+            job_id=directive.job_id,
+            generation=directive.generation,
+            prepare_directive_id=directive.directive_id,
+            job_spec=prepare.job_spec,
+            job_secret=prepare.job_secret,
+            accelerator=prepare.accelerator,
+            accelerator_kind=kind,
+            advertise_address=self._settings.advertise_address,
+            socket_path=str(folder / SOCKET_FILE),
+            data_path=str(data.path),
+            data_digest=data.digest,
+            lease_seconds=self._lease_seconds,
+            log_level=self._settings.log_level,
+        )
+
+    async def _stop(self, directive: Directive, handle: EngineHandle | None) -> None:
+        if handle is not None:
+            self._stopping.add(handle.engine_id)
+            log.info("engine_stopping", engine_id=handle.engine_id, cause=directive.stop.reason)
+            await self.engines.stop(handle, directive)
+        self._answer(_result(directive, stopped=Stopped()))
+
+    # -- what engines say --------------------------------------------------------------------------
+
+    def _engine_event(self, handle: EngineHandle, event: EngineEvent) -> None:
+        kind = event.WhichOneof("message")
+        if kind == "result":
+            if not event.result.HasField("stopped"):  # answered when the process has ended
+                self._answer(event.result)
+        elif kind == "peer_lost":
+            self._outbox.post(SessionRequest(peer_lost=event.peer_lost))
+        elif kind == "fault":
+            log.warning(
+                "engine_fault", engine_id=handle.engine_id, cause=event.fault.failure.message
+            )
+            self._outbox.post(SessionRequest(engine_fault=event.fault))
+        elif kind == "step_report":
+            self._outbox.post(SessionRequest(step_report=event.step_report))
+
+    def _exited(self, handle: EngineHandle, exit_code: int | None) -> None:
+        if (lines := _new_lines(handle)) is not None:
+            self._outbox.post(SessionRequest(log_lines=lines))
+        if handle.engine_id in self._stopping:
+            self._stopping.discard(handle.engine_id)
+            return
+        exited = EngineExited(
+            job_id=handle.config.job_id,
+            engine_id=handle.engine_id,
+            exit_code=exit_code,
+            log_tail=last_lines(handle.folder / LOG_FILE, NUM_TAIL_LINES),
+            generation=handle.snapshot.generation,
+        )
+        exited.detect_time.GetCurrentTime()
+        self._outbox.post(SessionRequest(engine_exited=exited))
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def _answer(self, result: DirectiveResult) -> None:
+        self._results[result.directive_id] = result
+        self._outbox.post(SessionRequest(result=result))
+
+    def _refuse(self, directive: Directive, error: PlanariaError) -> None:
+        failure = Failure(
+            reason=ProtoReason.Value(f"ERROR_REASON_{error.reason}"),
+            message=error.message,
+            metadata=error.metadata,
+        )
+        self._answer(_result(directive, failure=failure))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _result(directive: Directive, **outcome: Any) -> DirectiveResult:
+    return DirectiveResult(
+        directive_id=directive.directive_id,
+        job_id=directive.job_id,
+        engine_id=directive.engine_id,
+        generation=directive.generation,
+        **outcome,
+    )
+
+
+def _new_lines(handle: EngineHandle) -> LogLines | None:
+    lines = handle.tail.new_lines()
+    if not lines:
+        return None
+    message = LogLines(job_id=handle.config.job_id, engine_id=handle.engine_id, lines=lines)
+    message.read_time.GetCurrentTime()
+    return message
+
+
+def _no_such_engine(directive: Directive, node_id: str) -> PlanariaError:
+    return PlanariaError(
+        ErrorReason.ENGINE_FAILED,
+        f"node {node_id} has no engine {directive.engine_id}",
+        {"node_id": node_id, "detail": "no such engine"},
+    )
+
+
+def _cannot_start(node_id: str, error: Exception) -> PlanariaError:
+    detail = f"{type(error).__name__}: {error}"
+    return PlanariaError(
+        ErrorReason.ENGINE_FAILED,
+        f"node {node_id} cannot start an engine: {detail}",
+        {"node_id": node_id, "detail": detail},
+    )

@@ -1,0 +1,142 @@
+"""The engines of a node: start, adopt, stop, and notice their end."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from planaria.api.worker.v1.directive_pb2 import Directive
+from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
+from planaria_common.errors import PlanariaError
+from planaria_common.logging import get_logger
+from planaria_worker.agent.engine_handle import EngineHandle
+from planaria_worker.agent.engine_process import (
+    CONFIG_FILE,
+    EngineProcess,
+    Launch,
+    find_engine,
+    start_engine,
+)
+from planaria_worker.engine_config import EngineConfig
+
+STOP_GRACE_SECONDS = 3.0
+NUM_KEPT_FOLDERS = 20
+
+log = get_logger("engines")
+
+
+class Engines:
+    """Every engine process of this node, by engine id.
+
+    Args:
+        root: folder that holds one folder per engine.
+        on_event: called with each event of an engine, but its snapshots.
+        on_exit: called once when an engine's process has ended, with its exit code if known.
+        launch: starts the engine whose configuration is in a folder, with an environment.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        on_event: Callable[[EngineHandle, EngineEvent], None],
+        on_exit: Callable[[EngineHandle, int | None], None],
+        launch: Launch = start_engine,
+    ) -> None:
+        self._root = root
+        self._launch = launch
+        self._on_event = on_event
+        self._on_exit = on_exit
+        self._handles: dict[str, EngineHandle] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        root.mkdir(parents=True, exist_ok=True)
+
+    def __iter__(self) -> Iterator[EngineHandle]:
+        return iter(list(self._handles.values()))
+
+    def get(self, engine_id: str) -> EngineHandle | None:
+        return self._handles.get(engine_id)
+
+    def folder(self, engine_id: str) -> Path:
+        """Return where an engine's files are; ids are paths, so their slashes become dots."""
+        return self._root / engine_id.replace("/", ".")
+
+    def start(self, config: EngineConfig) -> EngineHandle:
+        """Start an engine.
+
+        Raises:
+            OSError: its folder or its process cannot be made.
+        """
+        folder = self.folder(config.engine_id)
+        folder.mkdir(mode=0o700)
+        config.dump(folder / CONFIG_FILE)
+        process = self._launch(folder, os.environ)
+        log.info("engine_started", engine_id=config.engine_id, pid=process.pid)
+        return self._watch(folder, config, process)
+
+    def adopt(self) -> list[EngineHandle]:
+        """Take over the live engines of an earlier agent of this node; forget old dead ones."""
+        adopted: list[EngineHandle] = []
+        dead: list[Path] = []
+        for folder in self._root.iterdir():
+            process = find_engine(folder)
+            if process is None:
+                dead.append(folder)
+                continue
+            try:
+                config = EngineConfig.load(folder / CONFIG_FILE)
+            except PlanariaError as error:
+                log.warning("engine_not_adopted", folder=folder.name, cause=str(error))
+                process.signal(signal.SIGKILL)
+                continue
+            log.info("engine_adopted", engine_id=config.engine_id, pid=process.pid)
+            adopted.append(self._watch(folder, config, process))
+        dead.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for folder in dead[NUM_KEPT_FOLDERS:]:
+            shutil.rmtree(folder, ignore_errors=True)
+        return adopted
+
+    async def stop(self, handle: EngineHandle, directive: Directive | None = None) -> None:
+        """End an engine's process: by its own doing if there is a directive, then by force."""
+        if directive is not None:
+            handle.send(directive)
+            if await self._ended(handle, STOP_GRACE_SECONDS):
+                return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            handle.process.signal(number)
+            if await self._ended(handle, STOP_GRACE_SECONDS):
+                return
+
+    async def stop_all(self) -> None:
+        """End every engine."""
+        await asyncio.gather(*(self.stop(handle) for handle in self))
+
+    async def close(self) -> None:
+        """Let go of the engines without ending them."""
+        for watch in list(self._watches.values()):
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+
+    async def _ended(self, handle: EngineHandle, timeout_seconds: float) -> bool:
+        watch = self._watches.get(handle.engine_id)
+        if watch is not None:
+            await asyncio.wait([watch], timeout=timeout_seconds)
+        return handle.engine_id not in self._handles
+
+    def _watch(self, folder: Path, config: EngineConfig, process: EngineProcess) -> EngineHandle:
+        handle = EngineHandle(
+            folder=folder, config=config, process=process, on_event=self._on_event
+        )
+        self._handles[config.engine_id] = handle
+        self._watches[config.engine_id] = asyncio.create_task(self._until_exit(handle))
+        return handle
+
+    async def _until_exit(self, handle: EngineHandle) -> None:
+        exit_code = await handle.run()
+        del self._handles[handle.engine_id], self._watches[handle.engine_id]
+        log.info("engine_exited", engine_id=handle.engine_id, exit_code=exit_code)
+        self._on_exit(handle, exit_code)

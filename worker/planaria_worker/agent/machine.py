@@ -1,0 +1,53 @@
+"""What this machine offers, asked without importing torch."""
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.agent.settings import WorkerSettings
+
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The accelerators of a node; `memory_bytes` is that of one of them."""
+
+    num_accelerators: int
+    accelerator_kind: str
+    memory_bytes: int
+
+
+def describe_machine(settings: WorkerSettings) -> Machine:
+    """Tell what the node offers: the settings first, then what the machine says.
+
+    Raises:
+        InvalidArgumentError: CUDA was asked for and no NVIDIA driver is loaded.
+    """
+    kind = settings.accelerator_kind
+    if kind == "auto":
+        kind = "cuda" if _NVIDIA_DRIVER.exists() else "cpu"
+    if kind == "cuda" and not _NVIDIA_DRIVER.exists():
+        raise PlanariaError(
+            ErrorReason.INVALID_ARGUMENT,
+            "--accelerator-kind cuda: no NVIDIA driver is loaded on this machine; use cpu or auto",
+            {"field": "--accelerator-kind"},
+        )
+    memory = settings.accelerator_memory_bytes or _memory_bytes(kind, settings.num_accelerators)
+    return Machine(
+        num_accelerators=settings.num_accelerators, accelerator_kind=kind, memory_bytes=memory
+    )
+
+
+def _memory_bytes(kind: str, num_accelerators: int) -> int:
+    if kind == "cuda" and shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+        sizes = [int(line) for line in answer.stdout.split() if line.isdigit()]
+        if sizes:
+            return min(sizes) * 2**20
+    return psutil.virtual_memory().total // num_accelerators

@@ -1,0 +1,179 @@
+"""The session with the coordinator: one bidirectional stream, opened again whenever it ends.
+
+Nothing that happens to a session touches the engines. gRPC reports a lost stream in several ways
+(AioRpcError, InvalidStateError from a write, end of stream): each just ends the session.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from planaria.api.worker.v1.report_pb2 import EngineSnapshot
+from planaria.api.worker.v1.worker_service_pb2 import (
+    Heartbeat,
+    Hello,
+    LogLines,
+    SessionRequest,
+    SessionResponse,
+    Welcome,
+)
+from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.grpcclient import bearer, open_channel, to_planaria_error
+from planaria_common.logging import get_logger
+from planaria_worker.agent.outbox import Outbox
+
+MAX_BACKOFF_SECONDS = 2.0
+WELCOME_TIMEOUT_SECONDS = 10.0
+_FINAL = (ErrorReason.UNAUTHENTICATED, ErrorReason.VERSION_MISMATCH, ErrorReason.INVALID_ARGUMENT)
+
+log = get_logger("session")
+
+
+class Node(Protocol):
+    """What the session tells of, and passes directives to."""
+
+    def hello(self) -> Hello: ...
+
+    def welcomed(self, welcome: Welcome) -> None: ...
+
+    def snapshots(self) -> Sequence[EngineSnapshot]: ...
+
+    def new_log_lines(self) -> Sequence[LogLines]: ...
+
+    async def handle(self, response: SessionResponse) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Pauses that double from `first_seconds` to MAX_BACKOFF_SECONDS, each with full jitter."""
+
+    first_seconds: float = 0.1
+    randomness: Callable[[], float] = random.random
+
+    def pause_seconds(self, num_failures: int) -> float:
+        ceiling = min(MAX_BACKOFF_SECONDS, self.first_seconds * 2.0 ** min(num_failures, 10))
+        return ceiling * (0.5 + 0.5 * self.randomness())
+
+
+class Session:
+    """Keeps one session open for as long as the agent lives."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: str,
+        token: str | None,
+        node: Node,
+        outbox: Outbox,
+        on_first_welcome: Callable[[], None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._token = token
+        self._node = node
+        self._outbox = outbox
+        self._on_first_welcome = on_first_welcome
+        self._sleep = sleep
+        self._backoff = backoff or Backoff()
+        self._was_welcomed = False
+        self._num_failures = 0
+        self._writing = asyncio.Lock()  # gRPC allows one write at a time
+
+    async def run(self) -> None:
+        """Hold sessions until cancelled.
+
+        Raises:
+            PlanariaError: the coordinator refused this agent for good: its token, its version, or
+                its name, and had never accepted it before.
+        """
+        while True:
+            try:
+                await self._hold_one()
+            except Exception as error:  # whatever ends a session, the next one follows
+                self._note_end(error)
+            self._num_failures += 1
+            await self._sleep(self._backoff.pause_seconds(self._num_failures))
+
+    def _note_end(self, error: Exception) -> None:
+        cause = _first_cause(error)
+        if isinstance(cause, grpc.aio.AioRpcError):
+            cause = to_planaria_error(cause, f"coordinator at {self._coordinator}")
+        refused = isinstance(cause, PlanariaError) and cause.reason in _FINAL
+        if refused and not self._was_welcomed:
+            raise cause
+        if self._num_failures == 0 or refused:
+            log.warning("session_lost", coordinator=self._coordinator, cause=str(cause))
+
+    async def _hold_one(self) -> None:
+        async with open_channel(self._coordinator, token=self._token) as channel:
+            stub = WorkerServiceStub(channel)
+            call = stub.Session(metadata=bearer(self._token))
+            await call.write(SessionRequest(hello=self._node.hello()))
+            async with asyncio.timeout(WELCOME_TIMEOUT_SECONDS):
+                first = await call.read()
+            if not isinstance(first, SessionResponse) or not first.HasField("welcome"):
+                raise await _refusal(call)
+            self._welcome(first.welcome)
+            interval = first.welcome.heartbeat_interval.ToTimedelta().total_seconds()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(call))
+                tasks.create_task(self._write(call))
+                tasks.create_task(self._beat(call, interval))
+
+    def _welcome(self, welcome: Welcome) -> None:
+        self._num_failures = 0
+        self._node.welcomed(welcome)
+        log.info("session_opened", coordinator_id=welcome.coordinator_id)
+        if not self._was_welcomed:
+            self._was_welcomed = True
+            self._on_first_welcome()
+
+    async def _read(self, call: "Call") -> None:
+        while isinstance(response := await call.read(), SessionResponse):
+            await self._node.handle(response)
+        raise ConnectionError("the coordinator ended the session")
+
+    async def _write(self, call: "Call") -> None:
+        while True:
+            message = await self._outbox.head()
+            await self._send(call, message)
+            self._outbox.pop(message)
+
+    async def _beat(self, call: "Call", interval_seconds: float) -> None:
+        while True:
+            beat = Heartbeat(engines=self._node.snapshots())
+            beat.send_time.GetCurrentTime()
+            await self._send(call, SessionRequest(heartbeat=beat))
+            for lines in self._node.new_log_lines():
+                await self._send(call, SessionRequest(log_lines=lines))
+            await self._sleep(interval_seconds)
+
+    async def _send(self, call: "Call", message: SessionRequest) -> None:
+        async with self._writing:
+            await call.write(message)
+
+
+Call = grpc.aio.StreamStreamCall[SessionRequest, SessionResponse]
+
+
+async def _refusal(call: Call) -> grpc.aio.AioRpcError:
+    """Return what a coordinator that ended the stream without a welcome has answered."""
+    return grpc.aio.AioRpcError(
+        await call.code(),
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+        await call.details(),
+    )
+
+
+def _first_cause(error: Exception) -> Exception:
+    """Return what happened, out of the groups that task groups wrap it in."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

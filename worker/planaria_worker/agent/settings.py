@@ -1,0 +1,42 @@
+"""The agent's settings: `planaria-worker --help` lists them."""
+
+import platform
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from planaria_common.settings import ServiceSettings
+
+
+class WorkerSettings(ServiceSettings):
+    """What an agent is told at its start."""
+
+    model_config = SettingsConfigDict(env_prefix="PLANARIA_WORKER_")
+
+    coordinator: str = Field(description="HOST:PORT of the coordinator's gRPC endpoint.")
+    node_id: str = Field(
+        default_factory=platform.node,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+        description="The node's name, unique in the cluster.",
+    )
+    data_dir: Path = Field(
+        default=Path.home() / ".planaria" / "worker",
+        description="Folder of engines' logs and of prepared data; one agent each.",
+    )
+    advertise_address: str = Field(
+        default="127.0.0.1", description="Where other nodes reach this node's engines."
+    )
+    num_accelerators: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Accelerators to offer (CPU ranks on a machine without).",
+    )
+    accelerator_kind: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="auto takes CUDA where an NVIDIA driver is loaded."
+    )
+    accelerator_memory_bytes: int = Field(
+        default=0, ge=0, description="Memory of one accelerator; 0 asks the machine."
+    )
