@@ -1,0 +1,48 @@
+/** What tests of components share: the providers of the app, and samples of what the coordinator sends. */
+import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { render } from "@testing-library/react";
+import type { ReactNode } from "react";
+import { PollingProvider } from "./hooks/polling";
+import type { Node } from "./services/cluster";
+import type { StepMetrics } from "./services/jobs";
+
+export function renderInApp(ui: ReactNode) {
+  const queries = new QueryClient({
+    defaultOptions: { queries: { retry: false, networkMode: "always" } },
+  });
+  return render(
+    <QueryClientProvider client={queries}>
+      <PollingProvider>{ui}</PollingProvider>
+    </QueryClientProvider>,
+  );
+}
+
+export function aNode(id: string, changes: Partial<Node> = {}): Node {
+  return {
+    id,
+    state: "READY",
+    address: "127.0.0.1",
+    num_accelerators: 1,
+    accelerator_kind: "cpu",
+    version: "0.1.0",
+    agent_pid: 100,
+    engines: [],
+    heartbeat_time: "2026-01-01T00:00:00Z",
+    join_time: "2026-01-01T00:00:00Z",
+    ...changes,
+  };
+}
+
+export function aStep(step: number, changes: Partial<StepMetrics> = {}): StepMetrics {
+  return {
+    step,
+    loss: 5 - step / 100,
+    gradient_norm: 1,
+    learning_rate: 3e-4,
+    num_tokens: 4096,
+    step_seconds: 0.4,
+    generation: 1,
+    commit_time: "2026-01-01T00:00:00Z",
+    ...changes,
+  };
+}
