@@ -1,0 +1,227 @@
+"""The client library for asyncio: `planaria.Client` with await."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from planaria import _calls
+from planaria._calls import Call
+from planaria._connection import (
+    API_PREFIX,
+    body_of,
+    merge_page,
+    read,
+    resolve,
+    unreachable,
+)
+from planaria._event_stream import READ_TIMEOUT_SECONDS, Decoder, Follower
+from planaria.errors import PlanariaError
+from planaria.job import JobSpec
+from planaria.models import (
+    ClusterInfo,
+    DryRun,
+    Event,
+    Job,
+    JobPlan,
+    LogLine,
+    Node,
+    Recovery,
+    StepMetrics,
+)
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Talks to a coordinator over REST; `planaria.Client` documents arguments and errors."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        token: str | None = None,
+        timeout_seconds: float = 30.0,
+        reconnect_attempts: int = 30,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._connection = resolve(address, token)
+        self._reconnect_attempts = reconnect_attempts
+        self._http = httpx.AsyncClient(
+            **self._connection.options(), timeout=timeout_seconds, transport=transport
+        )
+
+    @property
+    def address(self) -> str:
+        """URL of the coordinator."""
+        return self._connection.address
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def fetch(self, call: Call[Any]) -> Any:
+        """Send a call and return the body as REST sent it; the pages of a list are joined."""
+        whole: dict[str, Any] | None = None
+        while True:
+            with self._transport_errors():
+                response = await self._http.request(
+                    call.method, API_PREFIX + call.path, params=dict(call.query), json=call.body
+                )
+            body = body_of(response)
+            if not call.list_key:
+                return body
+            whole = merge_page(call, whole, body)
+            if not whole.get("next_page_token"):
+                return whole
+            call = call.after_page(whole["next_page_token"])
+
+    async def send(self, call: Call[T]) -> T:
+        """Send a call and return its typed result."""
+        return read(call, await self.fetch(call))
+
+    async def info(self) -> ClusterInfo:
+        """Return the coordinator's version and gRPC endpoints."""
+        return await self.send(_calls.info())
+
+    async def submit(self, job: JobSpec, *, request_id: str | None = None) -> Job:
+        """Submit a job.
+
+        Args:
+            job: what to train.
+            request_id: repeating it returns the same job instead of submitting a second one.
+        """
+        return await self.send(_calls.submit(job, request_id=request_id))
+
+    async def plan(self, job: JobSpec) -> DryRun:
+        """Return the plan that a job would get now; nothing is stored or started."""
+        return await self.send(_calls.dry_run(job))
+
+    async def list_jobs(self) -> tuple[Job, ...]:
+        return await self.send(_calls.list_jobs())
+
+    async def get_job(self, job_id: str) -> Job:
+        return await self.send(_calls.get_job(job_id))
+
+    async def cancel_job(self, job_id: str) -> Job:
+        """End a job; its engines stop and nothing is written."""
+        return await self.send(_calls.cancel_job(job_id))
+
+    async def pause_job(self, job_id: str) -> Job:
+        """Let a job stand still after its next commit, its engines holding their state."""
+        return await self.send(_calls.pause_job(job_id))
+
+    async def resume_job(self, job_id: str) -> Job:
+        """Let a paused job go on."""
+        return await self.send(_calls.resume_job(job_id))
+
+    async def job_plan(self, job_id: str) -> JobPlan:
+        """Return which pipelines run on which nodes, and why."""
+        return await self.send(_calls.job_plan(job_id))
+
+    async def job_metrics(self, job_id: str) -> tuple[StepMetrics, ...]:
+        """Return the committed steps, the oldest first."""
+        return await self.send(_calls.job_metrics(job_id))
+
+    async def job_recoveries(self, job_id: str) -> tuple[Recovery, ...]:
+        """Return the changes from one plan to the next, the oldest first."""
+        return await self.send(_calls.job_recoveries(job_id))
+
+    async def job_logs(self, job_id: str) -> tuple[LogLine, ...]:
+        """Return the lines that the job's engines wrote, the oldest first."""
+        return await self.send(_calls.job_logs(job_id))
+
+    async def wait_for_job(self, job_id: str, *, poll_seconds: float = 0.5) -> Job:
+        """Return the job once it has succeeded.
+
+        Raises:
+            JobFailedError: it failed or was cancelled.
+        """
+        job = await self.get_job(job_id)
+        while not job.is_done:
+            await asyncio.sleep(poll_seconds)
+            job = await self.get_job(job_id)
+        job.raise_unless_succeeded()
+        return job
+
+    async def events(
+        self, *, job_id: str = "", after_sequence: int = 0, follow: bool = False
+    ) -> AsyncIterator[Event]:
+        """Yield what happened, the oldest first.
+
+        Args:
+            job_id: only events of this job.
+            after_sequence: only events after this one.
+            follow: go on with each event as it happens. A broken stream is opened again where it
+                broke, so that no event is missed.
+        """
+        call = _calls.events(job_id=job_id, after_sequence=after_sequence)
+        if not follow:
+            for event in await self.send(call):
+                yield event
+            return
+        follower = Follower(after_sequence=after_sequence, attempts=self._reconnect_attempts)
+        while True:
+            try:
+                async for event in self._stream(call.path, follower.headers()):
+                    if follower.saw(event):
+                        yield event
+                raise unreachable(self.address, httpx.ReadError("the stream ended"))
+            except PlanariaError as error:
+                await asyncio.sleep(follower.pause_after(error))
+
+    async def list_nodes(self) -> tuple[Node, ...]:
+        return await self.send(_calls.list_nodes())
+
+    async def get_node(self, node_id: str) -> Node:
+        return await self.send(_calls.get_node(node_id))
+
+    async def drain_node(self, node_id: str) -> Node:
+        """Free a node of its work without losing a microbatch."""
+        return await self.send(_calls.drain_node(node_id))
+
+    async def cordon_node(self, node_id: str) -> Node:
+        """Keep new work off a node."""
+        return await self.send(_calls.cordon_node(node_id))
+
+    async def uncordon_node(self, node_id: str) -> Node:
+        """End a cordon or a drain."""
+        return await self.send(_calls.uncordon_node(node_id))
+
+    async def remove_node(self, node_id: str) -> None:
+        """Forget a node that is lost or drained."""
+        await self.send(_calls.remove_node(node_id))
+
+    async def _stream(self, path: str, headers: dict[str, str]) -> AsyncIterator[Event]:
+        decoder = Decoder()
+        with self._transport_errors():
+            async with self._http.stream(
+                "GET", API_PREFIX + path, headers=headers, timeout=READ_TIMEOUT_SECONDS
+            ) as response:
+                if response.is_error:
+                    await response.aread()
+                    body_of(response)
+                async for line in response.aiter_lines():
+                    event = decoder.feed(line)
+                    if event is not None:
+                        yield event
+
+    @contextmanager
+    def _transport_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise unreachable(self.address, error) from error
