@@ -31,41 +31,76 @@ def runs_within(seconds: float, a: float, b: float, cap: int) -> int:
 
 
 @compiled
+def _runs_by_speed(
+    seconds: float, uses: Int64Array, costs: Float64Array, caps: Int64Array, runs: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Fill runs[speed, option] and return which options are worth trying at each speed.
+
+    The second array counts them. With one kind of node a larger template that runs no more than a
+    smaller one is never needed; with several kinds only what runs nothing is left out.
+    """
+    num_speeds, num_options = runs.shape
+    one_kind = uses.shape[1] == 1
+    useful = np.empty((num_speeds, num_options), dtype=np.int64)
+    num_useful = np.zeros(num_speeds, dtype=np.int64)
+    for speed in range(num_speeds):
+        count, last_runs = 0, 0
+        for option in range(num_options):
+            cost = costs[speed, option]
+            here = runs_within(seconds, cost[0], cost[1], caps[option])
+            runs[speed, option] = here
+            if here > last_runs or (here > 0 and not one_kind):
+                if one_kind and count and uses[option, 0] == uses[useful[speed, count - 1], 0]:
+                    count -= 1
+                useful[speed, count] = option
+                count, last_runs = count + 1, here
+        num_useful[speed] = count
+    return useful, num_useful
+
+
+@compiled
 def _fill_table(
-    seconds: float,
-    sizes: Int64Array,
-    costs: Float64Array,
-    caps: Int64Array,
+    runs: Int64Array,
+    useful: Int64Array,
+    num_useful: Int64Array,
+    uses: Int64Array,
+    steps: Int64Array,
+    counts: Int64Array,
+    speed_of: Int64Array,
     table: Int64Array,
     choice: Int64Array,
 ) -> None:
-    """Fill table[k, n]: most microbatches of at least k options on at most n nodes, -1 for none.
+    """Fill table[k, v]: most microbatches of at least k options on the nodes v, -1 for none.
 
-    `choice[k, n]` is the last option taken, -1 for none, -2 for "the same as with n - 1 nodes".
+    `choice[k, v]` is the last option taken, -1 for none, -2 - kind for "as with one node of this
+    kind less". Every option takes the slowest nodes of v.
     """
-    num_counts, num_nodes = table.shape
-    most = np.zeros(len(sizes), dtype=np.int64)
-    useful = np.empty(len(sizes), dtype=np.int64)
-    num_useful, last_size, last_runs = 0, 0, 0
-    for option in range(len(sizes)):
-        runs = runs_within(seconds, costs[option, 0], costs[option, 1], caps[option])
-        if runs > last_runs:  # A larger template that runs no more is never needed.
-            if num_useful and sizes[option] == last_size:
-                num_useful -= 1
-            useful[num_useful], most[num_useful] = option, runs
-            num_useful, last_size, last_runs = num_useful + 1, sizes[option], runs
-    for k in range(num_counts):
-        table[k, 0], choice[k, 0] = (0 if k == 0 else -1), -1
-        for n in range(1, num_nodes):
-            best, chosen = table[k, n - 1], -2
-            for u in range(num_useful):
-                left = n - sizes[useful[u]]
-                if left < 0:
-                    break
+    num_kinds = counts.shape[1]
+    for k in range(len(table)):
+        for v in range(len(counts)):
+            best, chosen = 0 if k == 0 else -1, -1
+            first_speed = speed_of[0, counts[v, 0]] if num_kinds == 1 else 0
+            for kind in range(num_kinds):
+                if counts[v, kind] and table[k, v - steps[kind]] >= best:
+                    best, chosen = table[k, v - steps[kind]], -2 - kind
+            for u in range(num_useful[first_speed]):
+                option, speed, left, enough = useful[first_speed, u], first_speed, v, True
+                for kind in range(num_kinds):
+                    used = uses[option, kind]
+                    if used > counts[v, kind]:
+                        enough = False
+                        break
+                    if used:
+                        speed = max(speed, speed_of[kind, counts[v, kind]])
+                        left -= used * steps[kind]
+                if not enough:
+                    if num_kinds == 1:
+                        break
+                    continue
                 rest = table[max(k - 1, 0), left]
-                if rest >= 0 and rest + most[u] > best:
-                    best, chosen = rest + most[u], useful[u]
-            table[k, n], choice[k, n] = best, chosen
+                if runs[speed, option] and rest >= 0 and rest + runs[speed, option] > best:
+                    best, chosen = rest + runs[speed, option], option
+            table[k, v], choice[k, v] = best, chosen
 
 
 @compiled
@@ -115,54 +150,81 @@ def _largest_value(seconds: float, costs: Float64Array, caps: Int64Array) -> flo
 
 
 @compiled
+def _read_choice(
+    choice: Int64Array, v: int, min_options: int, uses: Int64Array, steps: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Return the options that lead to table[min_options, v], and for each its last nodes."""
+    taken = np.empty(len(choice[0]), dtype=np.int64)
+    where = np.empty(len(choice[0]), dtype=np.int64)
+    count, k = 0, min_options
+    while choice[k, v] != -1:
+        option = choice[k, v]
+        if option < -1:
+            v -= steps[-2 - option]
+            continue
+        taken[count], where[count] = option, v
+        for kind in range(len(steps)):
+            v -= uses[option, kind] * steps[kind]
+        count, k = count + 1, max(k - 1, 0)
+    return taken[:count].copy(), where[:count].copy()
+
+
+@compiled
 def search(
-    sizes: Int64Array,
+    uses: Int64Array,
     costs: Float64Array,
     caps: Int64Array,
+    steps: Int64Array,
+    counts: Int64Array,
+    speed_of: Int64Array,
     groups: Int64Array,
     group_costs: Float64Array,
     group_caps: Int64Array,
-    num_nodes: int,
     min_options: int,
     num_microbatches: int,
-) -> tuple[float, Int64Array, Int64Array]:
+) -> tuple[float, Int64Array, Int64Array, Int64Array]:
     """Find the least T within which all microbatches run.
 
     Args:
-        sizes: [option] nodes; options are sorted by it.
-        costs: [option, 2] a and b in seconds.
+        uses: [option, kind] nodes; options are sorted by it.
+        costs: [speed, option, 2] a and b in seconds, the fastest speed first.
         caps: [option] most microbatches.
+        steps: [kind] how far one node less of a kind is in `counts`.
+        counts: [v, kind] nodes of v, of each kind the fastest ones; the last v has all nodes.
+        speed_of: [kind, n] the speed of the n-th fastest node of a kind; 0 for n = 0.
         groups: [group + 1] where each group's members begin and end.
         group_costs: [member, 2].
         group_caps: [member].
-        num_nodes: nodes for options.
         min_options: the fewest options to take.
         num_microbatches: M.
 
     Returns:
         T, or -1.0 when nothing runs them; the member of each group; the options taken, one entry
-        per pipeline, on the fewest nodes possible.
+        per pipeline, on the fewest nodes possible; for each of these the v that it ends.
     """
-    table = np.empty((min_options + 1, num_nodes + 1), dtype=np.int64)
-    choice = np.empty((min_options + 1, num_nodes + 1), dtype=np.int64)
+    table = np.empty((min_options + 1, len(counts)), dtype=np.int64)
+    choice = np.empty((min_options + 1, len(counts)), dtype=np.int64)
     members = np.empty(len(groups) - 1, dtype=np.int64)
-    all_costs = np.concatenate((costs, group_costs))
-    all_caps = np.concatenate((caps, group_caps))
-    none = np.empty(0, dtype=np.int64)
+    runs = np.empty(costs.shape[:2], dtype=np.int64)
+    all_costs = np.concatenate((costs.reshape((-1, 2)), group_costs))
+    all_caps = np.concatenate((np.empty(0, dtype=np.int64), group_caps))
+    for _ in range(costs.shape[0]):
+        all_caps = np.concatenate((caps, all_caps))
 
-    high, low = _largest_value(np.inf, all_costs, all_caps), -1.0
-    feasible = False
+    high, low, feasible = _largest_value(np.inf, all_costs, all_caps), -1.0, False
     seconds = high
     while True:
         running = _group_runs(seconds, groups, group_costs, group_caps, members)
         fits = False
         if running >= 0:
-            _fill_table(seconds, sizes, costs, caps, table, choice)
-            fits = table[min_options, num_nodes] >= max(num_microbatches - running, 0)
+            useful, num_useful = _runs_by_speed(seconds, uses, costs, caps, runs)
+            _fill_table(runs, useful, num_useful, uses, steps, counts, speed_of, table, choice)
+            fits = table[min_options, -1] >= max(num_microbatches - running, 0)
         if fits:
             feasible, high = True, seconds
         elif not feasible:
-            return -1.0, members, none
+            none = np.empty(0, dtype=np.int64)
+            return -1.0, members, none, none
         else:
             low = seconds
         count, below = _values_between(low, high, all_costs, all_caps)
@@ -175,19 +237,21 @@ def search(
             seconds = below
 
     running = _group_runs(high, groups, group_costs, group_caps, members)
-    _fill_table(high, sizes, costs, caps, table, choice)
-    missing = max(num_microbatches - running, 0)
-    n = 0
-    while table[min_options, n] < missing:
-        n += 1
-    taken, num_taken, k = np.empty(n + 1, dtype=np.int64), 0, min_options
-    while choice[k, n] != -1:
-        if choice[k, n] == -2:
-            n -= 1
-        else:
-            taken[num_taken] = choice[k, n]
-            n, k, num_taken = n - sizes[taken[num_taken]], max(k - 1, 0), num_taken + 1
-    return high, members, taken[:num_taken].copy()
+    useful, num_useful = _runs_by_speed(high, uses, costs, caps, runs)
+    _fill_table(runs, useful, num_useful, uses, steps, counts, speed_of, table, choice)
+    fewest = _fewest_nodes(table[min_options], counts, max(num_microbatches - running, 0))
+    taken, where = _read_choice(choice, fewest, min_options, uses, steps)
+    return high, members, taken, where
+
+
+@compiled
+def _fewest_nodes(row: Int64Array, counts: Int64Array, needed: int) -> int:
+    """Return the first v of fewest nodes that runs `needed` microbatches."""
+    fewest = len(row) - 1
+    for v in range(len(row) - 1, -1, -1):
+        if row[v] >= needed and counts[v].sum() <= counts[fewest].sum():
+            fewest = v
+    return fewest
 
 
 @compiled

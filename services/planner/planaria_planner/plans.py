@@ -1,9 +1,12 @@
 """Plans: how many pipelines of which templates, and who runs how many microbatches.
 
 Exact and polynomial (ALGORITHMS.md 4): a knapsack decides whether M microbatches fit within T
-seconds, a search over the values that T can take finds the least.
+seconds, a search over the values that T can take finds the least. Where nodes of a kind differ in
+measured speed, a pipeline runs at the speed of its slowest node, and an exchange argument makes
+pipelines contiguous among the nodes sorted by speed: the knapsack takes nodes in that order.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +14,21 @@ import numpy as np
 
 from planaria_planner.cost import PipelineCost
 from planaria_planner.knapsack import Float64Array, distribute, search
+from planaria_planner.nodes import Node, in_order, nodes_per_kind
 from planaria_planner.tables import Int64Array
 from planaria_planner.templates import Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A template taken for one pipeline, to run on nodes of at least this relative speed."""
+
+    template: Template
+    relative_speed: float
+
+    @property
+    def cost(self) -> PipelineCost:
+        return self.template.cost.slowed(self.relative_speed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +37,20 @@ class Selection:
 
     Attributes:
         members: for each group the index of the member that runs.
-        templates: the templates taken in addition, largest first, one entry per pipeline.
+        choices: the templates taken in addition, one entry per pipeline, largest first.
         num_microbatches: per pipeline, groups first.
         iteration_seconds: of the slowest pipeline.
     """
 
     members: tuple[int, ...]
-    templates: tuple[Template, ...]
+    choices: tuple[Choice, ...]
     num_microbatches: tuple[int, ...]
     iteration_seconds: float
 
 
 def select(
     templates: Sequence[Template],
-    num_nodes: int,
+    nodes: Sequence[Node],
     *,
     min_pipelines: int,
     num_microbatches: int,
@@ -44,7 +60,7 @@ def select(
 
     Args:
         templates: what to choose from.
-        num_nodes: nodes for them; some may stay idle when that is as fast.
+        nodes: nodes for them; some may stay idle when that is as fast.
         min_pipelines: the fewest pipelines in all, groups included.
         num_microbatches: microbatches of one step (M).
         groups: pipelines that run in any case on nodes of their own: each runs one of its costs.
@@ -52,33 +68,91 @@ def select(
     Returns:
         None when no choice runs every microbatch with so many pipelines.
     """
-    if num_microbatches < max(min_pipelines, len(groups)):
+    if num_microbatches < max(min_pipelines, len(groups), 1):
         return None
-    options = sorted(
-        (t for t in templates if t.num_nodes <= num_nodes), key=lambda t: (t.num_nodes, t.stages)
-    )
+    options = sorted(templates, key=lambda t: (t.num_nodes, t.node_kinds, t.stages))
+    num_kinds = 1 + max((kind for t in options for kind in t.node_kinds), default=0)
+    pool = _Pool.of(nodes, num_kinds)
     members = [cost for group in groups for cost in group]
     ends = np.cumsum([0, *(len(group) for group in groups)], dtype=np.int64)
-    seconds, chosen, taken = search(
-        np.array([t.num_nodes for t in options], dtype=np.int64),
-        *cost_arrays([t.cost for t in options], num_microbatches),
+    seconds, chosen, taken, where = search(
+        _uses(options, num_kinds),
+        *_costs_by_speed(options, pool.speeds, num_microbatches),
+        pool.steps,
+        pool.counts,
+        pool.speed_of,
         ends,
         *cost_arrays(members, num_microbatches),
-        num_nodes,
         max(min_pipelines - len(groups), 0),
         num_microbatches,
     )
     if seconds < 0:
         return None
-    picked = sorted((options[i] for i in taken), key=lambda t: (-t.num_nodes, t.stages))
-    costs = [*(members[i] for i in chosen), *(t.cost for t in picked)]
+    choices = sorted(
+        (
+            Choice(template=options[i], relative_speed=pool.slowest(options[i], v))
+            for i, v in zip(taken, where, strict=True)
+        ),
+        key=lambda c: (-c.template.num_nodes, c.template.node_kinds, c.template.stages),
+    )
+    costs = [*(members[i] for i in chosen), *(choice.cost for choice in choices)]
     shares = share_microbatches(costs, num_microbatches)
     return Selection(
         members=tuple(int(i - end) for i, end in zip(chosen, ends[:-1], strict=True)),
-        templates=tuple(picked),
+        choices=tuple(choices),
         num_microbatches=shares,
         iteration_seconds=slowest_seconds(costs, shares),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pool:
+    """Nodes as the search wants them; see `knapsack.search`."""
+
+    speeds: tuple[float, ...]
+    steps: Int64Array
+    counts: Int64Array
+    speed_of: Int64Array
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], num_kinds: int) -> "_Pool":
+        usable = in_order(node for node in nodes if node.kind < num_kinds)
+        limits = nodes_per_kind(usable, num_kinds)
+        speeds = sorted({node.relative_speed for node in usable}, reverse=True) or [1.0]
+        index = {speed: i for i, speed in enumerate(speeds)}
+        speed_of = np.zeros((num_kinds, max(limits) + 1), dtype=np.int64)
+        for kind in range(num_kinds):
+            of_kind = [index[node.relative_speed] for node in usable if node.kind == kind]
+            speed_of[kind, 1 : len(of_kind) + 1] = of_kind
+        steps = [1]
+        for limit in reversed(limits[1:]):
+            steps.insert(0, steps[0] * (limit + 1))
+        counts = list(itertools.product(*(range(limit + 1) for limit in limits)))
+        return cls(
+            speeds=tuple(speeds),
+            steps=np.array(steps, dtype=np.int64),
+            counts=np.array(counts, dtype=np.int64).reshape(len(counts), num_kinds),
+            speed_of=speed_of,
+        )
+
+    def slowest(self, template: Template, v: int) -> float:
+        """Return the speed of the slowest node when a template takes the slowest nodes of v."""
+        return self.speeds[
+            max(int(self.speed_of[kind, self.counts[v, kind]]) for kind in set(template.node_kinds))
+        ]
+
+
+def _uses(options: Sequence[Template], num_kinds: int) -> Int64Array:
+    return np.array(
+        [[t.node_kinds.count(kind) for kind in range(num_kinds)] for t in options], dtype=np.int64
+    ).reshape(-1, num_kinds)
+
+
+def _costs_by_speed(
+    options: Sequence[Template], speeds: Sequence[float], num_microbatches: int
+) -> tuple[Float64Array, Int64Array]:
+    costs, caps = cost_arrays([t.cost for t in options], num_microbatches)
+    return np.stack([costs / speed for speed in speeds]), caps
 
 
 def share_microbatches(costs: Sequence[PipelineCost], num_microbatches: int) -> tuple[int, ...]:

@@ -135,3 +135,61 @@ def best_seconds(
         return found
 
     return best(nodes_per_kind, num_microbatches, min_pipelines)
+
+
+def best_seconds_on_named_nodes(
+    partitions: list[Partition],
+    nodes: tuple[tuple[int, float], ...],
+    min_pipelines: int,
+    num_microbatches: int,
+) -> float:
+    """Return the least step time over every way to group nodes, given as (kind, speed).
+
+    A pipeline is as slow as its slowest node; any node may stay idle.
+    """
+
+    def groupings(left: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
+        if not left:
+            yield ()
+            return
+        first, rest = left[0], left[1:]
+        yield from groupings(rest)
+        for bits in range(1 << len(rest)):
+            group = (first, *(node for i, node in enumerate(rest) if bits >> i & 1))
+            others = tuple(node for i, node in enumerate(rest) if not bits >> i & 1)
+            for more in groupings(others):
+                yield (group, *more)
+
+    @cache
+    def seconds(group: tuple[int, ...], microbatches: int) -> float:
+        kinds = sorted(nodes[i][0] for i in group)
+        slowest = min(nodes[i][1] for i in group)
+        return min(
+            (
+                p.a / slowest + p.b / slowest * microbatches
+                for p in partitions
+                if sorted(p.node_kinds) == kinds and microbatches <= p.cap
+            ),
+            default=math.inf,
+        )
+
+    @cache
+    def share(groups: tuple[tuple[int, ...], ...], microbatches: int) -> float:
+        if not groups:
+            return 0.0 if microbatches == 0 else math.inf
+        return min(
+            (
+                max(seconds(groups[0], m), share(groups[1:], microbatches - m))
+                for m in range(1, microbatches + 1)
+            ),
+            default=math.inf,
+        )
+
+    return min(
+        (
+            share(groups, num_microbatches)
+            for groups in groupings(tuple(range(len(nodes))))
+            if len(groups) >= min_pipelines
+        ),
+        default=math.inf,
+    )

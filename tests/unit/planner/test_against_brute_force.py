@@ -7,10 +7,11 @@ import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.cost import pipeline_cost
+from planaria_planner.nodes import Node
 from planaria_planner.plans import select
 from planaria_planner.profile import ModelProfile
 from planaria_planner.templates import Template, generate_templates
-from unit.planner.brute_force import best_seconds, every_partition
+from unit.planner.brute_force import best_seconds, best_seconds_on_named_nodes, every_partition
 from unit.planner.profiles import random_profile
 
 RELATIVE = 1e-12
@@ -64,12 +65,61 @@ def test_plans_are_optimal(batch: int) -> None:
         )
         plan = select(
             templates_or_none(profile, nodes, min_nodes),
-            nodes[0],
+            [Node(node_id=f"node-{i}") for i in range(nodes[0])],
             min_pipelines=fault_tolerance + 1,
             num_microbatches=microbatches,
         )
         found = plan.iteration_seconds if plan else math.inf
         assert agree(found, expected), f"batch {batch} case {case}"
+
+
+@pytest.mark.parametrize("batch", range(3))
+def test_plans_on_two_kinds_of_node_are_optimal(batch: int) -> None:
+    """With two kinds of node, mixed pipelines included, no plan is faster."""
+    for case in range(CASES_PER_BATCH):
+        rng = random.Random(10_000 + batch * CASES_PER_BATCH + case)
+        profile, nodes = random_case(rng, kinds=2)
+        fault_tolerance = rng.choice([0, 0, 1, 2])
+        microbatches = rng.randint(fault_tolerance + 1, 9)
+        expected = best_seconds(
+            list(every_partition(profile, nodes)), nodes, fault_tolerance + 1, microbatches
+        )
+        plan = select(
+            templates_or_none(profile, nodes),
+            [
+                Node(node_id=f"node-{kind}-{i}", kind=kind)
+                for kind, count in enumerate(nodes)
+                for i in range(count)
+            ],
+            min_pipelines=fault_tolerance + 1,
+            num_microbatches=microbatches,
+        )
+        found = plan.iteration_seconds if plan else math.inf
+        assert agree(found, expected), f"batch {batch} case {case}"
+
+
+def test_plans_on_nodes_of_measured_speeds_are_optimal() -> None:
+    """With nodes of one kind and different speeds, no way to group the nodes is faster."""
+    for case in range(200):
+        rng = random.Random(20_000 + case)
+        profile = random_profile(rng, num_layers=rng.randint(1, 6), tight=rng.random() < 0.5)
+        speeds = [rng.choice([1.0, 1.0, 0.9, 0.6, 0.3]) for _ in range(rng.randint(1, 6))]
+        fault_tolerance = rng.choice([0, 0, 1, 2])
+        microbatches = rng.randint(fault_tolerance + 1, 7)
+        expected = best_seconds_on_named_nodes(
+            list(every_partition(profile, (len(speeds),))),
+            tuple((0, speed) for speed in speeds),
+            fault_tolerance + 1,
+            microbatches,
+        )
+        plan = select(
+            templates_or_none(profile, (len(speeds),)),
+            [Node(node_id=f"node-{i}", relative_speed=s) for i, s in enumerate(speeds)],
+            min_pipelines=fault_tolerance + 1,
+            num_microbatches=microbatches,
+        )
+        found = plan.iteration_seconds if plan else math.inf
+        assert agree(found, expected), f"case {case}"
 
 
 @pytest.mark.parametrize("kinds", [1, 2])
