@@ -1,0 +1,1 @@
+"""An independent oracle: the same job as one plain loop."""

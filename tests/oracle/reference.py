@@ -1,0 +1,229 @@
+"""A plain training loop in one process: what every distributed run must equal bit for bit.
+
+It shares with the worker only the initial values and the order of samples. The model is the whole
+one from transformers; gradients come from autograd one microbatch at a time, are rounded with plain
+torch operations, summed as integers, and go through a norm, an AdamW and a digest written here from
+their definitions (ALGORITHMS.md 8, ARCHITECTURE.md `final_digest`).
+"""
+
+import hashlib
+import math
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from planaria_common.model_sizes import ModelConfig
+from planaria_worker.engine.data.dataset import Dataset
+from planaria_worker.engine.data.order import SampleOrder
+from planaria_worker.engine.numerics.optimizer import AdamWConfig
+from planaria_worker.engine.numerics.rng import derive_seed
+from planaria_worker.models.state import initial_state
+from planaria_worker.models.transformer import huggingface_config, transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceJob:
+    """A whole job."""
+
+    model: ModelConfig
+    dataset: Dataset
+    num_steps: int
+    num_microbatches: int
+    microbatch_size: int
+    seed: int
+    optimizer: AdamWConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceResult:
+    """What a job ends with."""
+
+    digest: str
+    losses: list[float]
+    """Nats per token, for each step."""
+    norms: list[float]
+    parameters: dict[str, Tensor]
+
+
+@dataclass(kw_only=True)
+class _Parameter:
+    """One distinct parameter: its uses in the graph, its integer sum and its moments."""
+
+    name: str
+    layer: int
+    value: Tensor
+    uses: list[nn.Parameter]
+    total: Tensor = field(init=False)
+    exp_avg: Tensor = field(init=False)
+    exp_avg_sq: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = torch.zeros_like(self.value, dtype=torch.int64)
+        self.exp_avg = torch.zeros_like(self.value)
+        self.exp_avg_sq = torch.zeros_like(self.value)
+
+
+def train(job: ReferenceJob) -> ReferenceResult:
+    """Runs the job from its initial values to its end."""
+    module, parameters = _build(job)
+    losses, norms = [], []
+    num_tokens = job.num_microbatches * job.microbatch_size * job.dataset.sequence_length
+    for step in range(job.num_steps):
+        total_loss = 0
+        for index in range(job.num_microbatches):
+            total_loss += _microbatch(job, module, parameters, step, index)
+        norm = _norm(job, parameters) / num_tokens
+        for parameter in parameters:
+            _update(job, parameter, step, num_tokens, norm)
+        losses.append(total_loss / 2**24 / num_tokens)
+        norms.append(norm)
+    return ReferenceResult(
+        digest=_digest(parameters),
+        losses=losses,
+        norms=norms,
+        parameters={parameter.name: parameter.value.clone() for parameter in parameters},
+    )
+
+
+def _unit_exponent(job: ReferenceJob) -> int:
+    """u: 63 bits less those for the sum, 12 for the range and those for the tokens."""
+    uses = 2 if job.model.tie_word_embeddings else 1
+    sum_bits = math.ceil(math.log2(job.num_microbatches * uses))
+    token_bits = math.ceil(math.log2(job.microbatch_size * job.dataset.sequence_length))
+    return min(48, 51 - sum_bits) - token_bits
+
+
+def _build(job: ReferenceJob) -> tuple[nn.Module, list[_Parameter]]:
+    """The whole model; where two modules share a parameter, each gets a leaf of its own."""
+    config = huggingface_config(job.model)
+    config.tie_word_embeddings = False
+    module = AutoModelForCausalLM.from_config(config)
+    module.train()
+    names = dict(module.named_parameters())
+    model = transformer(job.model)
+    parameters = []
+    for layer in range(model.num_layers):
+        state = initial_state(model, layer, seed=job.seed)
+        for name, value in state.layout.views(state.parameters).items():
+            uses = [names.pop(name)]
+            if job.model.tie_word_embeddings and name.endswith(
+                ("embed_tokens.weight", "wte.weight")
+            ):
+                uses.append(names.pop("lm_head.weight"))
+            for use in uses:
+                use.data = value.clone()
+            parameters.append(_Parameter(name=name, layer=layer, value=value.clone(), uses=uses))
+    assert not names, f"parameters without a layer: {sorted(names)}"
+    if job.model.dropout:
+        _seed_each_layer(job, module)
+    return module, parameters
+
+
+_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
+_current = {"step": 0, "index": 0}
+
+
+def _seed_each_layer(job: ReferenceJob, module: nn.Module) -> None:
+    """Dropout's randomness is a function of (seed, step, microbatch, layer)."""
+    blocks = "transformer.h" if job.model.family == "gpt2" else "model.layers"
+
+    def seed(layer: int) -> None:
+        torch.manual_seed(
+            derive_seed(job.seed, "dropout", _current["step"], _current["index"], layer)
+        )
+
+    module.register_forward_pre_hook(lambda *_: seed(0))
+    for index, block in enumerate(module.get_submodule(blocks).children()):
+        block.register_forward_pre_hook(lambda *_, layer=index + 1: seed(layer))
+
+
+def _microbatch(
+    job: ReferenceJob, module: nn.Module, parameters: list[_Parameter], step: int, index: int
+) -> int:
+    """Adds one microbatch's rounded gradients; returns its loss in units of 2^-24."""
+    _current.update(step=step, index=index)
+    order = SampleOrder(
+        num_sequences=job.dataset.num_sequences,
+        num_microbatches=job.num_microbatches,
+        microbatch_size=job.microbatch_size,
+        seed=job.seed,
+    )
+    rows = torch.from_numpy(job.dataset.rows(order.microbatch(step, index)))
+    logits = module(rows[:, :-1], use_cache=False).logits
+    loss = nn.functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1), reduction="sum"
+    )
+    torch.autograd.backward(loss)
+    exponent = _unit_exponent(job)
+    for parameter in parameters:
+        for use in parameter.uses:
+            assert use.grad is not None
+            parameter.total += torch.round(use.grad.double() * 2.0**exponent).long()
+            use.grad = None
+    return round(loss.item() * 2**24)
+
+
+def _norm(job: ReferenceJob, parameters: list[_Parameter]) -> float:
+    """Sixteen interleaved sums per tensor, tensors in name order, layers in order."""
+    unit = 2.0 ** -_unit_exponent(job)
+    by_layer: dict[int, float] = {}
+    for parameter in sorted(parameters, key=lambda parameter: parameter.name):
+        squares = parameter.total.double().flatten().square()
+        padded = nn.functional.pad(squares, (0, -squares.numel() % 16)).view(-1, 16)
+        lanes = padded.cumsum(0)[-1]  # cumsum adds one after the other
+        by_layer[parameter.layer] = by_layer.get(parameter.layer, 0.0) + sum(lanes.tolist())
+    return math.sqrt(sum(by_layer[layer] * unit * unit for layer in sorted(by_layer)))
+
+
+def _learning_rate(optimizer: AdamWConfig, step: int) -> float:
+    if step < optimizer.warmup_steps:
+        return optimizer.learning_rate * (step + 1) / optimizer.warmup_steps
+    if optimizer.schedule == "constant":
+        return optimizer.learning_rate
+    progress = (step - optimizer.warmup_steps) / (optimizer.num_steps - optimizer.warmup_steps)
+    return optimizer.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _update(
+    job: ReferenceJob, parameter: _Parameter, step: int, num_tokens: int, norm: float
+) -> None:
+    """Decoupled weight decay of matrices, Adam with bias correction, clipping by global norm."""
+    optimizer = job.optimizer
+    scale = 2.0 ** -_unit_exponent(job) / num_tokens
+    if optimizer.clip_norm is not None:
+        scale *= min(1.0, optimizer.clip_norm / (norm + 1e-6))
+    rate = _learning_rate(optimizer, step)
+    beta1, beta2 = optimizer.beta1, optimizer.beta2
+    gradient = (parameter.total.double() * scale).float()
+    parameter.exp_avg = parameter.exp_avg * beta1 + gradient * (1 - beta1)
+    parameter.exp_avg_sq = parameter.exp_avg_sq * beta2 + gradient * gradient * (1 - beta2)
+    bias_correction = 1 / math.sqrt(1 - beta2 ** (step + 1))
+    # NumPy's root is rounded correctly, as IEEE 754 asks; torch's on the CPU (MKL's) is not always.
+    root = torch.from_numpy(np.sqrt(parameter.exp_avg_sq.numpy()))
+    denominator = root * bias_correction + optimizer.epsilon
+    decay = 1 - rate * optimizer.weight_decay if parameter.value.dim() > 1 else 1.0
+    change = parameter.exp_avg * (rate / (1 - beta1 ** (step + 1))) / denominator
+    parameter.value = parameter.value * decay - change
+    parameter.total.zero_()
+    for use in parameter.uses:
+        use.data.copy_(parameter.value)
+
+
+def _digest(parameters: list[_Parameter]) -> str:
+    layers: dict[int, list[_Parameter]] = {}
+    for parameter in parameters:
+        layers.setdefault(parameter.layer, []).append(parameter)
+    whole = hashlib.sha256()
+    for layer in sorted(layers):
+        digest = hashlib.sha256()
+        for parameter in sorted(layers[layer], key=lambda parameter: parameter.name):
+            shape = parameter.value.shape
+            digest.update(parameter.name.encode("utf-8") + b"float32")
+            digest.update(struct.pack(f"<{len(shape)}q", *shape))
+            digest.update(parameter.value.numpy().astype("<f4").tobytes())
+        whole.update(digest.digest())
+    return whole.hexdigest()

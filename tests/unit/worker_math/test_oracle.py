@@ -1,0 +1,200 @@
+"""The worker's modules, composed in one process, against the plain loop of tests/oracle."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from oracle.reference import ReferenceJob, ReferenceResult, train
+from planaria_common.model_sizes import ModelConfig
+from planaria_worker.engine.data.dataset import open_dataset
+from planaria_worker.engine.data.order import SampleOrder
+from planaria_worker.engine.numerics.accumulate import GradientSums, choose_accumulation
+from planaria_worker.engine.numerics.digest import final_digest, layer_digest
+from planaria_worker.engine.numerics.loss import loss_units, mean_loss, summed_cross_entropy
+from planaria_worker.engine.numerics.norm import global_norm, squared_norm
+from planaria_worker.engine.numerics.optimizer import AdamWConfig, gradient_scale, update
+from planaria_worker.models.stage import Microbatch, Stage, build_stage
+from planaria_worker.models.state import initial_state
+from planaria_worker.models.transformer import transformer
+
+NUM_BLOCKS = 3
+NUM_LAYERS = NUM_BLOCKS + 2
+WHOLE = [(0, NUM_LAYERS)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> ReferenceJob:
+    folder = tmp_path_factory.mktemp("corpus")
+    text = "".join(f"{number} planarians make {number * number} heads.\n" for number in range(99))
+    (folder / "text.txt").write_text(text)
+    dataset = open_dataset(
+        pattern=str(folder / "*.txt"),
+        tokenizer="byte",
+        cache_dir=folder / "cache",
+        sequence_length=24,
+        vocab_size=256,
+    )
+    return ReferenceJob(
+        model=_model("llama"),
+        dataset=dataset,
+        num_steps=4,
+        num_microbatches=3,
+        microbatch_size=2,
+        seed=7,
+        optimizer=AdamWConfig(
+            learning_rate=1e-3, num_steps=4, warmup_steps=2, weight_decay=0.1, clip_norm=0.5
+        ),
+    )
+
+
+def _model(family: str, **changes: object) -> ModelConfig:
+    fields: dict[str, object] = {
+        "hidden_size": 32,
+        "num_layers": NUM_BLOCKS,
+        "num_heads": 4,
+        "vocab_size": 256,
+        "max_position_embeddings": 32,
+        **({} if family == "gpt2" else {"num_key_value_heads": 2}),
+        **changes,
+    }
+    return ModelConfig.create(family=family, **fields)  # type: ignore[arg-type]
+
+
+def _run_worker(
+    job: ReferenceJob, cut: Sequence[tuple[int, int]], *, checkpointing: bool = False
+) -> ReferenceResult:
+    """One pipeline of the stages (first_layer, num_layers), one microbatch after the other."""
+    model = transformer(job.model)
+    states = {layer: initial_state(model, layer, seed=job.seed) for layer in range(NUM_LAYERS)}
+    stages = [
+        build_stage(
+            model, first, count, states, seed=job.seed, activation_checkpointing=checkpointing
+        )
+        for first, count in cut
+    ]
+    accumulation = choose_accumulation(
+        reproducible=True,
+        tokens_per_microbatch=job.microbatch_size * job.dataset.sequence_length,
+        num_microbatches=job.num_microbatches,
+        has_tied_weight=model.tied is not None,
+    )
+    sums = GradientSums([state.layout for state in states.values()], accumulation)
+    order = SampleOrder(
+        num_sequences=job.dataset.num_sequences,
+        num_microbatches=job.num_microbatches,
+        microbatch_size=job.microbatch_size,
+        seed=job.seed,
+    )
+    num_tokens = job.num_microbatches * job.microbatch_size * job.dataset.sequence_length
+    losses, norms = [], []
+    for step in range(job.num_steps):
+        units = 0
+        for index in reversed(range(job.num_microbatches)):  # any order gives the same sum
+            rows = torch.from_numpy(job.dataset.rows(order.microbatch(step, index)))
+            loss = _forward_backward(stages, rows, Microbatch(step=step, index=index))
+            units += loss_units(loss) or 0
+            for stage in stages:
+                assert sums.take(stage.leaves) == ()
+        squared = {
+            layer: squared_norm(states[layer].layout, total, accumulation.unit)
+            for layer, total in sums.sums.items()
+        }
+        norm = global_norm(squared, num_tokens)
+        scale = gradient_scale(
+            job.optimizer, unit=accumulation.unit, num_tokens=num_tokens, norm=norm
+        )
+        for layer, state in states.items():
+            update(state, sums.sums[layer], config=job.optimizer, scale=scale, step=step)
+        sums.clear()
+        losses.append(mean_loss(units, num_tokens))
+        norms.append(norm)
+    parameters = {layer: state.layout.views(state.parameters) for layer, state in states.items()}
+    return ReferenceResult(
+        digest=final_digest(layer_digest(parameters[layer]) for layer in range(NUM_LAYERS)),
+        losses=losses,
+        norms=norms,
+        parameters={name: value for views in parameters.values() for name, value in views.items()},
+    )
+
+
+def _forward_backward(stages: list[Stage], rows: torch.Tensor, microbatch: Microbatch) -> float:
+    """Each stage has a graph of its own, as if its neighbours were elsewhere."""
+    inputs, outputs = [], []
+    hidden = rows[:, :-1]
+    for stage in stages:
+        received = hidden.detach()
+        if not stage.is_first:
+            received.requires_grad_()
+        inputs.append(received)
+        hidden = stage(received, microbatch)
+        outputs.append(hidden)
+    loss = summed_cross_entropy(hidden, rows[:, 1:])
+    torch.autograd.backward(loss)
+    for index in reversed(range(len(stages) - 1)):
+        outputs[index].backward(inputs[index + 1].grad)
+    return loss.item()
+
+
+def _assert_equal(result: ReferenceResult, expected: ReferenceResult) -> None:
+    assert result.losses == expected.losses
+    assert result.norms == expected.norms
+    for name, value in expected.parameters.items():
+        assert torch.equal(result.parameters[name], value), name
+    assert result.digest == expected.digest
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_the_worker_trains_what_a_plain_loop_trains(
+    job: ReferenceJob, family: str, tied: bool
+) -> None:
+    job = replace(job, model=_model(family, tie_word_embeddings=tied))
+    expected = train(job)
+    assert expected.losses[-1] < expected.losses[0]
+    _assert_equal(_run_worker(job, WHOLE), expected)
+    _assert_equal(_run_worker(job, [(0, 2), (2, 2), (4, 1)]), expected)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        [(0, 1), (1, 4)],
+        [(0, 4), (4, 1)],
+        [(0, 3), (3, 2)],
+        [(layer, 1) for layer in range(NUM_LAYERS)],
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_cut_changes_nothing(job: ReferenceJob, cut: list[tuple[int, int]], tied: bool) -> None:
+    job = replace(job, model=_model("llama", tie_word_embeddings=tied))
+    _assert_equal(_run_worker(job, cut), _run_worker(job, WHOLE))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_dropout_depends_on_the_microbatch_and_not_on_the_plan(
+    job: ReferenceJob, family: str
+) -> None:
+    job = replace(job, model=_model(family, dropout=0.2))
+    expected = train(job)
+    for cut in (WHOLE, [(0, 2), (2, 3)]):
+        _assert_equal(_run_worker(job, cut), expected)
+    assert expected.digest != train(replace(job, model=_model(family))).digest
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_activation_checkpointing_changes_no_bit(job: ReferenceJob, dropout: float) -> None:
+    job = replace(job, model=_model("llama", dropout=dropout))
+    checkpointed = _run_worker(job, [(0, 2), (2, 3)], checkpointing=True)
+    _assert_equal(checkpointed, _run_worker(job, WHOLE))
+
+
+def test_seed_and_data_order_matter(job: ReferenceJob, tmp_path: Path) -> None:
+    assert _run_worker(job, WHOLE).digest != _run_worker(replace(job, seed=8), WHOLE).digest

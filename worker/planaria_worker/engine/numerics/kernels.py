@@ -1,0 +1,77 @@
+"""The loops over parameters on the CPU, each fused into one pass by numba.
+
+Without `fastmath` numba neither reorders nor contracts: every operation rounds once, as its torch
+counterpart does, so torch operations (on CUDA, and in the tests' oracle) give the same bits.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+NUM_LANES = 16
+"""Partial sums of a squared norm; part of its definition."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+Float32Array = NDArray[np.float32]
+SumArray = NDArray[np.int64] | Float32Array
+
+
+def _compiled(function: F) -> F:
+    """Machine code, kept on disk; it lets other threads (heartbeats) run meanwhile."""
+    compiled: F = njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+@_compiled
+def add_fixed_point(
+    total: NDArray[np.int64], gradient: Float32Array, scale: float, limit: float
+) -> bool:
+    """Adds round(gradient * scale); whether |gradient * scale| < limit held for all elements."""
+    num_outside = 0
+    for i in range(total.size):
+        scaled = np.float64(gradient[i]) * scale
+        num_outside += not abs(scaled) < limit  # NaN counts
+        total[i] += np.int64(np.rint(scaled))
+    return num_outside == 0
+
+
+@_compiled
+def squared_norm(values: SumArray) -> float:
+    """Sum of squares in float64: lane j adds elements j, j + 16, ...; then the lanes in order."""
+    lanes = np.zeros(NUM_LANES, np.float64)
+    num_whole = values.size // NUM_LANES * NUM_LANES
+    for start in range(0, num_whole, NUM_LANES):
+        for lane in range(NUM_LANES):
+            value = np.float64(values[start + lane])
+            lanes[lane] += value * value
+    for lane in range(values.size - num_whole):
+        value = np.float64(values[num_whole + lane])
+        lanes[lane] += value * value
+    total = 0.0
+    for lane in range(NUM_LANES):
+        total += lanes[lane]
+    return total
+
+
+@_compiled
+def adamw(
+    parameters: Float32Array,
+    exp_avg: Float32Array,
+    exp_avg_sq: Float32Array,
+    total: SumArray,
+    scale: float,
+    coefficients: Float32Array,
+) -> None:
+    """One AdamW step in place; `coefficients` as optimizer.adamw_coefficients orders them."""
+    decay, beta1, rest1, beta2, rest2, step_size, correction, epsilon = coefficients
+    for i in range(parameters.size):
+        gradient = np.float32(np.float64(total[i]) * scale)
+        average = beta1 * exp_avg[i] + rest1 * gradient
+        average_sq = beta2 * exp_avg_sq[i] + rest2 * (gradient * gradient)
+        exp_avg[i] = average
+        exp_avg_sq[i] = average_sq
+        denominator = np.sqrt(average_sq) * correction + epsilon
+        parameters[i] = parameters[i] * decay - step_size * average / denominator

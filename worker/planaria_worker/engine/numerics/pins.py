@@ -1,0 +1,66 @@
+"""What must be the same on every node for the same bits, pinned and recorded (ALGORITHMS.md 8)."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from planaria_worker.models.transformer import ATTENTION_IMPLEMENTATION
+
+_LIBRARIES = ("torch", "transformers", "numpy", "numba", "llvmlite", "tokenizers")
+_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE")
+
+
+def pin_numerics(num_threads: int = 1) -> None:
+    """Pins this process's arithmetic; call it once, before the first computation.
+
+    Deterministic kernels only, a fixed number of threads, full float32 products, and of the
+    attention kernels those that are repeatable.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once
+    torch.set_num_threads(num_threads)
+    if torch.get_num_interop_threads() != 1:
+        torch.set_num_interop_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.set_flush_denormal(False)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def fingerprint(device: str = "cpu") -> dict[str, str]:
+    """Everything that the bits may depend on besides the job; nodes that differ do not mix.
+
+    Keys are sorted, so two fingerprints are compared, and shown, line by line.
+    """
+    entries = {
+        "attention": ATTENTION_IMPLEMENTATION,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": device,
+        "libc": " ".join(platform.libc_ver()),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+    }
+    entries |= {f"library {name}": version(name) for name in _LIBRARIES}
+    entries["library torch"] = torch.__version__  # with its build
+    entries |= {f"environment {name}": os.environ.get(name, "") for name in _VARIABLES}
+    if device.startswith("cuda"):
+        entries["gpu"] = torch.cuda.get_device_name()
+        entries["cuda"] = str(torch.version.cuda)
+    return dict(sorted(entries.items()))
+
+
+def _processor() -> str:
+    """The processor's model as the kernel names it: kernels are chosen by it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "CPU part"):
+                return value.strip()
+    return platform.processor()
