@@ -1,0 +1,14 @@
+"""The times the coordinator goes by; filled in from its settings."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Deadlines in seconds; ARCHITECTURE.md's defaults."""
+
+    heartbeat_interval_seconds: float = 1.0
+    node_deadline_seconds: float = 3.0
+    agent_lease_seconds: float = 10.0
+    directive_deadline_seconds: float = 5.0
+    prepare_deadline_seconds: float = 120.0

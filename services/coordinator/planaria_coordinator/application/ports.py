@@ -1,0 +1,364 @@
+"""What the application needs from outside, as protocols.
+
+Repositories live inside a unit of work: nothing is visible to others before `commit`, and leaving
+the block without it rolls back. Only the request boundary (a method of a service) and the actor of
+a job commit. No call to the planner, a scheduler or a session is made while one is open.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, Protocol, TypeVar
+
+from planaria_coordinator.domain.directive import Directive, Outcome
+from planaria_coordinator.domain.event import Event, EventDraft
+from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
+from planaria_coordinator.domain.node import Node
+from planaria_coordinator.domain.plan import Plan
+from planaria_coordinator.domain.planning import ModelProfile, PlanAnswer, PlanQuery
+from planaria_coordinator.domain.recovery import Recovery
+from planaria_coordinator.domain.run import JobRun
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """Some items of a list, and where to go on."""
+
+    items: tuple[T, ...]
+    next_page_token: str = ""
+    """Empty at the end. Opaque; the repository refuses a token it did not make with
+    INVALID_ARGUMENT, field page_token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRecord:
+    """A generation of a job: written when it is opened, again when its plan is known."""
+
+    job_id: str
+    generation: int
+    cause: str
+    open_time: datetime
+    plan: Plan | None = None
+    """Present once the plan is chosen and its engines are told."""
+    reason: str = ""
+    """Why this plan, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionRecord:
+    """A phase of a transition that has begun: the history of how a generation came about."""
+
+    job_id: str
+    generation: int
+    phase: str
+    time: datetime
+    reason: str
+    """Why the phase began, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """A change that was made under a request id."""
+
+    request_id: str
+    method: str
+    fingerprint: str
+    """SHA-256 of the request's contents; another content under the same id is an error."""
+    resource_id: str
+
+
+class JobRepository(Protocol):
+    """Jobs."""
+
+    async def add(self, job: Job) -> None: ...
+
+    async def get(self, job_id: str) -> Job | None: ...
+
+    async def save(self, job: Job) -> None:
+        """Replace a job that exists."""
+        ...
+
+    async def page(self, *, page_size: int, page_token: str) -> Page[Job]:
+        """List jobs, the newest first."""
+        ...
+
+    async def unfinished(self) -> Sequence[Job]:
+        """List every job whose state is not terminal, the oldest first."""
+        ...
+
+
+class RunRepository(Protocol):
+    """The state of each unfinished job's state machine, as one document for each job."""
+
+    async def get(self, job_id: str) -> JobRun | None: ...
+
+    async def save(self, run: JobRun) -> None:
+        """Insert or replace."""
+        ...
+
+
+class NodeRepository(Protocol):
+    """Nodes; `engines` need not be stored."""
+
+    async def get(self, node_id: str) -> Node | None: ...
+
+    async def save(self, node: Node) -> None:
+        """Insert or replace."""
+        ...
+
+    async def remove(self, node_id: str) -> None: ...
+
+    async def all(self) -> Sequence[Node]:
+        """List every node by id."""
+        ...
+
+    async def save_heartbeats(self, times: Mapping[str, datetime]) -> None:
+        """Set `heartbeat_time` of many nodes in one statement."""
+        ...
+
+
+class GenerationRepository(Protocol):
+    """Generations with their plans."""
+
+    async def save(self, record: GenerationRecord) -> None:
+        """Insert or replace, by (job, generation)."""
+        ...
+
+    async def newest_planned(self, job_id: str) -> GenerationRecord | None:
+        """Return the newest generation that has a plan."""
+        ...
+
+
+class TransitionRepository(Protocol):
+    """Phases of transitions, append-only."""
+
+    async def append(self, record: TransitionRecord) -> None: ...
+
+
+class DirectiveRepository(Protocol):
+    """Directives that were sent; written before they are sent."""
+
+    async def add(self, directives: Sequence[Directive]) -> None: ...
+
+    async def resolve(self, directive_id: str, outcome: Outcome) -> None:
+        """Record what came of one; does nothing when it is unknown or resolved already."""
+        ...
+
+    async def drop(self, directive_ids: Iterable[str]) -> None:
+        """Mark some as superseded: they are not sent again."""
+        ...
+
+    async def pending(self) -> Sequence[Directive]:
+        """List those neither resolved nor dropped, in the order they were added."""
+        ...
+
+
+class EventRepository(Protocol):
+    """Events, append-only."""
+
+    async def append(self, drafts: Sequence[EventDraft]) -> Sequence[Event]:
+        """Give each the next sequence number, without gaps in the order of commits."""
+        ...
+
+    async def after(self, sequence: int, *, job_id: str, limit: int) -> Sequence[Event]:
+        """List events behind a sequence number, the oldest first; of one job unless it is ""."""
+        ...
+
+    async def newest_sequence(self) -> int:
+        """Return the newest event's sequence number, 0 before the first."""
+        ...
+
+
+class RecoveryRepository(Protocol):
+    """Recoveries of jobs."""
+
+    async def add(self, recovery: Recovery) -> None: ...
+
+    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
+        """List by id, the oldest first."""
+        ...
+
+
+class StepMetricsRepository(Protocol):
+    """Committed steps of jobs."""
+
+    async def add(self, metrics: Sequence[StepMetrics]) -> None:
+        """Insert; a (job, step) that exists already is left as it is."""
+        ...
+
+    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[StepMetrics]:
+        """List by step, the oldest first."""
+        ...
+
+    async def newest(self, job_id: str, limit: int) -> Sequence[StepMetrics]:
+        """List the newest steps, the oldest of them first."""
+        ...
+
+
+class LogLineRepository(Protocol):
+    """Lines that engines wrote."""
+
+    async def append(self, lines: Sequence[LogLine]) -> None:
+        """Add lines of any number of jobs; each gets its job's next sequence number."""
+        ...
+
+    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[LogLine]:
+        """List by sequence, the oldest first."""
+        ...
+
+
+class RequestRepository(Protocol):
+    """Changes by request id."""
+
+    async def get(self, request_id: str) -> RequestRecord | None: ...
+
+    async def add(self, record: RequestRecord) -> None: ...
+
+
+class UnitOfWork(Protocol):
+    """One transaction."""
+
+    @property
+    def jobs(self) -> JobRepository: ...
+    @property
+    def runs(self) -> RunRepository: ...
+    @property
+    def nodes(self) -> NodeRepository: ...
+    @property
+    def generations(self) -> GenerationRepository: ...
+    @property
+    def transitions(self) -> TransitionRepository: ...
+    @property
+    def directives(self) -> DirectiveRepository: ...
+    @property
+    def events(self) -> EventRepository: ...
+    @property
+    def recoveries(self) -> RecoveryRepository: ...
+    @property
+    def step_metrics(self) -> StepMetricsRepository: ...
+    @property
+    def log_lines(self) -> LogLineRepository: ...
+    @property
+    def requests(self) -> RequestRepository: ...
+
+    async def commit(self) -> None:
+        """Make everything visible and durable, or raise and leave nothing."""
+        ...
+
+
+class Database(Protocol):
+    """Where units of work come from."""
+
+    def unit_of_work(self) -> AbstractAsyncContextManager[UnitOfWork]:
+        """Open a transaction; leaving the block without `commit` rolls it back."""
+        ...
+
+    async def ping(self) -> None:
+        """Do nothing, or raise UnavailableError when the database does not answer."""
+        ...
+
+
+class Planner(Protocol):
+    """The planner's service. Each call has a deadline of its own and is tried again elsewhere
+    when a server does not answer; UNAVAILABLE when none does in time.
+    """
+
+    async def plan(self, query: PlanQuery) -> PlanAnswer:
+        """Instantiate when the query has no current plan, Reconfigure otherwise.
+
+        Raises:
+            PlanariaError: MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES, FAULT_TOLERANCE_IMPOSSIBLE (with
+                `possible` in its metadata), NOT_ENOUGH_MICROBATCHES, UNAVAILABLE, ….
+        """
+        ...
+
+    async def min_nodes(self, query: PlanQuery) -> int:
+        """Return the fewest nodes that hold the model (n0), however many the query names.
+
+        Raises:
+            PlanariaError: MODEL_DOES_NOT_FIT, INVALID_PROFILE or UNAVAILABLE.
+        """
+        ...
+
+    async def ping(self) -> None:
+        """Do nothing, or raise UnavailableError when no planner answers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesQuestion:
+    """Which nodes does a job get?"""
+
+    job: Job
+    scheduler: str
+    """The name in the job file; "default" for the built-in policy."""
+    candidates: tuple[Node, ...]
+    """Nodes that may be chosen, by id."""
+    min_nodes: int
+    max_nodes: int
+    nodes: tuple[Node, ...]
+    """Every node of the cluster."""
+    jobs: tuple[Job, ...]
+    """Every job that holds nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesDecision:
+    """The nodes a job gets; none: the job waits."""
+
+    node_ids: tuple[str, ...]
+    reason: str
+    overruled: str = ""
+    """Why a custom scheduler's answer was not taken; the application makes an event of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanQuestion:
+    """Which plan follows a change?"""
+
+    job: Job
+    scheduler: str
+    profile: ModelProfile
+    current: Plan | None
+    available_node_ids: tuple[str, ...]
+    proposal: Plan
+    """What the planner would do."""
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDecision:
+    """The plan that follows. The application checks it with `plan_problem` before it is used."""
+
+    plan: Plan
+    reason: str
+    overruled: str = ""
+
+
+class SchedulingPolicy(Protocol):
+    """Decides what a user's scheduler may decide. Never raises: when a custom scheduler is late,
+    gone or wrong, the answer is that of `planaria_coordinator.application.policy.BuiltInPolicy`
+    with `overruled` set.
+    """
+
+    def knows(self, scheduler: str) -> bool:
+        """Whether a scheduler of this name is or ever was connected, or is "default"."""
+        ...
+
+    async def choose_nodes(self, question: NodesQuestion) -> NodesDecision: ...
+
+    async def choose_plan(self, question: PlanQuestion) -> PlanDecision: ...
+
+
+class AgentSessions(Protocol):
+    """The open sessions of agents (entrypoints/grpc/worker_service.py)."""
+
+    def send(self, directive: Directive) -> bool:
+        """Queue a directive for its node; False when the node has no session: it is sent again
+        when the agent connects.
+        """
+        ...

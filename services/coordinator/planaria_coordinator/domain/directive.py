@@ -1,0 +1,279 @@
+"""Directives to engines, and what comes back.
+
+Every class here round-trips through JSON by field types alone (`kind` tells the members of a union
+apart), so that repositories can store them as documents.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.node import EngineSnapshot
+
+
+class QuiesceMode(StrEnum):
+    """When an engine stops."""
+
+    IMMEDIATE = "IMMEDIATE"
+    AT_COMMIT = "AT_COMMIT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRecord:
+    """What every engine knows of a step once the exchange is passed."""
+
+    step: int
+    generation: int
+    gradient_norm: float
+    loss: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSource:
+    """Where a layer's state comes from; no address: from the seed, or in this engine (Export)."""
+
+    layer: int
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageAssignment:
+    """A stage and the engine that runs it."""
+
+    engine_id: str
+    data_address: str
+    first_layer: int
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineAssignment:
+    """A pipeline and who runs it."""
+
+    stages: tuple[StageAssignment, ...]
+    microbatches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Start the engine."""
+
+    job_spec: str
+    accelerator: int
+    job_secret: str = field(repr=False)
+    kind: Literal["prepare"] = "prepare"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quiesce:
+    """Stop at a safe place and report."""
+
+    mode: QuiesceMode
+    lost_engine_ids: tuple[str, ...] = ()
+    kind: Literal["quiesce"] = "quiesce"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Apply a step that another engine has already committed."""
+
+    record: CommitRecord
+    kind: Literal["commit"] = "commit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Obtain layers in one version."""
+
+    layers: tuple[LayerSource, ...]
+    version: int
+    kind: Literal["copy"] = "copy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activate:
+    """Take a place in a plan and train."""
+
+    pipelines: tuple[PipelineAssignment, ...]
+    committed_steps: int
+    store_address: str
+    rebuild_timeout_seconds: float
+    kind: Literal["activate"] = "activate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestLayers:
+    """Compute the digests of layers that the engine holds."""
+
+    layers: tuple[int, ...]
+    kind: Literal["digest_layers"] = "digest_layers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """Write the model."""
+
+    path: str
+    format: str
+    layers: tuple[LayerSource, ...]
+    kind: Literal["export"] = "export"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the engine's process."""
+
+    reason: str
+    kind: Literal["stop"] = "stop"
+
+
+Command = Prepare | Quiesce | Commit | Copy | Activate | DigestLayers | Export | Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    """One command to one engine, by way of its node's agent."""
+
+    id: str
+    """Unique; the result carries it, and a repetition takes no second effect."""
+    job_id: str
+    generation: int
+    engine_id: str
+    node_id: str
+    command: Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLayer:
+    """A layer's measured cost for one microbatch."""
+
+    layer: int
+    forward_seconds: float
+    backward_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The engine is ready."""
+
+    engine: EngineSnapshot
+    data_digest: str
+    num_tokens: int
+    fingerprint: dict[str, str]
+    measured_layers: tuple[MeasuredLayer, ...]
+    kind: Literal["prepared"] = "prepared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLayer:
+    """A layer's state that an engine holds, and its version (number of committed steps)."""
+
+    layer: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceReport:
+    """What an engine was doing when it was fenced."""
+
+    committed_steps: int
+    last_commit: CommitRecord | None
+    layers: tuple[HeldLayer, ...]
+    finished_microbatches: tuple[int, ...]
+    step_compute_seconds: float
+    fence_time: datetime
+    park_time: datetime
+    kind: Literal["fence_report"] = "fence_report"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A step was applied."""
+
+    committed_steps: int
+    stale_layers: tuple[int, ...]
+    kind: Literal["committed"] = "committed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """Layers have arrived."""
+
+    num_bytes: int
+    layers: tuple[HeldLayer, ...]
+    """All layers held now."""
+    start_time: datetime
+    end_time: datetime
+    kind: Literal["copied"] = "copied"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activated:
+    """The engine has its place."""
+
+    rebuild_start_time: datetime
+    resume_time: datetime
+    num_communicators: int
+    kind: Literal["activated"] = "activated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digested:
+    """Digests of layers, hexadecimal, by layer."""
+
+    digests: dict[int, str]
+    version: int
+    kind: Literal["digested"] = "digested"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The model is written."""
+
+    path: str
+    num_bytes: int
+    kind: Literal["exported"] = "exported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The process has been told to end."""
+
+    kind: Literal["stopped"] = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """It could not be done."""
+
+    reason: ErrorReason
+    message: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: Literal["failure"] = "failure"
+
+
+Outcome = (
+    Prepared
+    | FenceReport
+    | Committed
+    | Copied
+    | Activated
+    | Digested
+    | Exported
+    | Stopped
+    | Failure
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectiveResult:
+    """What came of a directive."""
+
+    directive_id: str
+    job_id: str
+    engine_id: str
+    generation: int
+    outcome: Outcome

@@ -1,0 +1,98 @@
+"""A job, as users see it."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from planaria_common.errors import ErrorReason
+
+
+class JobState(StrEnum):
+    """The values of `planaria.api.coordinator.v1.JobState`, without the prefix."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    WAITING = "WAITING"
+    PAUSED = "PAUSED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the job has ended for good."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobError:
+    """Why a job failed."""
+
+    reason: ErrorReason
+    message: str
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job: what REST and gRPC show of it."""
+
+    id: str
+    name: str
+    state: JobState
+    steps: int
+    spec: dict[str, Any]
+    """The job file, completed with its defaults."""
+    create_time: datetime
+    step: int = 0
+    """Number of committed steps."""
+    loss: float | None = None
+    """Mean loss of the last committed step."""
+    generation: int = 0
+    """The newest generation; 0 before the first."""
+    tokens_per_second: float = 0.0
+    goodput: float | None = None
+    """Productive share of the wall-clock time since the first step began."""
+    final_digest: str = ""
+    error: JobError | None = None
+    start_time: datetime | None = None
+    """When the first step began."""
+    end_time: datetime | None = None
+    fault_tolerance: int = 0
+    """How many nodes may be lost at once now."""
+    time_seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of wall-clock time by name; they add up to the time since submission."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """A committed step; one record for each (job, step)."""
+
+    job_id: str
+    step: int
+    """Counted from 0."""
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    num_tokens: int
+    step_seconds: float
+    generation: int
+    commit_time: datetime
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of the step by what they went to, of the engine that reported it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line that an engine wrote."""
+
+    job_id: str
+    engine_id: str
+    time: datetime
+    """When the agent read it."""
+    text: str
+    sequence: int = 0
+    """Position in the job's log, from 1; given by the repository."""

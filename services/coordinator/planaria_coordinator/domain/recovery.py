@@ -1,0 +1,41 @@
+"""Recoveries: changes from one plan to the next, and what each cost."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryPhase:
+    """A phase: detect, quiesce, plan, rebuild, copy or resume. Phases may overlap."""
+
+    name: str
+    start_time: datetime
+    duration_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A change from one plan to the next; stored when it is finished."""
+
+    job_id: str
+    id: int
+    """Position among the job's recoveries, from 1."""
+    cause: str
+    generation: int
+    start_time: datetime
+    """When the fault happened, as near as it is known."""
+    end_time: datetime
+    """When the last engine could compute again."""
+    pause_seconds: float
+    """From the fault until the last surviving engine that had to stop could compute again."""
+    nodes_lost: tuple[str, ...] = ()
+    nodes_joined: tuple[str, ...] = ()
+    redone_microbatches: int = 0
+    copied_bytes: int = 0
+    phases: tuple[RecoveryPhase, ...] = ()
+    lost_accelerator_seconds: dict[str, float] = field(default_factory=dict)
+    """By kind: idle, redone."""
+    pipeline_sizes_before: tuple[int, ...] = ()
+    pipeline_sizes_after: tuple[int, ...] = ()
+    reason: str = ""
+    """Why this plan, in words."""
