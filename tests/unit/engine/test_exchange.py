@@ -1,0 +1,204 @@
+"""The verdict of a step: a commit needs every microbatch once in every layer of every replica."""
+
+import math
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria_worker.engine.exchange import (
+    ExchangeFormat,
+    ExchangeMismatchError,
+    LayerClaim,
+    Message,
+    Outcome,
+    Verdict,
+)
+from planaria_worker.engine.plan_view import PipelinePlan
+from unit.engine.plans import pipeline, plans, tied, untied
+
+GENERATION, STEP = 4, 17
+
+
+def exchange_format(
+    num_layers: int, num_microbatches: int, *, is_reproducible: bool = True
+) -> ExchangeFormat:
+    return ExchangeFormat(
+        num_layers=num_layers,
+        num_microbatches=num_microbatches,
+        num_tokens=100 * num_microbatches,
+        is_reproducible=is_reproducible,
+    )
+
+
+class Cluster:
+    """Claims of all engines of a plan; a test spoils some and asks for the verdict."""
+
+    def __init__(
+        self,
+        pipelines: list[PipelinePlan],
+        num_layers: int,
+        num_microbatches: int,
+        *,
+        is_reproducible: bool = True,
+        is_tied: bool = False,
+    ) -> None:
+        self.format = exchange_format(num_layers, num_microbatches, is_reproducible=is_reproducible)
+        self.pipelines = pipelines
+        self.hosted = tied(num_layers) if is_tied else untied
+        self.layers = {
+            place.engine_id: {
+                layer: LayerClaim(
+                    squared_norm=2.0 + layer, num_counted=num_microbatches, in_range=True
+                )
+                for layer in self.hosted(place.first_layer, place.num_layers)
+            }
+            for p in pipelines
+            for place in p.stages
+        }
+        self.losses: dict[str, dict[int, int | None]] = {
+            p.stages[-1].engine_id: dict.fromkeys(p.microbatches, 1 << 24) for p in pipelines
+        }
+        self.marks: dict[str, int] = {}
+        self.steps: dict[str, int] = {}
+
+    def judge(self) -> Outcome:
+        rows = []
+        for p in self.pipelines:
+            claims = [self._claim(place.engine_id) for place in p.stages]
+            rows.append(reduce(self.format.merge, claims))
+        return self.format.judge(np.stack(rows))
+
+    def _claim(self, engine_id: str) -> Message:
+        return self.format.claim(
+            generation=GENERATION,
+            step=self.steps.get(engine_id, STEP),
+            mark=self.marks.get(engine_id, 0),
+            layers=self.layers[engine_id],
+            losses=self.losses.get(engine_id, {}),
+        )
+
+    def spoil(self, engine_id: str, layer: int, **change: float) -> None:
+        claim = self.layers[engine_id][layer]
+        values = {
+            name: getattr(claim, name) for name in ("squared_norm", "num_counted", "in_range")
+        }
+        self.layers[engine_id][layer] = LayerClaim(**(values | change))
+
+
+@given(plans(), st.booleans(), st.booleans())
+def test_a_whole_step_is_committed(
+    plan: tuple[list[PipelinePlan], int, int], is_tied: bool, is_reproducible: bool
+) -> None:
+    pipelines, num_layers, num_microbatches = plan
+    cluster = Cluster(
+        pipelines, num_layers, num_microbatches, is_tied=is_tied, is_reproducible=is_reproducible
+    )
+    outcome = cluster.judge()
+    assert (outcome.verdict, outcome.layer, outcome.park_mark) == (Verdict.COMMIT, -1, 0)
+    assert (outcome.record.generation, outcome.record.step) == (GENERATION, STEP)
+    assert outcome.record.loss == num_microbatches / outcome.record.num_tokens
+    squares = sum(2.0 + layer for layer in range(num_layers))
+    assert outcome.record.gradient_norm == math.sqrt(squares) / outcome.record.num_tokens
+    assert Outcome.decode(outcome.encode(), generation=GENERATION, step=STEP) == outcome
+
+
+@given(plans(), st.booleans(), st.data())
+def test_invariant_1_one_missing_or_repeated_microbatch_anywhere_stops_the_commit(
+    plan: tuple[list[PipelinePlan], int, int], is_tied: bool, data: st.DataObject
+) -> None:
+    pipelines, num_layers, num_microbatches = plan
+    cluster = Cluster(pipelines, num_layers, num_microbatches, is_tied=is_tied)
+    engine_id = data.draw(st.sampled_from(sorted(cluster.layers)))
+    layer = data.draw(st.sampled_from(sorted(cluster.layers[engine_id])))
+    counted = data.draw(st.integers(0, num_microbatches - 1))
+    cluster.spoil(engine_id, layer, num_counted=counted)
+    outcome = cluster.judge()
+    assert (outcome.verdict, outcome.layer) == (Verdict.INCOMPLETE, layer)
+
+
+@given(plans(), st.data())
+def test_invariant_1_a_loss_that_is_missing_or_reported_twice_stops_the_commit(
+    plan: tuple[list[PipelinePlan], int, int], data: st.DataObject
+) -> None:
+    cluster = Cluster(*plan)
+    engine_id = data.draw(st.sampled_from(sorted(cluster.losses)))
+    microbatch = data.draw(st.integers(0, cluster.format.num_microbatches - 1))
+    if microbatch in cluster.losses[engine_id]:
+        del cluster.losses[engine_id][microbatch]
+    else:
+        cluster.losses[engine_id][microbatch] = 5
+    assert cluster.judge().verdict is Verdict.INCOMPLETE
+
+
+@given(plans(), st.data())
+def test_one_gradient_out_of_range_stops_everyone_and_names_the_layer(
+    plan: tuple[list[PipelinePlan], int, int], data: st.DataObject
+) -> None:
+    cluster = Cluster(*plan)
+    engine_id = data.draw(st.sampled_from(sorted(cluster.layers)))
+    layer = data.draw(st.sampled_from(sorted(cluster.layers[engine_id])))
+    cluster.spoil(engine_id, layer, in_range=False)
+    outcome = cluster.judge()
+    assert (outcome.verdict, outcome.layer) == (Verdict.OUT_OF_RANGE, layer)
+
+
+def test_a_norm_that_is_not_finite_is_out_of_range() -> None:
+    cluster = Cluster([pipeline(0, [2, 4], [0, 1])], 4, 2, is_reproducible=False)
+    cluster.spoil("0.1", 2, squared_norm=math.nan)
+    outcome = cluster.judge()
+    assert (outcome.verdict, outcome.layer) == (Verdict.OUT_OF_RANGE, 2)
+
+
+def test_a_loss_that_is_not_finite_is_out_of_range() -> None:
+    cluster = Cluster([pipeline(0, [2, 4], [0, 1])], 4, 2)
+    cluster.losses["0.1"][1] = None
+    outcome = cluster.judge()
+    assert (outcome.verdict, outcome.layer) == (Verdict.OUT_OF_RANGE, 3)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_replicas_with_different_sums_are_noticed(is_tied: bool) -> None:
+    pipelines = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [3, 4], [2])]
+    cluster = Cluster(pipelines, 4, 3, is_tied=is_tied)
+    layer = 0 if is_tied else 3
+    cluster.spoil("1.1", layer, squared_norm=2.5)
+    outcome = cluster.judge()
+    assert (outcome.verdict, outcome.layer) == (Verdict.DIVERGED, layer)
+
+
+def test_rounding_in_the_default_mode_is_no_divergence() -> None:
+    pipelines = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [3, 4], [2])]
+    cluster = Cluster(pipelines, 4, 3, is_reproducible=False)
+    cluster.spoil("1.1", 3, squared_norm=5.0000001)
+    assert cluster.judge().verdict is Verdict.COMMIT
+
+
+@given(plans(), st.data())
+def test_all_park_behind_a_commit_or_none(
+    plan: tuple[list[PipelinePlan], int, int], data: st.DataObject
+) -> None:
+    cluster = Cluster(*plan)
+    for engine_id in cluster.layers:
+        cluster.marks[engine_id] = data.draw(st.sampled_from([0, 5, 6]))
+    marks = set(cluster.marks.values())
+    assert cluster.judge().park_mark == (marks.pop() if len(marks) == 1 else 0)
+
+
+def test_invariant_4_another_step_or_generation_is_not_mixed_in() -> None:
+    for late in ("0.0", "0.1", "1.0"):
+        cluster = Cluster([pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])], 4, 3)
+        cluster.steps[late] = STEP - 1
+        with pytest.raises(ExchangeMismatchError):
+            cluster.judge()
+
+
+@pytest.mark.parametrize(("generation", "step"), [(GENERATION + 1, STEP), (GENERATION, STEP + 1)])
+def test_invariant_4_a_verdict_of_another_generation_or_step_is_refused(
+    generation: int, step: int
+) -> None:
+    verdict = Cluster([pipeline(0, [4], [0, 1])], 4, 2).judge().encode()
+    with pytest.raises(ExchangeMismatchError):
+        Outcome.decode(verdict, generation=generation, step=step)

@@ -1,0 +1,102 @@
+"""The fence: whoever comes first, the fence or the exchange, wins, and nobody acts for the past."""
+
+import threading
+
+import pytest
+
+from planaria_worker.engine.fence import Fence, StaleGenerationError
+
+
+def test_invariant_4_a_fenced_engine_passes_no_exchange_of_an_older_generation() -> None:
+    fence = Fence(3)
+    fence.fence(4)
+    with pytest.raises(FencedError):
+        fence.pass_exchange(3, 0)
+
+
+def test_an_engine_that_passed_first_is_not_asked_again() -> None:
+    fence = Fence(3)
+    assert fence.pass_exchange(3, 0) is False
+    fence.fence(4)
+    with pytest.raises(FencedError):
+        fence.check(3)
+
+
+@pytest.mark.parametrize("late", [Fence.see, Fence.fence, Fence.fence_at_commit, Fence.begin])
+def test_invariant_4_older_directives_are_refused(late: "object") -> None:
+    fence = Fence(3)
+    fence.see(5)
+    with pytest.raises(StaleGenerationError) as refusal:
+        late(fence, 4)  # type: ignore[operator]
+    assert (refusal.value.generation, refusal.value.newest) == (4, 5)
+
+
+def test_at_commit_goes_on_until_everybody_holds_the_mark() -> None:
+    fence = Fence(3)
+    fence.fence_at_commit(4)
+    assert fence.mark == 4
+    assert fence.pass_exchange(3, 0) is False
+    fence.check(3)
+    assert fence.pass_exchange(3, 4) is True
+    with pytest.raises(FencedError):
+        fence.check(3)
+    fence.check(4)
+
+
+def test_an_immediate_fence_overtakes_a_patient_one() -> None:
+    fence = Fence(3)
+    fence.fence_at_commit(4)
+    fence.fence(5)
+    assert fence.mark == 0
+    with pytest.raises(FencedError):
+        fence.pass_exchange(3, 4)
+
+
+def test_who_waits_for_the_engine_to_stand_still_is_called_once_it_does() -> None:
+    fence = Fence(3)
+    calls: list[str] = []
+    fence.when_idle(lambda: calls.append("idle already"))
+    fence.begin(3)
+    fence.when_idle(lambda: calls.append("after the work"))
+    assert calls == ["idle already"]
+    fence.end()
+    fence.end()
+    assert calls == ["idle already", "after the work"]
+
+
+def test_a_late_copy_is_not_installed() -> None:
+    fence = Fence(3)
+    installed: list[int] = []
+    fence.install(3, lambda: installed.append(3))
+    fence.fence(4)
+    with pytest.raises(StaleGenerationError):
+        fence.install(3, lambda: installed.append(4))
+    assert installed == [3]
+
+
+def test_fence_and_passage_exclude_each_other() -> None:
+    """Many races: either the engine passed before the fence returned, or it never passes."""
+    for _ in range(200):
+        fence = Fence(3)
+        passed: list[bool] = []
+        start = threading.Barrier(2)
+
+        def pass_exchange(
+            fence: Fence = fence, passed: list[bool] = passed, start: threading.Barrier = start
+        ) -> None:
+            start.wait()
+            try:
+                fence.pass_exchange(3, 0)
+            except FencedError:
+                passed.append(False)
+            else:
+                passed.append(True)
+
+        thread = threading.Thread(target=pass_exchange)
+        thread.start()
+        start.wait()
+        fence.fence(4)
+        thread.join()
+        with pytest.raises(FencedError):
+            fence.pass_exchange(3, 0)
+        assert len(passed) == 1

@@ -1,0 +1,126 @@
+"""What a plan means for an engine: everybody finds the same groups in the same order."""
+
+import dataclasses
+from collections import Counter
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria_worker.engine.plan_view import PipelinePlan, PlanError, PlanView, view_plan
+from unit.engine.plans import pipeline, plans, tied, untied
+
+
+def views(
+    pipelines: list[PipelinePlan], num_layers: int, num_microbatches: int, *, is_tied: bool = False
+) -> list[PlanView]:
+    return [
+        view_plan(
+            pipelines,
+            place.engine_id,
+            num_layers=num_layers,
+            num_microbatches=num_microbatches,
+            hosted_layers=tied(num_layers) if is_tied else untied,
+        )
+        for p in pipelines
+        for place in p.stages
+    ]
+
+
+def test_two_pipelines_cut_differently() -> None:
+    """Layers 0-1 | 2-5 beside 0-3 | 4-5: three runs, the highest first."""
+    all_views = views([pipeline(0, [2, 6], [0, 1]), pipeline(1, [4, 6], [2])], 6, 3)
+    runs = {view.engine_id: [run.layers for run in view.runs] for view in all_views}
+    assert runs == {
+        "0.0": [(0, 1)],
+        "0.1": [(4, 5), (2, 3)],
+        "1.0": [(2, 3), (0, 1)],
+        "1.1": [(4, 5)],
+    }
+    assert all_views[1].peers.keys() == {"0.0", "1.0", "1.1"}
+
+
+def test_a_tied_parameter_is_summed_by_both_ends_and_last() -> None:
+    all_views = views([pipeline(0, [2, 4], [0]), pipeline(1, [4], [1])], 4, 2, is_tied=True)
+    runs = {view.engine_id: [(r.layers, r.owners) for r in view.runs] for view in all_views}
+    everyone = ("0.0", "0.1", "1.0")
+    assert runs["0.0"] == [((1,), ("0.0", "1.0")), ((0,), everyone)]
+    assert runs["0.1"] == [((2, 3), ("0.1", "1.0")), ((0,), everyone)]
+    assert all_views[1].hosted_layers == (0, 2, 3)
+    assert all_views[1].runs[-1].num_uses == 2
+
+
+def test_one_engine_needs_no_group() -> None:
+    (view,) = views([pipeline(0, [4], [0, 1])], 4, 2)
+    assert view.groups == ()
+    assert view.is_first
+    assert view.is_last
+
+
+@given(plans(), st.booleans())
+def test_every_layer_is_summed_by_all_who_hold_it(
+    plan: tuple[list[PipelinePlan], int, int], is_tied: bool
+) -> None:
+    pipelines, num_layers, num_microbatches = plan
+    all_views = views(pipelines, num_layers, num_microbatches, is_tied=is_tied)
+    holders: dict[int, set[str]] = {layer: set() for layer in range(num_layers)}
+    for view in all_views:
+        for layer in view.hosted_layers:
+            holders[layer].add(view.engine_id)
+        assert sorted(chain.from_iterable(r.layers for r in view.runs)) == list(view.hosted_layers)
+    for view in all_views:
+        for run in view.runs:
+            assert all(holders[layer] == set(run.owners) for layer in run.layers)
+            group = view.owner_group(run)
+            assert (group is None) == (len(run.owners) == 1)
+            assert group is None or group.members == run.owners
+
+
+@given(plans(), st.booleans())
+def test_groups_and_sums_have_one_order_for_all(
+    plan: tuple[list[PipelinePlan], int, int], is_tied: bool
+) -> None:
+    """Blocking on each in turn cannot deadlock: always somebody's next is everybody's next."""
+    pipelines, num_layers, num_microbatches = plan
+    all_views = views(pipelines, num_layers, num_microbatches, is_tied=is_tied)
+    _run_to_the_end({v.engine_id: [(g.name, g.members) for g in v.groups] for v in all_views})
+    _run_to_the_end({v.engine_id: [(str(r.layers), r.owners) for r in v.runs] for v in all_views})
+
+
+def _run_to_the_end(todo: dict[str, list[tuple[str, tuple[str, ...]]]]) -> None:
+    while any(todo.values()):
+        waiting = Counter(steps[0] for steps in todo.values() if steps)
+        ready = [step for step, count in waiting.items() if count == len(step[1])]
+        assert ready, f"all wait for each other: {waiting}"
+        for name, members in ready:
+            for member in members:
+                assert todo[member].pop(0)[0] == name
+
+
+@given(plans())
+def test_last_ranks_meet(plan: tuple[list[PipelinePlan], int, int]) -> None:
+    pipelines, num_layers, num_microbatches = plan
+    for view in views(pipelines, num_layers, num_microbatches):
+        expected = view.is_last and len(pipelines) > 1
+        assert (view.last_ranks_group is not None) == expected
+        assert (view.pipeline_group is not None) == (len(view.pipeline.stages) > 1)
+
+
+GOOD = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])]
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "complaint"),
+    [
+        ([], "at least one"),
+        ([pipeline(0, [2, 3], [0, 1, 2])], r"pipelines\[0\].stages: layers"),
+        ([GOOD[0], pipeline(1, [4], [1])], "microbatches: "),
+        ([GOOD[0], pipeline(1, [4], [])], r"pipelines\[1\].microbatches"),
+        ([GOOD[0], dataclasses.replace(GOOD[0], microbatches=(2,))], "more than one place"),
+        ([pipeline(1, [4], [0, 1, 2])], "no place for 0.0"),
+    ],
+)
+def test_a_wrong_plan_is_refused(pipelines: list[PipelinePlan], complaint: str) -> None:
+    with pytest.raises(PlanError, match=complaint):
+        view_plan(pipelines, "0.0", num_layers=4, num_microbatches=3, hosted_layers=untied)

@@ -1,0 +1,238 @@
+"""What travels in the exchange of a step, and the verdict that follows from it; no communication.
+
+Up each pipeline goes one claim, to which every stage adds what it knows; the last ranks put theirs
+side by side; from these rows each of them finds the same verdict, which goes down again. A claim
+and a verdict are arrays of int64, floats by their bits, so that any transport carries them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, unique
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.numerics.loss import mean_loss
+from planaria_worker.engine.numerics.norm import global_norm
+
+Message = NDArray[np.int64]
+
+_GENERATION, _STEP, _LOWEST_MARK, _HIGHEST_MARK, _OUT_OF_RANGE, _DIVERGED, _HEADER = range(7)
+_NO_FAULT = np.iinfo(np.int64).max
+_NOT_HOSTED = -1
+
+VERDICT_LENGTH = 8
+
+
+class ExchangeMismatchError(Exception):
+    """A message of another generation or step: somebody has gone on without this engine."""
+
+
+@unique
+class Verdict(IntEnum):
+    """What becomes of a step; only `COMMIT` changes parameters."""
+
+    COMMIT = 1
+    OUT_OF_RANGE = 2
+    """A gradient or loss is not finite, or too large for the fixed-point sum."""
+    INCOMPLETE = 3
+    """A microbatch is not in a layer's sum, or is in it more often than it should be."""
+    DIVERGED = 4
+    """Replicas of a layer have different sums where they must be equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The verdict with what everybody must know of it."""
+
+    verdict: Verdict
+    layer: int
+    """The lowest layer with a fault; -1 when there is none."""
+    park_mark: int
+    """The generation that every engine has been asked to park for; 0 when not all have."""
+    record: CommitRecord
+
+    def encode(self) -> Message:
+        record = self.record
+        numbers = np.array([record.gradient_norm, record.loss], dtype=np.float64).view(np.int64)
+        return np.array(
+            [
+                record.generation,
+                record.step,
+                self.verdict,
+                self.layer,
+                self.park_mark,
+                record.num_tokens,
+                *numbers,
+            ],
+            dtype=np.int64,
+        )
+
+    @classmethod
+    def decode(cls, message: Message, *, generation: int, step: int) -> "Outcome":
+        """Reads a verdict.
+
+        Raises:
+            ExchangeMismatchError: it is of another generation or step.
+        """
+        _check_same(message[0], message[1], generation, step)
+        norm, loss = message[6:8].view(np.float64)
+        return cls(
+            verdict=Verdict(message[2]),
+            layer=int(message[3]),
+            park_mark=int(message[4]),
+            record=CommitRecord(
+                step=step,
+                generation=generation,
+                gradient_norm=float(norm),
+                loss=float(loss),
+                num_tokens=int(message[5]),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerClaim:
+    """What an engine knows of a layer's sum."""
+
+    squared_norm: float
+    num_counted: int
+    """Microbatches that are in the sum exactly as often as they should be."""
+    in_range: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFormat:
+    """The layout of claims, and how rows of them are judged."""
+
+    num_layers: int
+    num_microbatches: int
+    num_tokens: int
+    """Tokens of a step."""
+    is_reproducible: bool
+
+    @property
+    def length(self) -> int:
+        return _HEADER + 2 * self.num_layers + 2 * self.num_microbatches
+
+    def claim(
+        self,
+        *,
+        generation: int,
+        step: int,
+        mark: int,
+        layers: Mapping[int, LayerClaim],
+        losses: Mapping[int, int | None],
+    ) -> Message:
+        """What one engine says.
+
+        Args:
+            generation: the one it acts for.
+            step: the one whose sums it has.
+            mark: the generation it has been asked to park for, or 0.
+            layers: those that it hosts.
+            losses: on the last stage, its microbatches' summed losses in units; None: not finite.
+        """
+        message = np.zeros(self.length, dtype=np.int64)
+        faults = [layer for layer, claim in layers.items() if not claim.in_range]
+        if None in losses.values():
+            faults.append(self.num_layers - 1)
+        message[:_HEADER] = generation, step, mark, mark, min(faults, default=_NO_FAULT), _NO_FAULT
+        squares, counted, units, reports = self._sections(message)
+        counted[:] = _NOT_HOSTED
+        for layer, claim in layers.items():
+            squares[layer] = np.float64(claim.squared_norm).view(np.int64)
+            counted[layer] = claim.num_counted
+        for microbatch, loss in losses.items():
+            units[microbatch] = loss or 0
+            reports[microbatch] = 1
+        return message
+
+    def merge(self, below: Message, own: Message) -> Message:
+        """Adds an engine's claim to that of the stages before it in its pipeline.
+
+        Raises:
+            ExchangeMismatchError: they are of different generations or steps.
+        """
+        _check_same(below[_GENERATION], below[_STEP], own[_GENERATION], own[_STEP])
+        merged = own.copy()
+        merged[_LOWEST_MARK] = min(below[_LOWEST_MARK], own[_LOWEST_MARK])
+        merged[_HIGHEST_MARK] = max(below[_HIGHEST_MARK], own[_HIGHEST_MARK])
+        merged[_OUT_OF_RANGE] = min(below[_OUT_OF_RANGE], own[_OUT_OF_RANGE])
+        merged[_DIVERGED] = min(below[_DIVERGED], own[_DIVERGED])
+        their_squares, their_counted, *_ = self._sections(below)
+        squares, counted, *_ = self._sections(merged)
+        # A layer with a tied parameter is hosted by two stages: believe the worse of the two.
+        theirs = their_counted != _NOT_HOSTED
+        both = theirs & (counted != _NOT_HOSTED)
+        differs = np.flatnonzero(both & (squares != their_squares))
+        if self.is_reproducible and differs.size:
+            merged[_DIVERGED] = min(merged[_DIVERGED], differs[0])
+        squares[theirs] = their_squares[theirs]
+        counted[theirs] = np.where(both, np.minimum(counted, their_counted), their_counted)[theirs]
+        return merged
+
+    def judge(self, rows: Message) -> Outcome:
+        """Finds the verdict from the claims of all pipelines, [pipelines, length].
+
+        A pure function of the rows, so that every last rank finds the same.
+
+        Raises:
+            ExchangeMismatchError: the rows are of different generations or steps.
+        """
+        for row in rows[1:]:
+            _check_same(row[_GENERATION], row[_STEP], rows[0][_GENERATION], rows[0][_STEP])
+        verdict, layer = self._find_fault(rows)
+        squares, _, _, _ = self._sections(rows[0])
+        norms = dict(enumerate(squares.view(np.float64).tolist()))
+        units = sum(int(unit) for row in rows for unit in self._sections(row)[2])
+        lowest, highest = rows[:, _LOWEST_MARK].min(), rows[:, _HIGHEST_MARK].max()
+        return Outcome(
+            verdict=verdict,
+            layer=layer,
+            park_mark=int(highest) if lowest == highest else 0,
+            record=CommitRecord(
+                step=int(rows[0][_STEP]),
+                generation=int(rows[0][_GENERATION]),
+                gradient_norm=global_norm(norms, self.num_tokens),
+                loss=mean_loss(units, self.num_tokens),
+                num_tokens=self.num_tokens,
+            ),
+        )
+
+    def _find_fault(self, rows: Message) -> tuple[Verdict, int]:
+        sections = [self._sections(row) for row in rows]
+        squares = np.stack([section[0] for section in sections])
+        counted = np.stack([section[1] for section in sections])
+        reports = sum(section[3] for section in sections)
+        incomplete = np.flatnonzero((counted != self.num_microbatches).any(axis=0))
+        if incomplete.size:
+            return Verdict.INCOMPLETE, int(incomplete[0])
+        if np.any(reports != 1):
+            return Verdict.INCOMPLETE, self.num_layers - 1
+        not_finite = np.flatnonzero(~np.isfinite(squares.view(np.float64)).all(axis=0))
+        out_of_range = min(rows[:, _OUT_OF_RANGE].min(), *not_finite[:1], _NO_FAULT)
+        if out_of_range != _NO_FAULT:
+            return Verdict.OUT_OF_RANGE, int(out_of_range)
+        diverged = int(rows[:, _DIVERGED].min())
+        if self.is_reproducible:
+            differs = np.flatnonzero((squares != squares[0]).any(axis=0))
+            diverged = min(diverged, *differs[:1].tolist(), int(_NO_FAULT))
+        if diverged != _NO_FAULT:
+            return Verdict.DIVERGED, diverged
+        return Verdict.COMMIT, -1
+
+    def _sections(self, message: Message) -> tuple[Message, Message, Message, Message]:
+        """Views: bits of squared norms, counts (by layer); loss units, reports (by microbatch)."""
+        ends = np.cumsum([_HEADER, self.num_layers, self.num_layers, self.num_microbatches])
+        _, squares, counted, units, reports = np.split(message, ends)
+        return squares, counted, units, reports
+
+
+def _check_same(generation: int, step: int, own_generation: int, own_step: int) -> None:
+    if (generation, step) != (own_generation, own_step):
+        raise ExchangeMismatchError(
+            f"step {step} of generation {generation} met step {own_step} "
+            f"of generation {own_generation}"
+        )

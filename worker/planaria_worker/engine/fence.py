@@ -1,0 +1,153 @@
+"""The fence: which generation an engine acts for, and whether it has passed the exchange.
+
+One lock orders the two things that must not overlap: the control thread fencing the engine, and the
+training thread passing the exchange of a step. Whoever comes first wins: an engine that passed
+finishes its update before it stands still, one that was fenced first never passes (ALGORITHMS.md
+7).
+"""
+
+import threading
+from collections.abc import Callable
+
+
+class FencedError(Exception):
+    """The engine may no longer act for this generation."""
+
+    def __init__(self, generation: int, newest: int) -> None:
+        super().__init__(f"generation {generation} is fenced by generation {newest}")
+        self.generation = generation
+        self.newest = newest
+
+
+class StaleGenerationError(Exception):
+    """A directive of an older generation than the newest seen."""
+
+    def __init__(self, generation: int, newest: int) -> None:
+        super().__init__(f"generation {generation} is older than generation {newest}")
+        self.generation = generation
+        self.newest = newest
+
+
+class Fence:
+    """Guards the generation of one engine; every method may be called from any thread."""
+
+    def __init__(self, generation: int) -> None:
+        self._lock = threading.Lock()
+        self._newest = generation
+        self._fenced = generation
+        self._mark = 0
+        self._is_busy = False
+        self._when_idle: list[Callable[[], None]] = []
+
+    @property
+    def newest(self) -> int:
+        """The newest generation seen: older directives are refused."""
+        return self._newest
+
+    @property
+    def mark(self) -> int:
+        """The generation that asked to park at a commit, or 0; it is sent with the exchange."""
+        return self._mark
+
+    def see(self, generation: int) -> None:
+        """Takes note of the generation of a directive.
+
+        Raises:
+            StaleGenerationError: it is older than the newest.
+        """
+        with self._lock:
+            self._see(generation)
+
+    def fence(self, generation: int) -> None:
+        """From now on nothing starts, and no exchange is passed, for an older generation.
+
+        Raises:
+            StaleGenerationError: a newer one has been seen.
+        """
+        with self._lock:
+            self._see(generation)
+            self._fenced = generation
+            self._mark = 0
+
+    def fence_at_commit(self, generation: int) -> None:
+        """Asks the training thread to park at the commit whose exchange says that all are asked.
+
+        Raises:
+            StaleGenerationError: a newer one has been seen.
+        """
+        with self._lock:
+            self._see(generation)
+            self._mark = generation
+
+    def check(self, generation: int) -> None:
+        """Makes sure that work for a generation may start.
+
+        Raises:
+            FencedError: it may not.
+        """
+        if generation < self._fenced:
+            raise FencedError(generation, self._fenced)
+
+    def pass_exchange(self, generation: int, park_mark: int) -> bool:
+        """Decides under the lock that a step is committed; the update must follow.
+
+        Args:
+            generation: the one whose sums are committed.
+            park_mark: the mark that every engine held at this exchange; 0: not all the same.
+
+        Returns:
+            Whether the engine must park behind this commit.
+
+        Raises:
+            FencedError: the fence came first: the step must not be committed.
+        """
+        with self._lock:
+            self.check(generation)
+            parks = park_mark > generation
+            if parks:
+                self._fenced = max(self._fenced, park_mark)
+                self._mark = 0
+            return parks
+
+    def install(self, generation: int, change: Callable[[], None]) -> None:
+        """Makes a change on behalf of a directive, unless a newer generation has been seen.
+
+        Raises:
+            StaleGenerationError: the change is not made.
+        """
+        with self._lock:
+            if generation < self._newest:
+                raise StaleGenerationError(generation, self._newest)
+            change()
+
+    def begin(self, generation: int) -> None:
+        """Called by the training thread before it acts for a generation.
+
+        Raises:
+            StaleGenerationError: a newer one has been seen meanwhile.
+        """
+        with self._lock:
+            if generation < self._newest:
+                raise StaleGenerationError(generation, self._newest)
+            self._is_busy = True
+
+    def end(self) -> None:
+        """Called by the training thread when it stands still; runs what waited for that."""
+        with self._lock:
+            self._is_busy = False
+            waiting, self._when_idle = self._when_idle, []
+        for call in waiting:
+            call()
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """Calls back as soon as the training thread stands still: now, or from that thread."""
+        with self._lock:
+            if self._is_busy:
+                self._when_idle.append(call)
+                return
+        call()
+
+    def _see(self, generation: int) -> None:
+        if generation < self._newest:
+            raise StaleGenerationError(generation, self._newest)
+        self._newest = generation
