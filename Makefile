@@ -68,7 +68,8 @@ demo: $(STAMP) ## train, lose nodes, go on, and prove the result: make demo [DAT
 	@$(PY) examples/demo.py $(if $(DATA),--data '$(DATA)')
 
 docs: $(STAMP) ## build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(PY) scripts/generate_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: lint typecheck web docs ## everything but the tests: style, types, import contracts, protos, page, documentation
 
