@@ -1,0 +1,175 @@
+"""A group of engines that send tensors to each other, until somebody shuts it."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch import Tensor
+from torch._C._distributed_c10d import Work as BackendWork
+
+from planaria_worker.engine.communication.backends import GroupBackend
+from planaria_worker.engine.communication.errors import GroupBroken
+
+
+class Group:
+    """One rank's end of a group.
+
+    Operations are called by one thread at a time and in the same order on all ranks; `shut` by any
+    thread at any moment. A rank that meets an error shuts its end, so that its neighbours meet one
+    too: a single loss wakes the whole group, one after another, even when nobody tells them.
+
+    Attributes:
+        name: the same on all ranks.
+        members: engine ids in rank order.
+        rank: the place of this engine.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        members: tuple[str, ...],
+        rank: int,
+        backend: GroupBackend,
+        timeout_seconds: float,
+    ) -> None:
+        self.name = name
+        self.members = members
+        self.rank = rank
+        self._backend: GroupBackend | None = backend
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._reason = ""
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def is_shut(self) -> bool:
+        return self._backend is None
+
+    def rank_of(self, engine_id: str) -> int:
+        """The rank of a member; ValueError if it is none."""
+        return self.members.index(engine_id)
+
+    def send(self, tensor: Tensor, dst: int) -> None:
+        """Sends a contiguous tensor to a rank; returns when it may be changed again.
+
+        Raises:
+            GroupBroken: the group was shut, lost a peer, or waited too long.
+        """
+        self.isend(tensor, dst).wait()
+
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """Fills a contiguous tensor with the next one of the same size that a rank sent.
+
+        Raises:
+            GroupBroken: the group was shut, lost a peer, or waited too long.
+        """
+        self.irecv(tensor, src).wait()
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replaces a contiguous tensor by its sum over all ranks.
+
+        Raises:
+            GroupBroken: the group was shut, lost a peer, or waited too long; the tensor's contents
+                are then undefined.
+        """
+        self.iall_reduce(tensor).wait()
+
+    def isend(self, tensor: Tensor, dst: int) -> "Work":
+        """Starts to send; the tensor must not change until the work was waited for."""
+        return self._start(
+            lambda backend: backend.send(tensor, dst), tensor, f"sending to {self.members[dst]}"
+        )
+
+    def irecv(self, tensor: Tensor, src: int) -> "Work":
+        """Starts to receive; messages of one sender fill the tensors in the order of the calls."""
+        return self._start(
+            lambda backend: backend.recv(tensor, src),
+            tensor,
+            f"receiving from {self.members[src]}",
+        )
+
+    def iall_reduce(self, tensor: Tensor) -> "Work":
+        """Starts to sum; several may be under way, started in the same order on all ranks."""
+        return self._start(lambda backend: backend.all_reduce(tensor), tensor, "all-reduce")
+
+    def shut(self, reason: str = "shut") -> None:
+        """Ends the group: whoever is blocked in it, here or at a peer, returns with GroupBroken.
+
+        From any thread, as often as one likes, at once, and without an exception.
+        """
+        with self._lock:
+            backend, self._backend = self._backend, None
+            if backend is None:
+                return
+            self._reason = reason
+        backend.cut()
+        _drop_elsewhere([backend])
+
+    def _start(
+        self, launch: Callable[[GroupBackend], BackendWork], tensor: Tensor, what: str
+    ) -> "Work":
+        if not tensor.is_contiguous():
+            raise ValueError(f"group {self.name}: {what}: the tensor is not contiguous")
+        backend = self._backend
+        failure = ""
+        if backend is not None:
+            try:
+                return Work(self, launch(backend), what, self._timeout_seconds)
+            except RuntimeError as error:
+                failure = _first_line(error)
+            del backend
+        raise self._broken(what, failure)
+
+    def _broken(self, what: str, failure: str) -> GroupBroken:
+        """Shuts the group, if it is not, and says why: the first reason is the one that counts."""
+        self.shut(failure)
+        return GroupBroken(f"group {self.name}: {what}: {self._reason}")
+
+
+class Work:
+    """An operation under way; every one must be waited for."""
+
+    def __init__(self, group: Group, work: BackendWork, what: str, timeout_seconds: float) -> None:
+        self._group = group
+        self._work: BackendWork | None = work
+        self._what = what
+        self._timeout_seconds = timeout_seconds
+        self._is_done = False
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Returns when the operation is complete; then, returns at once.
+
+        Args:
+            timeout_seconds: at most this long, instead of the group's own bound. gloo cannot take
+                back an operation: a wait that is too long costs the group.
+
+        Raises:
+            GroupBroken: the group was shut, lost a peer, or waited too long.
+        """
+        work, self._work = self._work, None
+        failure = ""
+        if work is not None:
+            seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+            try:
+                self._is_done = work.wait(timedelta(seconds=seconds))
+            except RuntimeError as error:
+                failure = _first_line(error)
+            del work  # it holds the group's connections: nothing may keep it, least a traceback
+        if not self._is_done:
+            raise self._group._broken(self._what, failure)
+
+
+def _drop_elsewhere(box: list[GroupBackend]) -> None:
+    """Lets a thread of its own drop the last reference: the end of a group waits for its threads.
+
+    The caller must not hold one any more when the operation in flight returns.
+    """
+    threading.Thread(target=box.clear, name="drop-group", daemon=True).start()
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

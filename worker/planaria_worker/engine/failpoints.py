@@ -1,0 +1,150 @@
+"""Named places in the engine where a test can make it fail: placed by a test, never by chance.
+
+    PLANARIA_ENGINE_FAILPOINTS='[{"at": "reduce", "step": 3, "action": "kill"}]'
+
+Without the variable they do nothing.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+from planaria_common.errors import ErrorReason, PlanariaError
+
+ENVIRONMENT_VARIABLE = "PLANARIA_ENGINE_FAILPOINTS"
+
+Place = Literal[
+    "forward",
+    "backward",
+    "wait_peer",
+    "reduce",
+    "before_exchange",
+    "after_exchange",
+    "before_update",
+    "rebuild",
+    "copy",
+    "serve_copy",
+]
+Action = Literal["kill", "stop", "raise", "segfault", "hang"]
+
+
+class FailpointError(Exception):
+    """What the action `raise` raises: an error that nobody expects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failpoint:
+    """One failure, to happen once."""
+
+    at: Place
+    action: Action
+    step: int | None = None
+    """Only in this step; in a copy, in this version. None: in any."""
+    microbatch: int | None = None
+    """Only in this microbatch of the step; None: in any."""
+
+    def matches(self, at: Place, step: int | None, microbatch: int | None) -> bool:
+        return self.at == at and self.step in (None, step) and self.microbatch in (None, microbatch)
+
+
+class Failpoints:
+    """The failures that an engine was given; may be hit from any thread."""
+
+    def __init__(self, failpoints: tuple[Failpoint, ...] = ()) -> None:
+        self._lock = threading.Lock()
+        self._armed = list(failpoints)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Reads the variable; unset or empty, nothing ever happens.
+
+        Raises:
+            InvalidArgumentError: it is not a JSON list of failpoints; names the entry and field.
+        """
+        text = environment.get(ENVIRONMENT_VARIABLE, "")
+        return cls(_parse(text) if text else ())
+
+    def hit(self, at: Place, step: int | None = None, microbatch: int | None = None) -> None:
+        """Fails here, if a failpoint says so.
+
+        Raises:
+            FailpointError: its action is `raise`.
+        """
+        if self._armed:
+            self._hit(at, step, microbatch)
+
+    def _hit(self, at: Place, step: int | None, microbatch: int | None) -> None:
+        with self._lock:
+            for failpoint in self._armed:
+                if failpoint.matches(at, step, microbatch):
+                    self._armed.remove(failpoint)
+                    break
+            else:
+                return
+        _fail(failpoint)
+
+
+def _fail(failpoint: Failpoint) -> None:
+    match failpoint.action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "segfault":
+            ctypes.string_at(0)
+        case "hang":
+            while True:  # as a kernel that never ends: nothing interrupts it
+                time.sleep(3600)
+        case "raise":
+            raise FailpointError(f"failpoint at {failpoint.at}")
+
+
+def _parse(text: str) -> tuple[Failpoint, ...]:
+    try:
+        entries = json.loads(text)
+    except ValueError as error:
+        raise _invalid("", f"not JSON: {error}") from None
+    if not isinstance(entries, list):
+        raise _invalid("", "must be a JSON list")
+    return tuple(_parse_entry(index, entry) for index, entry in enumerate(entries))
+
+
+def _parse_entry(index: int, entry: Any) -> Failpoint:
+    if not isinstance(entry, dict):
+        raise _invalid(f"[{index}]", "must be an object")
+    unknown = entry.keys() - {"at", "action", "step", "microbatch"}
+    if unknown:
+        raise _invalid(
+            f"[{index}].{min(unknown)}", "unknown field; known are at, action, step, microbatch"
+        )
+    return Failpoint(
+        at=_one_of(get_args(Place), f"[{index}].at", entry.get("at")),
+        action=_one_of(get_args(Action), f"[{index}].action", entry.get("action")),
+        step=_index(f"[{index}].step", entry.get("step")),
+        microbatch=_index(f"[{index}].microbatch", entry.get("microbatch")),
+    )
+
+
+def _one_of(allowed: tuple[Any, ...], field: str, value: Any) -> Any:
+    if value not in allowed:
+        raise _invalid(field, f"{value!r} is not one of {', '.join(allowed)}")
+    return value
+
+
+def _index(field: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _invalid(field, f"{value!r} is not a whole number from 0")
+    return value
+
+
+def _invalid(field: str, what: str) -> PlanariaError:
+    name = ENVIRONMENT_VARIABLE + field
+    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{name}: {what}", {"field": name})
