@@ -1,6 +1,5 @@
 """`planaria-worker`: one agent, until SIGTERM; its engines end with it."""
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -12,6 +11,7 @@ from planaria_common.credentials import read_token
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.service import announce_ready, run_service, stop_signal
 from planaria_worker.agent.agent import Agent
+from planaria_worker.agent.concurrency import until_first_ends
 from planaria_worker.agent.machine import describe_machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.session import Session
@@ -37,16 +37,9 @@ async def serve(settings: WorkerSettings) -> None:
             outbox=outbox,
             on_first_welcome=lambda: announce_ready(node_id=settings.node_id, pid=os.getpid()),
         )
-        tasks = [asyncio.create_task(work) for work in (session.run(), agent.keep_leases())]
-        tasks.append(asyncio.create_task(_until_stopped()))
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await until_first_ends(session.run(), agent.keep_leases(), _until_stopped())
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await agent.engines.stop_all()
 
 

@@ -13,6 +13,7 @@ from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent, Lease
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState
 from planaria_common.logging import get_logger
+from planaria_worker.agent.concurrency import until_first_ends
 from planaria_worker.agent.engine_process import LOG_FILE, SOCKET_FILE, EngineProcess
 from planaria_worker.agent.log_tail import LogTail
 from planaria_worker.engine_config import EngineConfig
@@ -78,7 +79,7 @@ class EngineHandle:
         while True:
             try:
                 await self._use_link()
-            except (OSError, ExceptionGroup) as error:
+            except OSError as error:
                 log.debug("engine_link_lost", engine_id=self.engine_id, cause=str(error))
             await asyncio.sleep(CONNECT_PAUSE_SECONDS)
 
@@ -86,9 +87,7 @@ class EngineHandle:
         with socket_address(self.folder / SOCKET_FILE) as address:
             reader, writer = await asyncio.open_unix_connection(address)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(reader))
-                tasks.create_task(self._write(writer))
+            await until_first_ends(self._read(reader), self._write(writer))
         finally:
             writer.close()
 

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +83,11 @@ class EngineProcess:
         return self.child.wait() if self.child is not None else None
 
 
-def start_engine(folder: Path, environment: Mapping[str, str]) -> EngineProcess:
+def start_engine(
+    folder: Path,
+    environment: Mapping[str, str],
+    command: Sequence[str] = (sys.executable, "-m", "planaria_worker.engine"),
+) -> EngineProcess:
     """Start the engine whose configuration is in `folder` and record its process there.
 
     Raises:
@@ -91,7 +95,7 @@ def start_engine(folder: Path, environment: Mapping[str, str]) -> EngineProcess:
     """
     with (folder / LOG_FILE).open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "planaria_worker.engine", "--config", str(folder / CONFIG_FILE)],
+            [*command, "--config", str(folder / CONFIG_FILE)],
             cwd=folder,
             env={**environment, **_THREAD_LIMITS},
             stdin=subprocess.DEVNULL,

@@ -25,6 +25,7 @@ from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcclient import bearer, open_channel, to_planaria_error
 from planaria_common.logging import get_logger
+from planaria_worker.agent.concurrency import until_first_ends
 from planaria_worker.agent.outbox import Outbox
 
 MAX_BACKOFF_SECONDS = 2.0
@@ -101,9 +102,9 @@ class Session:
             await self._sleep(self._backoff.pause_seconds(self._num_failures))
 
     def _note_end(self, error: Exception) -> None:
-        cause = _first_cause(error)
-        if isinstance(cause, grpc.aio.AioRpcError):
-            cause = to_planaria_error(cause, f"coordinator at {self._coordinator}")
+        cause = error
+        if isinstance(error, grpc.aio.AioRpcError):
+            cause = to_planaria_error(error, f"coordinator at {self._coordinator}")
         refused = isinstance(cause, PlanariaError) and cause.reason in _FINAL
         if refused and not self._was_welcomed:
             raise cause
@@ -121,10 +122,7 @@ class Session:
                 raise await _refusal(call)
             self._welcome(first.welcome)
             interval = first.welcome.heartbeat_interval.ToTimedelta().total_seconds()
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(call))
-                tasks.create_task(self._write(call))
-                tasks.create_task(self._beat(call, interval))
+            await until_first_ends(self._read(call), self._write(call), self._beat(call, interval))
 
     def _welcome(self, welcome: Welcome) -> None:
         self._num_failures = 0
@@ -170,10 +168,3 @@ async def _refusal(call: Call) -> grpc.aio.AioRpcError:
         await call.trailing_metadata(),
         await call.details(),
     )
-
-
-def _first_cause(error: Exception) -> Exception:
-    """Return what happened, out of the groups that task groups wrap it in."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -1,0 +1,250 @@
+"""The agent against a fake coordinator, with engine processes that have no model."""
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+
+from planaria.api.worker.v1.directive_pb2 import Commit, Copy, Directive, Export, Prepare, Stop
+from planaria_common.errors import PlanariaError
+from planaria_worker.agent.agent import Agent
+from planaria_worker.agent.engine_process import start_engine
+from planaria_worker.agent.machine import Machine
+from planaria_worker.agent.outbox import Outbox
+from planaria_worker.agent.session import Session
+from planaria_worker.agent.settings import WorkerSettings
+from support import fake_engine
+from support.fake_coordinator import FakeCoordinator, serve
+
+pytestmark = pytest.mark.integration
+
+JOB_SPEC = {
+    "model": {
+        "family": "llama",
+        "hidden_size": 8,
+        "num_layers": 1,
+        "num_heads": 1,
+        "vocab_size": 256,
+    },
+    "training": {"steps": 1, "global_batch_size": 2, "microbatch_size": 1},
+}
+
+
+launch_fake = functools.partial(start_engine, command=(sys.executable, fake_engine.__file__))
+
+
+@dataclass
+class Node:
+    """A running agent and what it needs."""
+
+    data_dir: Path
+    coordinator: FakeCoordinator
+    port: int
+    text: Path
+    agent: Agent = field(init=False)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    orphans: list[subprocess.Popen[bytes] | None] = field(default_factory=list)
+
+    def start(self) -> None:
+        settings = WorkerSettings(
+            coordinator=f"127.0.0.1:{self.port}", node_id="node-0", data_dir=self.data_dir
+        )
+        outbox = Outbox()
+        machine = Machine(num_accelerators=1, accelerator_kind="cpu", memory_bytes=2**30)
+        self.agent = Agent(
+            settings=settings, machine=machine, outbox=outbox, pid=os.getpid(), launch=launch_fake
+        )
+        self.agent.engines.adopt()
+        session = Session(
+            coordinator=settings.coordinator,
+            token=None,
+            node=self.agent,
+            outbox=outbox,
+            on_first_welcome=lambda: None,
+        )
+        self.tasks = [
+            asyncio.create_task(session.run()),
+            asyncio.create_task(self.agent.keep_leases()),
+        ]
+
+    async def crash(self) -> None:
+        """Let the agent vanish without a word; its engines stay."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.orphans += [handle.process.child for handle in self.agent.engines]
+        await self.agent.engines.close()
+
+    def directive(self, directive_id: str, **command: object) -> Directive:
+        return Directive(
+            directive_id=directive_id,
+            job_id="job",
+            generation=1,
+            engine_id="job/node-0/0/1",
+            **command,  # type: ignore[arg-type]
+        )
+
+    def prepare(self, path: str) -> Directive:
+        data = {"path": path, "tokenizer": "byte", "sequence_length": 4}
+        spec = {**JOB_SPEC, "data": data}
+        return self.directive("d-prepare", prepare=Prepare(job_spec=json.dumps(spec)))
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    coordinator = FakeCoordinator()
+    server, port = await serve(coordinator)
+    text = tmp_path / "corpus.txt"
+    text.write_text("to be or not to be, that is the question")
+    running = Node(data_dir=tmp_path / "node", coordinator=coordinator, port=port, text=text)
+    running.start()
+    await coordinator.hello()
+    yield running
+    await running.agent.engines.stop_all()
+    await running.crash()
+    for orphan in running.orphans:
+        assert orphan is not None
+        orphan.wait()  # the children of a crashed agent are still this process's
+    await server.stop(None)
+
+
+async def test_prepare_starts_an_engine_that_answers_directives(node: Node) -> None:
+    await node.coordinator.send(node.prepare(str(node.text)))
+    prepared = await node.coordinator.next("result")
+    assert prepared.directive_id == "d-prepare"
+    assert prepared.prepared.data_digest
+    await node.coordinator.send(node.directive("d-copy", copy=Copy()))
+    assert (await node.coordinator.next("result")).directive_id == "d-copy"
+    beat = await node.coordinator.next("heartbeat")
+    assert [engine.engine_id for engine in beat.engines] == ["job/node-0/0/1"]
+
+
+async def test_a_repeated_directive_is_answered_again_but_takes_effect_once(node: Node) -> None:
+    await node.coordinator.send(node.prepare(str(node.text)))
+    await node.coordinator.next("result")
+    answers = []
+    for _ in range(2):
+        await node.coordinator.send(node.directive("d-copy", copy=Copy()))
+        answers.append(await node.coordinator.next("result"))
+    assert answers[0] == answers[1]
+
+
+async def test_data_that_is_not_there_is_named_with_the_node(node: Node) -> None:
+    await node.coordinator.send(node.prepare("/nowhere/*.txt"))
+    failure = (await node.coordinator.next("result")).failure
+    assert failure.metadata["path"] == "/nowhere/*.txt"
+    assert failure.message.startswith("node node-0: ")
+    assert list(node.agent.engines) == []
+
+
+async def test_the_end_of_an_engine_is_reported_with_its_last_words(node: Node) -> None:
+    await node.coordinator.send(node.prepare(str(node.text)))
+    await node.coordinator.next("result")
+    await node.coordinator.send(node.directive("d-end", export=Export()))
+    exited = await node.coordinator.next("engine_exited")
+    assert exited.exit_code == -signal.SIGKILL
+    assert exited.log_tail[-1] == "last words"
+
+
+async def test_what_an_engine_sees_reaches_the_coordinator(node: Node) -> None:
+    await node.coordinator.send(node.prepare(str(node.text)))
+    await node.coordinator.next("result")
+    await node.coordinator.send(node.directive("d-commit", commit=Commit()))
+    assert (await node.coordinator.next("peer_lost")).lost_engine_id == "peer"
+
+
+async def test_stop_is_answered_when_the_process_has_ended(node: Node) -> None:
+    await node.coordinator.send(node.prepare(str(node.text)))
+    pid = (await node.coordinator.next("result")).prepared.engine.pid
+    await node.coordinator.send(node.directive("d-stop", stop=Stop()))
+    assert (await node.coordinator.next("result")).HasField("stopped")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_stop_ends_an_engine_that_no_longer_runs_its_code(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guard: the SIGKILL behind the grace. A stopped process hears neither socket nor SIGTERM."""
+    monkeypatch.setattr("planaria_worker.agent.engines.STOP_GRACE_SECONDS", 0.2)
+    await node.coordinator.send(node.prepare(str(node.text)))
+    pid = (await node.coordinator.next("result")).prepared.engine.pid
+    os.kill(pid, signal.SIGSTOP)
+    await node.coordinator.send(node.directive("d-stop", stop=Stop()))
+    assert (await node.coordinator.next("result")).HasField("stopped")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_new_session_follows_a_lost_one_and_the_engine_lives_on(node: Node) -> None:
+    """Guard: the session's catch of everything, not of AioRpcError alone."""
+    await node.coordinator.send(node.prepare(str(node.text)))
+    pid = (await node.coordinator.next("result")).prepared.engine.pid
+    node.coordinator.cut()
+    hello = await node.coordinator.hello()
+    assert [engine.pid for engine in hello.engines] == [pid]
+
+
+async def test_a_restarted_agent_adopts_the_engines_of_its_predecessor(node: Node) -> None:
+    await node.coordinator.send(node.prepare(str(node.text)))
+    pid = (await node.coordinator.next("result")).prepared.engine.pid
+    first = node.agent.hello().agent_id
+    await node.crash()
+    node.start()
+    hello = await node.coordinator.hello()
+    assert hello.agent_id != first
+    assert [engine.pid for engine in hello.engines] == [pid]
+    while (await node.coordinator.next("result")).directive_id != "d-copy":
+        await node.coordinator.send(node.directive("d-copy", copy=Copy()))
+
+
+async def test_an_agent_that_is_refused_for_good_ends_with_the_reason(tmp_path: Path) -> None:
+    refusal = (grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+    server, port = await serve(FakeCoordinator(refusal))
+    session = Session(
+        coordinator=f"127.0.0.1:{port}",
+        token="wrong",
+        node=_silent_agent(tmp_path),
+        outbox=Outbox(),
+        on_first_welcome=lambda: None,
+    )
+    with pytest.raises(PlanariaError, match="wrong token"):
+        await session.run()
+    await server.stop(None)
+
+
+async def test_an_agent_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: Path) -> None:
+    server, port = await serve(FakeCoordinator())
+    await server.stop(None)
+    welcomed = asyncio.Event()
+    session = Session(
+        coordinator=f"127.0.0.1:{port}",
+        token=None,
+        node=_silent_agent(tmp_path),
+        outbox=Outbox(),
+        on_first_welcome=welcomed.set,
+    )
+    running = asyncio.create_task(session.run())
+    await asyncio.sleep(0.3)
+    server, _ = await serve(FakeCoordinator(), port)
+    await asyncio.wait_for(welcomed.wait(), 30)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    await server.stop(None)
+
+
+def _silent_agent(tmp_path: Path) -> Agent:
+    settings = WorkerSettings(coordinator="unused:1", node_id="node-9", data_dir=tmp_path / "n9")
+    machine = Machine(num_accelerators=1, accelerator_kind="cpu", memory_bytes=2**30)
+    return Agent(settings=settings, machine=machine, outbox=Outbox(), pid=os.getpid())

@@ -1,0 +1,1 @@
+"""What several tests share: fake parts, and clusters of real processes."""

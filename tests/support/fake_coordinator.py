@@ -1,0 +1,87 @@
+"""The coordinator's side of sessions, as a test drives it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from planaria.api.worker.v1.directive_pb2 import Directive
+from planaria.api.worker.v1.worker_service_pb2 import (
+    Hello,
+    SessionRequest,
+    SessionResponse,
+    Welcome,
+)
+from planaria.api.worker.v1.worker_service_pb2_grpc import (
+    WorkerServiceServicer,
+    add_WorkerServiceServicer_to_server,
+)
+
+TIMEOUT_SECONDS = 30.0
+
+
+class FakeCoordinator(WorkerServiceServicer):
+    """Accepts one agent at a time; what it says waits in queues."""
+
+    def __init__(self, refusal: tuple[grpc.StatusCode, str] | None = None) -> None:
+        self.hellos: asyncio.Queue[Hello] = asyncio.Queue()
+        self.messages: asyncio.Queue[SessionRequest] = asyncio.Queue()
+        self._refusal = refusal
+        self._cut = asyncio.Event()
+        self._context: grpc.aio.ServicerContext[Any, Any] | None = None
+
+    async def Session(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[SessionRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        first = await anext(request_iterator)
+        if self._refusal is not None:
+            await context.abort(*self._refusal)
+        welcome = Welcome(coordinator_id="fake")
+        welcome.heartbeat_interval.FromMilliseconds(50)
+        welcome.agent_lease.FromSeconds(10)
+        await context.write(SessionResponse(welcome=welcome))
+        self._context = context
+        self.hellos.put_nowait(first.hello)
+        self._cut = asyncio.Event()
+        reading = asyncio.create_task(self._read(request_iterator))
+        cut = asyncio.create_task(self._cut.wait())
+        try:
+            await asyncio.wait([reading, cut], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            cut.cancel()
+            reading.cancel()
+            await asyncio.gather(cut, reading, return_exceptions=True)
+
+    async def _read(self, request_iterator: AsyncIterator[SessionRequest]) -> None:
+        async for message in request_iterator:
+            self.messages.put_nowait(message)
+
+    def cut(self) -> None:
+        """End the session."""
+        self._cut.set()
+
+    async def send(self, directive: Directive) -> None:
+        assert self._context is not None
+        await self._context.write(SessionResponse(directive=directive))
+
+    async def hello(self) -> Hello:
+        return await asyncio.wait_for(self.hellos.get(), TIMEOUT_SECONDS)
+
+    async def next(self, kind: str) -> Any:
+        """Return the next message of a kind, dropping the others before it."""
+        while True:
+            message = await asyncio.wait_for(self.messages.get(), TIMEOUT_SECONDS)
+            if message.WhichOneof("message") == kind:
+                return getattr(message, kind)
+
+
+async def serve(coordinator: FakeCoordinator, port: int = 0) -> tuple[grpc.aio.Server, int]:
+    """Serve on loopback; returns the server and its port."""
+    server = grpc.aio.server()
+    add_WorkerServiceServicer_to_server(coordinator, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, port
