@@ -38,6 +38,7 @@ lint: $(STAMP) protocheck ## style, spelling, import contracts and protos
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/typos
+	$(PY) scripts/check_files.py
 
 protocheck: $(STAMP)
 	$(BIN)/buf lint protos
