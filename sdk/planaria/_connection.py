@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import ValidationError
 
-from planaria import local_state
 from planaria._calls import Call
 from planaria.errors import (
     ConflictError,
@@ -19,6 +18,7 @@ from planaria.errors import (
     UnavailableError,
     from_problem,
 )
+from planaria.local import state as local_state
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def resolve(address: str | None = None, token: str | None = None) -> Connection:
         raise InvalidArgumentError(
             f"--address {found}: must be a URL such as {DEFAULT_ADDRESS}",
             reason="INVALID_ARGUMENT",
-            metadata={"field": "--address"},
+            metadata={"option": "--address", "value": found},
         )
     token = token or os.environ.get("PLANARIA_TOKEN")
     if not token and cluster and found == cluster.http_url:

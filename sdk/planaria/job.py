@@ -22,8 +22,8 @@ def _refuse_truth_values(value: object) -> object:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_refuse_truth_values), Field(le=2**31 - 1)]
-Seed = Annotated[int, BeforeValidator(_refuse_truth_values), Field(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Field(le=2**31 - 1), BeforeValidator(_refuse_truth_values)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(_refuse_truth_values)]
 Real = Annotated[float, BeforeValidator(_refuse_truth_values)]
 
 

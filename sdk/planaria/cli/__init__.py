@@ -1,0 +1,1 @@
+"""The command line. `main.py` is the entry point; each group of commands has its own module."""

@@ -1,0 +1,56 @@
+"""`planaria up` and `planaria down`: a whole cluster on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planaria.cli.output import console, print_table
+from planaria.local import cluster as local_cluster
+from planaria.local.startup import ClusterOptions
+
+
+def register(app: typer.Typer) -> None:
+    app.command("up", help="Start a whole cluster on this machine.")(up)
+    app.command("down", help="Stop what `up` started.")(down)
+
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Where everything is kept. Default: ~/.local/share/planaria."),
+]
+
+
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="How many nodes.")] = 3,
+    accelerators_per_node: Annotated[
+        int, typer.Option(min=1, max=64, help="Accelerators of each node.")
+    ] = 1,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port; 0: any.")] = 8080,
+    data_dir: DataDir = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="postgresql://...; default: SQLite in the data directory.")
+    ] = None,
+) -> None:
+    cluster = local_cluster.start(
+        ClusterOptions(
+            num_nodes=nodes,
+            accelerators_per_node=accelerators_per_node,
+            port=port,
+            data_dir=(data_dir or local_cluster.default_data_dir()).resolve(),
+            database_url=database_url,
+        )
+    )
+    out = console()
+    out.print(f"coordinator  {cluster.http_url}")
+    out.print(f"gRPC         {cluster.grpc_address}")
+    out.print(f"token file   {cluster.token_file}")
+    out.print(f"logs         {Path(cluster.data_dir) / 'logs'}")
+    agents = [record for record in cluster.processes if record.name.startswith("node-")]
+    print_table(("NODE", "AGENT PID"), ([a.name, str(a.pid)] for a in agents), empty="no nodes")
+
+
+def down(data_dir: DataDir = None) -> None:
+    cluster = local_cluster.find(data_dir.resolve() if data_dir else None)
+    stopped = local_cluster.stop(cluster)
+    typer.echo(f"stopped {stopped} processes of {cluster.http_url}")

@@ -1,0 +1,71 @@
+"""How commands speak: tables for people, the REST body for programs, one line for an error."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+STATE_STYLES = {
+    "READY": "green",
+    "RUNNING": "green",
+    "SUCCEEDED": "bold green",
+    "PENDING": "yellow",
+    "STARTING": "yellow",
+    "RECOVERING": "yellow",
+    "WAITING": "yellow",
+    "PAUSED": "yellow",
+    "CORDONED": "yellow",
+    "DRAINING": "yellow",
+    "DRAINED": "yellow",
+    "LOST": "red",
+    "FAILED": "bold red",
+    "CANCELLED": "red",
+}
+
+
+def console() -> Console:
+    """Return a console on standard output; what it prints is never cut in a pipe or file."""
+    made = Console(highlight=False, markup=False, soft_wrap=True)
+    if not made.is_terminal:
+        made.width = 1_000
+    return made
+
+
+def print_json(body: Any) -> None:
+    """Print a REST body and nothing else."""
+    sys.stdout.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_error(message: str) -> None:
+    """Print what went wrong; the message's own first line follows `error:`."""
+    sys.stderr.write(f"error: {message}\n")
+
+
+def print_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str | Text]], *, empty: str
+) -> None:
+    """Print rows under headers, or a sentence when there are none."""
+    table = Table(*headers, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table if table.row_count else empty)
+
+
+def state_text(state: str) -> Text:
+    """Return a state with its colour; the word carries the meaning."""
+    return Text(state, style=STATE_STYLES.get(state, ""))
+
+
+def local_time(moment: datetime | None) -> str:
+    """Return a time of day for people, or a dash."""
+    return moment.astimezone().strftime("%H:%M:%S") if moment else "-"
+
+
+def number(value: float | None, pattern: str) -> str:
+    """Format a number that may be absent."""
+    return "-" if value is None else format(value, pattern)

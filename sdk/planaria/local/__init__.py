@@ -1,0 +1,1 @@
+"""A cluster on this machine: what `planaria up` starts, finds again and stops."""

@@ -1,0 +1,134 @@
+"""Starts and stops processes of this machine, never mistaking one for another.
+
+A pid alone is not a name: it may have been given to somebody else since. A process is identified by
+its pid and the moment at which the kernel started it, and signals go through a pidfd.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """One process, for ever."""
+
+    pid: int
+    start_ticks: int
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Return the identity of the live process with this pid; None when there is none."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field, the command in parentheses, may hold anything: count from behind it.
+    fields = text.rpartition(")")[2].split()
+    state, start_ticks = fields[0], int(fields[19])
+    return None if state in "ZX" else ProcessIdentity(pid=pid, start_ticks=start_ticks)
+
+
+def is_alive(process: ProcessIdentity) -> bool:
+    return identify(process.pid) == process
+
+
+def start_module(
+    module: str, arguments: Sequence[str], *, log_file: Path, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Run `python -m module` in a session of its own, all its output in a file.
+
+    It outlives us and our terminal.
+    """
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
+        return subprocess.Popen(
+            # -P: a file in the working directory must not hide a module.
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+
+def find_by_argument(prefix: str, module_prefix: str) -> Iterator[ProcessIdentity]:
+    """Yield our own user's processes of some modules that were given a path below a folder.
+
+    Args:
+        prefix: how one of the arguments begins.
+        module_prefix: what appears in one of the arguments too.
+    """
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if entry.stat().st_uid != os.geteuid():
+                continue
+            arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        named = any(argument.startswith(prefix) for argument in arguments)
+        if named and any(module_prefix in argument for argument in arguments):
+            identity = identify(int(entry.name))
+            if identity is not None:
+                yield identity
+
+
+def stop(processes: Iterable[ProcessIdentity], *, grace_seconds: float) -> int:
+    """Send SIGTERM, wait, then SIGKILL to those left; return how many were alive.
+
+    Returns when all have ended.
+    """
+    descriptors = [fd for process in processes if (fd := _open(process)) is not None]
+    try:
+        _signal_all(descriptors, signal.SIGTERM)
+        left = _wait(descriptors, grace_seconds)
+        _signal_all(left, signal.SIGKILL)
+        _wait(left, grace_seconds)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return len(descriptors)
+
+
+def _open(process: ProcessIdentity) -> int | None:
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    # Checked after opening: from here on the descriptor cannot come to mean another process.
+    if not is_alive(process):
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _signal_all(descriptors: Iterable[int], number: signal.Signals) -> None:
+    for descriptor in descriptors:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, number)
+
+
+def _wait(descriptors: Iterable[int], timeout_seconds: float) -> list[int]:
+    """Wait until processes have ended; return the descriptors of those that have not."""
+    left = set(descriptors)
+    poller = select.poll()
+    for descriptor in left:
+        poller.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + timeout_seconds
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        for descriptor, _ in poller.poll(seconds * 1_000):
+            poller.unregister(descriptor)
+            left.discard(descriptor)
+    return list(left)

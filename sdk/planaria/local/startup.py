@@ -1,0 +1,221 @@
+"""One run of `planaria up`: starts the parts in order, waits for each, and can undo it all."""
+
+import json
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import planaria
+from planaria.client import Client
+from planaria.errors import UnavailableError
+from planaria.local.processes import (
+    ProcessIdentity,
+    find_by_argument,
+    identify,
+    start_module,
+)
+from planaria.local.processes import stop as stop_processes
+from planaria.local.state import LocalCluster, ProcessRecord
+
+STOP_GRACE_SECONDS = 10.0
+_READY_TIMEOUT_SECONDS = 90.0
+_POLL_SECONDS = 0.05
+_LOG_TAIL_LINES = 5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What to start.
+
+    Attributes:
+        port: of REST and the page; 0 takes a free one.
+        database_url: of the coordinator; SQLite in the data directory when None.
+    """
+
+    num_nodes: int
+    accelerators_per_node: int
+    port: int
+    data_dir: Path
+    database_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A process that was started.
+
+    Attributes:
+        log_offset: where its own lines begin: the file may hold those of earlier runs.
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    identity: ProcessIdentity
+    log_file: Path
+    log_offset: int
+
+    def lines(self) -> list[str]:
+        with self.log_file.open("rb") as file:
+            file.seek(self.log_offset)
+            return file.read().decode(errors="replace").splitlines()
+
+    def ready_facts(self) -> dict[str, str] | None:
+        """Return what the service announced, once it has."""
+        announced = (line for line in self.lines() if line.startswith("ready {"))
+        line = next((line for line in announced if line.endswith("}")), None)
+        facts: dict[str, str] | None = json.loads(line.removeprefix("ready ")) if line else None
+        return facts
+
+    def record(self) -> ProcessRecord:
+        return ProcessRecord(
+            name=self.name,
+            pid=self.identity.pid,
+            start_ticks=self.identity.start_ticks,
+            log_file=str(self.log_file),
+        )
+
+
+class Startup:
+    """Remembers what it started."""
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self._options = options
+        self._token_file = options.data_dir / "token"
+        self._started: list[_Started] = []
+        self._deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
+
+    def run(self) -> LocalCluster:
+        """Start everything and wait until every node is ready.
+
+        Raises:
+            UnavailableError: a part ended or did not become ready in time; says what it logged.
+        """
+        options = self._options
+        options.data_dir.mkdir(parents=True, exist_ok=True)
+        _ensure_token(self._token_file)
+        planner = self._wait_ready(self._start_planner())
+        coordinator = self._wait_ready(self._start_coordinator(planner["grpc_address"]))
+        for index in range(1, options.num_nodes + 1):
+            self._start_agent(f"node-{index}", coordinator["grpc_address"])
+        self._wait_nodes(coordinator["http_url"])
+        return LocalCluster(
+            http_url=coordinator["http_url"],
+            grpc_address=coordinator["grpc_address"],
+            data_dir=str(options.data_dir),
+            token_file=str(self._token_file),
+            processes=tuple(started.record() for started in self._started),
+        )
+
+    def undo(self) -> None:
+        """Stop everything that was started."""
+        engines = find_by_argument(f"{self._options.data_dir}{os.sep}", "planaria_worker")
+        identities = {started.identity for started in self._started}
+        stop_processes(identities | set(engines), grace_seconds=STOP_GRACE_SECONDS)
+        for started in self._started:
+            started.process.wait()
+
+    def _start_planner(self) -> _Started:
+        return self._start("planner", "planaria_planner", {"--host": "127.0.0.1", "--port": "0"})
+
+    def _start_coordinator(self, planner_address: str) -> _Started:
+        arguments = {
+            "--data-dir": str(self._options.data_dir),
+            "--host": "127.0.0.1",
+            "--http-port": str(self._options.port),
+            "--grpc-port": "0",
+            "--planner-addresses": planner_address,
+        }
+        page = Path(planaria.__file__).parents[2] / "web" / "dist"
+        if page.is_dir() and "PLANARIA_COORDINATOR_WEB_DIR" not in os.environ:
+            arguments["--web-dir"] = str(page)
+        # Not an argument: it may hold a password, and everybody may read a command line.
+        url = self._options.database_url
+        environment = {"PLANARIA_COORDINATOR_DATABASE_URL": url} if url else {}
+        return self._start("coordinator", "planaria_coordinator", arguments, environment)
+
+    def _start_agent(self, node_id: str, grpc_address: str) -> _Started:
+        arguments = {
+            "--coordinator": grpc_address,
+            "--node-id": node_id,
+            "--data-dir": str(self._options.data_dir / "nodes" / node_id),
+            "--advertise-address": "127.0.0.1",
+            "--num-accelerators": str(self._options.accelerators_per_node),
+        }
+        return self._start(node_id, "planaria_worker", arguments)
+
+    def _start(
+        self,
+        name: str,
+        module: str,
+        arguments: dict[str, str],
+        environment: dict[str, str] | None = None,
+    ) -> _Started:
+        log_file = self._options.data_dir / "logs" / f"{name}.log"
+        log_offset = log_file.stat().st_size if log_file.exists() else 0
+        options = {**arguments, "--token-file": str(self._token_file)}
+        process = start_module(
+            module,
+            [word for option in options.items() for word in option],
+            log_file=log_file,
+            environment=environment or {},
+        )
+        # It is our child and not waited for, so its pid cannot be anybody else's yet.
+        identity = identify(process.pid) or ProcessIdentity(pid=process.pid, start_ticks=0)
+        started = _Started(
+            name=name,
+            process=process,
+            identity=identity,
+            log_file=log_file,
+            log_offset=log_offset,
+        )
+        self._started.append(started)
+        return started
+
+    def _wait_ready(self, started: _Started) -> dict[str, str]:
+        return self._wait_for(started.ready_facts, f"the {started.name} to become ready", started)
+
+    def _wait_nodes(self, http_url: str) -> None:
+        expected = {started.name for started in self._started if started.name.startswith("node-")}
+        token = self._token_file.read_text(encoding="ascii").strip()
+        with Client(http_url, token=token) as client:
+
+            def all_ready() -> bool | None:
+                ready = {node.id for node in client.list_nodes() if node.state == "READY"}
+                return True if expected <= ready else None
+
+            self._wait_for(all_ready, "every node to become ready", self._started[-1])
+
+    def _wait_for(self, look: Callable[[], T | None], what: str, part: _Started) -> T:
+        """Look again and again until there is something; nobody tells us."""
+        while (found := look()) is None:
+            for started in self._started:
+                if started.process.poll() is not None:
+                    raise _failed(started, f"{started.name} ended before it was ready")
+            if time.monotonic() > self._deadline:
+                raise _failed(part, f"waited {_READY_TIMEOUT_SECONDS:.0f} s for {what}")
+            time.sleep(_POLL_SECONDS)
+        return found
+
+
+def _failed(started: _Started, problem: str) -> UnavailableError:
+    tail = "\n".join(f"  {line}" for line in started.lines()[-_LOG_TAIL_LINES:])
+    return UnavailableError(
+        f"{problem}; the end of {started.log_file}:\n{tail or '  (empty)'}",
+        reason="UNAVAILABLE",
+        metadata={"part": started.name, "log_file": str(started.log_file)},
+    )
+
+
+def _ensure_token(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
