@@ -182,6 +182,7 @@ def search(
     group_caps: Int64Array,
     min_options: int,
     num_microbatches: int,
+    limit_seconds: float,
 ) -> tuple[float, Int64Array, Int64Array, Int64Array]:
     """Find the least T within which all microbatches run.
 
@@ -197,10 +198,11 @@ def search(
         group_caps: [member].
         min_options: the fewest options to take.
         num_microbatches: M.
+        limit_seconds: no larger T is of interest.
 
     Returns:
-        T, or -1.0 when nothing runs them; the member of each group; the options taken, one entry
-        per pipeline, on the fewest nodes possible; for each of these the v that it ends.
+        T, or -1.0 when nothing runs them in time; the member of each group; the options taken, one
+        entry per pipeline, on the fewest nodes possible; for each of these the v that it ends.
     """
     table = np.empty((min_options + 1, len(counts)), dtype=np.int64)
     choice = np.empty((min_options + 1, len(counts)), dtype=np.int64)
@@ -211,7 +213,7 @@ def search(
     for _ in range(costs.shape[0]):
         all_caps = np.concatenate((caps, all_caps))
 
-    high, low, feasible = _largest_value(np.inf, all_costs, all_caps), -1.0, False
+    high, low, feasible = _largest_value(limit_seconds, all_costs, all_caps), -1.0, False
     seconds = high
     while True:
         running = _group_runs(seconds, groups, group_costs, group_caps, members)

@@ -7,6 +7,7 @@ pipelines contiguous among the nodes sorted by speed: the knapsack takes nodes i
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,7 @@ def select(
     min_pipelines: int,
     num_microbatches: int,
     groups: Sequence[Sequence[PipelineCost]] = (),
+    limit_seconds: float = math.inf,
 ) -> Selection | None:
     """Choose the pipelines that make a step shortest, on as few nodes as that allows.
 
@@ -64,9 +66,10 @@ def select(
         min_pipelines: the fewest pipelines in all, groups included.
         num_microbatches: microbatches of one step (M).
         groups: pipelines that run in any case on nodes of their own: each runs one of its costs.
+        limit_seconds: the longest step of interest.
 
     Returns:
-        None when no choice runs every microbatch with so many pipelines.
+        None when no choice runs every microbatch in time with so many pipelines.
     """
     if num_microbatches < max(min_pipelines, len(groups), 1):
         return None
@@ -85,6 +88,7 @@ def select(
         *cost_arrays(members, num_microbatches),
         max(min_pipelines - len(groups), 0),
         num_microbatches,
+        limit_seconds,
     )
     if seconds < 0:
         return None

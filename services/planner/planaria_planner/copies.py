@@ -1,0 +1,138 @@
+"""From whom each missing layer is copied, so that the busiest link carries the least.
+
+Links are full duplex. What a node receives is given by its place, so only what each source sends is
+to be balanced, and only down to the most that any node receives. Layers are handed out largest
+first to the least loaded holder; then chains of moves (this copy to another holder, which passes
+one on in turn) relieve the busiest source until none does. For layers of equal size that is the
+optimum: the chains are augmenting paths.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planaria_planner.placement import Holdings
+from planaria_planner.profile import ModelProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCopy:
+    """One layer's state to be copied; the source is empty when no node holds the layer."""
+
+    layer: int
+    source: str
+    destination: str
+    num_bytes: int
+
+
+def choose_sources(
+    profile: ModelProfile, missing: Mapping[str, Sequence[int]], holdings: Holdings
+) -> tuple[LayerCopy, ...]:
+    """Return a copy for each missing layer, by destination and layer.
+
+    Args:
+        profile: the model.
+        missing: for each node the layers that it needs and lacks.
+        holdings: who holds what.
+    """
+    holders: dict[int, list[str]] = {layer: [] for layer in range(profile.num_layers)}
+    for node_id in sorted(holdings):
+        for layer in holdings[node_id]:
+            holders[layer].append(node_id)
+    wanted = sorted(
+        ((layer, node_id) for node_id, layers in missing.items() for layer in layers),
+        key=lambda want: (-profile.layers[want[0]].state_bytes, len(holders[want[0]]), want),
+    )
+    chosen = _Loads(holders={want: holders[want[0]] for want in wanted}, profile=profile)
+    for want in wanted:
+        chosen.take(want)
+    most_received = max(
+        (sum(profile.layers[layer].state_bytes for layer in layers) for layers in missing.values()),
+        default=0,
+    )
+    while chosen.relieve(most_received):
+        pass
+    return tuple(
+        LayerCopy(
+            layer=layer,
+            source=chosen.source_of.get((layer, node_id), ""),
+            destination=node_id,
+            num_bytes=profile.layers[layer].state_bytes,
+        )
+        for layer, node_id in sorted(wanted, key=lambda want: (want[1], want[0]))
+    )
+
+
+def busiest_bytes(copies: Sequence[LayerCopy]) -> int:
+    """Return the bytes over the busiest direction of any node's link."""
+    loads: dict[tuple[str, str], int] = {}
+    for copy in copies:
+        for link in (("out", copy.source), ("in", copy.destination)):
+            loads[link] = loads.get(link, 0) + copy.num_bytes
+    return max(loads.values(), default=0)
+
+
+Want = tuple[int, str]
+"""A layer and the node that needs it."""
+
+
+class _Loads:
+    """Who sends what so far."""
+
+    def __init__(self, *, holders: Mapping[Want, Sequence[str]], profile: ModelProfile) -> None:
+        self._holders = holders
+        self._bytes = {want: profile.layers[want[0]].state_bytes for want in holders}
+        self._load = {node_id: 0 for ids in holders.values() for node_id in ids}
+        self._wants: dict[str, set[Want]] = {node_id: set() for node_id in self._load}
+        self.source_of: dict[Want, str] = {}
+
+    def take(self, want: Want) -> None:
+        """Give a layer to its least loaded holder, if it has any."""
+        if self._holders[want]:
+            self._move(want, min(self._holders[want], key=lambda node: (self._load[node], node)))
+
+    def relieve(self, enough: int) -> bool:
+        """Find a chain of moves after which the busiest source, and nobody else, sends less.
+
+        False when there is none, or when no source sends more than `enough`.
+        """
+        if not self._load:
+            return False
+        busiest = max(self._load, key=lambda node: (self._load[node], node))
+        peak = self._load[busiest]
+        if peak <= enough:
+            return False
+        # Breadth first: from[node] is the copy that would come to it, and who sends it now.
+        came: dict[str, tuple[Want, str]] = {}
+        queue = deque([busiest])
+        while queue:
+            node = queue.popleft()
+            arriving = self._bytes[came[node][0]] if node in came else 0
+            for want in sorted(self._wants[node]):
+                size = self._bytes[want]
+                if node != busiest and self._load[node] + arriving - size >= peak:
+                    continue
+                for other in self._holders[want]:
+                    if other == busiest or other in came:
+                        continue
+                    came[other] = (want, node)
+                    if self._load[other] + size < peak:
+                        self._apply(other, busiest, came)
+                        return True
+                    queue.append(other)
+        return False
+
+    def _apply(self, node: str, busiest: str, came: Mapping[str, tuple[Want, str]]) -> None:
+        while node != busiest:
+            want, sender = came[node]
+            self._move(want, node)
+            node = sender
+
+    def _move(self, want: Want, source: str) -> None:
+        if want in self.source_of:
+            before = self.source_of[want]
+            self._load[before] -= self._bytes[want]
+            self._wants[before].remove(want)
+        self.source_of[want] = source
+        self._load[source] += self._bytes[want]
+        self._wants[source].add(want)

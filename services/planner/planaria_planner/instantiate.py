@@ -1,0 +1,152 @@
+"""The plan of a new job: the fastest that meets its fault tolerance, or why there is none."""
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_planner.nodes import Node, check_nodes, in_order, nodes_per_kind
+from planaria_planner.plans import Choice, Selection, select
+from planaria_planner.problem import Plan, Problem, make_plan
+from planaria_planner.templates import TemplateSet, generate_templates, not_enough_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instantiation:
+    """A plan for a new job.
+
+    Attributes:
+        plan: the fastest plan that meets the fault tolerance.
+        templates: what it was chosen from.
+    """
+
+    plan: Plan
+    templates: TemplateSet
+
+
+def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
+    """Compute the plan of least iteration time for a new job.
+
+    Raises:
+        PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
+            `generate_templates`; NOT_ENOUGH_NODES when the model, or the microbatches, need more;
+            FAULT_TOLERANCE_IMPOSSIBLE when the pipelines that f asks for need more.
+    """
+    check_nodes(nodes)
+    pool = in_order(nodes)
+    templates = templates_for(problem, pool)
+    budget = usable_nodes(problem, pool)
+    selection = select(
+        templates.templates,
+        budget,
+        min_pipelines=problem.fault_tolerance + 1,
+        num_microbatches=problem.num_microbatches,
+    )
+    if selection is None:
+        raise _refusal(problem, templates, budget)
+    return Instantiation(plan=_placed(problem, selection, pool), templates=templates)
+
+
+def templates_for(problem: Problem, nodes: Sequence[Node]) -> TemplateSet:
+    """Return the templates that a job may use on these nodes; raises as `generate_templates`."""
+    limits = nodes_per_kind(nodes, len(problem.profile.hardware.node_kinds))
+    if problem.max_nodes is not None:
+        limits = tuple(min(limit, problem.max_nodes) for limit in limits)
+    return generate_templates(
+        problem.profile,
+        limits,
+        min_nodes=problem.min_nodes_per_pipeline,
+        max_width=problem.max_stage_accelerators,
+    )
+
+
+def usable_nodes(problem: Problem, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return as many nodes as the job may use, the fastest of them."""
+    fastest = sorted(nodes, key=lambda node: (-node.relative_speed, node.kind, node.node_id))
+    return tuple(fastest[: problem.max_nodes])
+
+
+def most_pipelines(problem: Problem, templates: TemplateSet, nodes: Sequence[Node]) -> int:
+    """Return the most pipelines, at most f + 1, that run every microbatch; 0 for none."""
+    for count in range(problem.fault_tolerance + 1, 0, -1):
+        if select(
+            templates.templates,
+            nodes,
+            min_pipelines=count,
+            num_microbatches=problem.num_microbatches,
+        ):
+            return count
+    return 0
+
+
+def nodes_needed(
+    problem: Problem, templates: TemplateSet, nodes: Sequence[Node], min_pipelines: int
+) -> int:
+    """Return how many nodes there must be for so many pipelines to run every microbatch.
+
+    The nodes that are missing are of the kinds of the smallest template, in its proportion.
+    """
+    kinds = itertools.cycle(templates.templates[0].node_kinds)
+    most = len(nodes) + templates.min_nodes * problem.num_microbatches
+    extra = [
+        Node(node_id=f"extra-{i}", kind=kind)
+        for i, kind in zip(range(most - len(nodes)), kinds, strict=False)
+    ]
+    return len(nodes) + bisect.bisect_left(
+        range(len(extra)),
+        True,
+        key=lambda count: (
+            select(
+                templates.templates,
+                [*nodes, *extra[:count]],
+                min_pipelines=min_pipelines,
+                num_microbatches=problem.num_microbatches,
+            )
+            is not None
+        ),
+    )
+
+
+def _refusal(problem: Problem, templates: TemplateSet, nodes: Sequence[Node]) -> PlanariaError:
+    """Say what is missing: nodes for the microbatches, or nodes for the fault tolerance."""
+    possible = most_pipelines(problem, templates, nodes) - 1
+    if possible < 0:
+        return not_enough_nodes(len(nodes), nodes_needed(problem, templates, nodes, 1))
+    wanted = problem.fault_tolerance
+    need = nodes_needed(problem, templates, nodes, wanted + 1)
+    return PlanariaError(
+        ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE,
+        f"fault_tolerance: {wanted} needs {wanted + 1} pipelines on {need} nodes, have"
+        f" {len(nodes)}: {possible} is possible",
+        {
+            "fault_tolerance": str(wanted),
+            "possible": str(possible),
+            "have": str(len(nodes)),
+            "need": str(need),
+        },
+    )
+
+
+def _placed(problem: Problem, selection: Selection, pool: Sequence[Node]) -> Plan:
+    """Give the nodes out in order, to the pipelines that need fast ones first."""
+    left = list(pool)
+    placed: list[tuple[Choice, tuple[Node, ...]]] = []
+    for choice in sorted(selection.choices, key=lambda c: -c.relative_speed):
+        nodes = []
+        for kind in choice.template.node_kinds:
+            nodes.append(next(node for node in left if node.kind == kind))
+            left.remove(nodes[-1])
+        placed.append((choice, tuple(nodes)))
+    return make_plan(
+        [
+            (
+                tuple(node.node_id for node in nodes),
+                choice.template.stages,
+                choice.template.cost.slowed(min(node.relative_speed for node in nodes)),
+            )
+            for choice, nodes in placed
+        ],
+        problem.num_microbatches,
+        (node.node_id for node in left),
+    )

@@ -1,0 +1,73 @@
+"""Which node takes which place, so that the fewest bytes move (ALGORITHMS.md 5).
+
+A linear sum assignment of nodes to places: the cost is what the node lacks of the place's layers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import gcd
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from planaria_planner.nodes import Node
+from planaria_planner.profile import ModelProfile
+
+Holdings = Mapping[str, frozenset[int]]
+"""For each node the layers whose state it holds in a version worth copying."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node's place in a pipeline to come.
+
+    Attributes:
+        layers: the layers it is to hold.
+        kind: the kind of node that it needs.
+        min_relative_speed: the least speed the plan counts on.
+        heir_of: the node that has this very place now, empty where there is none. Of two equally
+            cheap assignments the one that moves fewer nodes is chosen.
+    """
+
+    layers: tuple[int, ...]
+    kind: int
+    min_relative_speed: float
+    heir_of: str = ""
+
+
+def assign(
+    profile: ModelProfile, places: Sequence[Place], nodes: Sequence[Node], holdings: Holdings
+) -> tuple[Node, ...]:
+    """Return for each place its node, with the fewest bytes to copy in all.
+
+    Args:
+        profile: the model.
+        places: what is to be filled; the nodes suffice for all of them.
+        nodes: who may fill it, in a fixed order.
+        holdings: who holds what already.
+    """
+    if not places:
+        return ()
+    sizes = np.array([layer.state_bytes for layer in profile.layers], dtype=np.float64)
+    # Smaller whole numbers leave room for the tie-break below the smallest difference in bytes.
+    sizes /= reduce(gcd, (layer.state_bytes for layer in profile.layers)) or 1
+    wanted = np.zeros((len(places), len(sizes)))
+    held = np.zeros((len(nodes), len(sizes)))
+    for row, place in enumerate(places):
+        wanted[row, list(place.layers)] = sizes[list(place.layers)]
+    for row, node in enumerate(nodes):
+        held[row, list(holdings.get(node.node_id, ()))] = 1
+    costs = (wanted.sum(axis=1)[:, None] - wanted @ held.T) * (len(places) + 1)
+    column = {node.node_id: i for i, node in enumerate(nodes)}
+    for row, place in enumerate(places):
+        costs[row] += 1
+        if place.heir_of in column:
+            costs[row, column[place.heir_of]] -= 1
+    kinds = np.array([node.kind for node in nodes])
+    speeds = np.array([node.relative_speed for node in nodes])
+    unfit = kinds[None, :] != np.array([place.kind for place in places])[:, None]
+    unfit |= speeds[None, :] < np.array([place.min_relative_speed for place in places])[:, None]
+    costs[unfit] = np.inf
+    _, columns = linear_sum_assignment(costs)
+    return tuple(nodes[i] for i in columns)

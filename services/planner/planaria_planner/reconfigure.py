@@ -1,0 +1,314 @@
+"""From one plan to the next: what to run after nodes were lost, joined, or changed their speed.
+
+Every candidate is placed on the nodes, and the one that does the most steps within the horizon
+wins: `(H - seconds to get there) / T` (ALGORITHMS.md 5).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_planner.candidates import (
+    CandidateKind,
+    RunningPipeline,
+    Situation,
+    Target,
+    survey,
+    targets,
+)
+from planaria_planner.copies import LayerCopy, busiest_bytes, choose_sources
+from planaria_planner.instantiate import (
+    most_pipelines,
+    nodes_needed,
+    templates_for,
+    usable_nodes,
+)
+from planaria_planner.nodes import Node, check_nodes, in_order
+from planaria_planner.placement import Holdings, Place, assign
+from planaria_planner.problem import PlacedStages, Plan, Problem, make_plan
+from planaria_planner.templates import TemplateSet, not_enough_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionCosts:
+    """What a change costs besides the bytes copied, as measured.
+
+    Attributes:
+        fixed_seconds: the fence and its reports, paid by any change.
+        pipeline_seconds: building the communicators of one pipeline that changes.
+    """
+
+    fixed_seconds: float = 0.1
+    pipeline_seconds: float = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A plan that was considered.
+
+    Attributes:
+        kind: how it came about.
+        plan: the plan, placed.
+        copies: what leads to it.
+        transition_seconds: predicted seconds to get there.
+        steps_within_horizon: what the choice maximises.
+        moves: what it does, in words.
+    """
+
+    kind: CandidateKind
+    plan: Plan
+    copies: tuple[LayerCopy, ...]
+    transition_seconds: float
+    steps_within_horizon: float
+    moves: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfiguration:
+    """The next plan.
+
+    Attributes:
+        chosen: the candidate that does the most steps within the horizon.
+        candidates: all that were considered, the chosen one first, then by steps.
+        min_nodes: n0.
+        fault_tolerance_met: whether there are f + 1 pipelines.
+        reason: why this one, in words.
+    """
+
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    min_nodes: int
+    fault_tolerance_met: bool
+    reason: str
+
+
+def reconfigure(
+    problem: Problem,
+    nodes: Sequence[Node],
+    running: Sequence[RunningPipeline],
+    holdings: Holdings,
+    *,
+    horizon_seconds: float,
+    costs: TransitionCosts | None = None,
+    templates: TemplateSet | None = None,
+) -> Reconfiguration:
+    """Choose the plan that follows a change of nodes, and the copies that lead to it.
+
+    When f can no longer be met the job goes on with as many replicas as there can be.
+
+    Args:
+        problem: the job.
+        nodes: every node that may be used from now on: the survivors and the joiners.
+        running: the pipelines of the plan that ran.
+        holdings: who holds which layers now; nodes that may not be used any more but are still
+            there can be sources of copies.
+        horizon_seconds: expected seconds to the next change (H).
+        costs: measured costs of a change.
+        templates: those of the problem for these nodes, when they are known already.
+
+    Raises:
+        PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
+            `generate_templates`; NOT_ENOUGH_NODES when not even one pipeline can run.
+    """
+    check_nodes(nodes)
+    check_running(problem, running)
+    check_holdings(problem, holdings)
+    if not 0 <= horizon_seconds < float("inf"):
+        raise invalid_argument("horizon_seconds", f"{horizon_seconds} is not zero or more")
+    pool = in_order(nodes)
+    templates = templates or templates_for(problem, pool)
+    budget = usable_nodes(problem, pool)
+    min_pipelines = most_pipelines(problem, templates, budget)
+    if min_pipelines == 0:
+        raise not_enough_nodes(len(budget), nodes_needed(problem, templates, budget, 1))
+    situation = survey(problem, running, pool)
+    change = _Change(
+        problem=problem,
+        situation=situation,
+        running=tuple(running),
+        holdings=holdings,
+        horizon_seconds=horizon_seconds,
+        costs=costs or TransitionCosts(),
+    )
+    candidates = _distinct(
+        [
+            change.evaluate(target)
+            for target in targets(problem, templates, situation, min_pipelines)
+        ]
+    )
+    # Of equal candidates the first, that is the most stable one, wins: the sort keeps order.
+    ranked = sorted(candidates, key=lambda c: (-c.steps_within_horizon, c.transition_seconds))
+    met = len(ranked[0].plan.pipelines) > problem.fault_tolerance
+    return Reconfiguration(
+        chosen=ranked[0],
+        candidates=tuple(ranked),
+        min_nodes=templates.min_nodes,
+        fault_tolerance_met=met,
+        reason=_reason(problem, situation, ranked, horizon_seconds),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    problem: Problem
+    situation: Situation
+    running: tuple[RunningPipeline, ...]
+    holdings: Holdings
+    horizon_seconds: float
+    costs: TransitionCosts
+
+    def evaluate(self, target: Target) -> Candidate:
+        """Place a target on its nodes, and work out its copies and its score."""
+        placed = [
+            *((w.running.node_ids, w.running.stages, w.cost) for w in target.kept),
+            *self._place(target),
+        ]
+        used = {node_id for node_ids, _, _ in placed for node_id in node_ids}
+        everyone = [node.node_id for node in target.pool]
+        plan = make_plan(
+            placed,
+            self.problem.num_microbatches,
+            (node_id for node_id in everyone if node_id not in used),
+        )
+        copies = choose_sources(self.problem.profile, self._missing(plan), self.holdings)
+        seconds = self._transition_seconds(plan, copies)
+        steps = max(self.horizon_seconds - seconds, 0.0) / plan.iteration_seconds
+        return Candidate(
+            kind=target.kind,
+            plan=plan,
+            copies=copies,
+            transition_seconds=seconds,
+            steps_within_horizon=steps,
+            moves=target.moves,
+        )
+
+    def _place(self, target: Target) -> list[PlacedStages]:
+        heirs = [w.running for w in self.situation.whole if w not in target.kept]
+        places: list[Place] = []
+        for choice in target.choices:
+            template = choice.template
+            heir = next((p for p in heirs if p.stages == template.stages), None)
+            if heir:
+                heirs.remove(heir)
+            places.extend(
+                Place(
+                    layers=tuple(
+                        layer
+                        for stage in template.stages
+                        if stage.node == node
+                        for layer in stage.layers
+                    ),
+                    kind=kind,
+                    min_relative_speed=choice.relative_speed,
+                    heir_of=heir.node_ids[node] if heir else "",
+                )
+                for node, kind in enumerate(template.node_kinds)
+            )
+        nodes = iter(assign(self.problem.profile, places, target.pool, self.holdings))
+        placed = []
+        for choice in target.choices:
+            crew = [next(nodes) for _ in choice.template.node_kinds]
+            cost = choice.template.cost.slowed(min(node.relative_speed for node in crew))
+            ids = tuple(node.node_id for node in crew)
+            placed.append((ids, choice.template.stages, cost))
+        return placed
+
+    def _missing(self, plan: Plan) -> dict[str, tuple[int, ...]]:
+        missing = {}
+        for pipeline in plan.pipelines:
+            for index, node_id in enumerate(pipeline.node_ids):
+                held = self.holdings.get(node_id, frozenset())
+                lacking = tuple(i for i in pipeline.layers_of(index) if i not in held)
+                if lacking:
+                    missing[node_id] = lacking
+        return missing
+
+    def _transition_seconds(self, plan: Plan, copies: Sequence[LayerCopy]) -> float:
+        before = {(p.node_ids, p.stages) for p in self.running}
+        after = {(p.node_ids, p.stages) for p in plan.pipelines}
+        if before == after and not copies:
+            return 0.0
+        bandwidth = self.problem.profile.hardware.inter_node_bytes_per_second
+        return (
+            self.costs.fixed_seconds
+            + self.costs.pipeline_seconds * len(after - before)
+            + busiest_bytes(copies) / bandwidth
+        )
+
+
+def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Drop candidates whose plan an earlier one has."""
+    seen: dict[Plan, Candidate] = {}
+    for candidate in candidates:
+        seen.setdefault(candidate.plan, candidate)
+    return list(seen.values())
+
+
+def _reason(
+    problem: Problem, situation: Situation, ranked: Sequence[Candidate], horizon_seconds: float
+) -> str:
+    chosen, plan = ranked[0], ranked[0].plan
+    sizes = ", ".join(str(len(pipeline.node_ids)) for pipeline in plan.pipelines)
+    copied = sum(copy.num_bytes for copy in chosen.copies)
+    words = [
+        f"{len(situation.whole)} pipelines are whole, {len(situation.broken)} broken,"
+        f" {len(situation.free)} nodes free",
+        f"{chosen.kind.value}: {chosen.moves}; pipelines of {sizes} nodes,"
+        f" {plan.iteration_seconds:.6g} s a step, {copied} bytes to copy, there in"
+        f" {chosen.transition_seconds:.3g} s, {chosen.steps_within_horizon:.6g} steps within"
+        f" {horizon_seconds:.6g} s",
+    ]
+    if len(ranked) > 1:
+        words.append(
+            f"next best: {ranked[1].kind.value} with {ranked[1].steps_within_horizon:.6g} steps"
+        )
+    asked = problem.fault_tolerance
+    if plan.fault_tolerance < asked:
+        words.append(f"tolerates {plan.fault_tolerance} failures, fewer than the {asked} asked for")
+    return ". ".join(words) + "."
+
+
+def invalid_argument(field: str, wrong: str) -> PlanariaError:
+    """Return the error of a request whose `field` is `wrong`."""
+    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{field}: {wrong}", {"field": field})
+
+
+def check_running(problem: Problem, running: Sequence[RunningPipeline]) -> None:
+    """Raise INVALID_ARGUMENT when a running pipeline is not a partition of the model."""
+    seen: set[str] = set()
+    for index, pipeline in enumerate(running):
+        field = f"current.pipelines[{index}]"
+        end, node = 0, 0
+        for stage in pipeline.stages:
+            if stage.first_layer != end or stage.num_layers < 1:
+                raise invalid_argument(field, f"the stage of layer {end} is missing or comes twice")
+            if stage.node not in (node, node + 1) or stage.node >= len(pipeline.node_ids):
+                raise invalid_argument(
+                    field, f"stages are not in the order of their nodes at {end}"
+                )
+            if stage.accelerators not in problem.profile.layers[0].forward_seconds:
+                raise invalid_argument(
+                    field, f"the profile has no times for {stage.accelerators} accelerators"
+                )
+            end, node = stage.end_layer, stage.node
+        if end != problem.profile.num_layers:
+            raise invalid_argument(
+                field, f"its stages cover {end} of {problem.profile.num_layers} layers"
+            )
+        if node + 1 != len(pipeline.node_ids):
+            raise invalid_argument(field, f"{len(pipeline.node_ids)} nodes, stages on {node + 1}")
+        for node_id in pipeline.node_ids:
+            if node_id in seen:
+                raise invalid_argument(field, f"the node {node_id} comes twice")
+            seen.add(node_id)
+
+
+def check_holdings(problem: Problem, holdings: Holdings) -> None:
+    """Raise INVALID_ARGUMENT when a holding names a layer that the model does not have."""
+    for node_id, layers in holdings.items():
+        for layer in layers:
+            if not 0 <= layer < problem.profile.num_layers:
+                raise invalid_argument(
+                    f"holdings[{node_id}]",
+                    f"there is no layer {layer}; the model has {problem.profile.num_layers}",
+                )
