@@ -1,0 +1,299 @@
+"""A cluster of real processes on loopback, to be hurt on purpose.
+
+    with Cluster(tmp_path) as cluster:
+        cluster.start(num_nodes=5)
+        job = cluster.client.submit(spec)
+        cluster.wait_for_step(job.id, 5)
+        cluster.kill_node("node-2")
+        assert cluster.wait_for_end(job.id).state == "SUCCEEDED"
+
+Every part listens on a free port, keeps its files below the cluster's folder and is ended by pid.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from planaria import Client
+from planaria.models import Job, Node
+from planaria_common.netutil import free_port
+from planaria_worker.agent.engine_process import find_engine
+
+START_TIMEOUT_SECONDS = 60.0
+DEFAULT_TIMEOUT_SECONDS = 150.0
+POLL_SECONDS = 0.05
+
+
+@dataclass(kw_only=True)
+class Part:
+    """One process, started with a log of its own."""
+
+    name: str
+    process: subprocess.Popen[str]
+    log: Path
+    ready: dict[str, Any] = field(default_factory=dict)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal and wait for the end."""
+        self.process.send_signal(number)
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def wait_ready(self) -> None:
+        """Wait for the line `ready {...}` of a service."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while selector.select(max(0.0, deadline - time.monotonic())):
+                line = self.process.stdout.readline()
+                if not line:
+                    break
+                if line.startswith("ready "):
+                    self.ready = json.loads(line.removeprefix("ready "))
+                    return
+        raise AssertionError(f"{self.name} did not start:\n{self.log.read_text()[-4000:]}")
+
+
+class Cluster:
+    """A planner, a coordinator and nodes; ends them all when it is left."""
+
+    def __init__(self, folder: Path, **coordinator_settings: object) -> None:
+        self.folder = folder
+        self.nodes: dict[str, Part] = {}
+        self.planner: Part | None = None
+        self.coordinator: Part | None = None
+        self._client: Client | None = None
+        self._settings = coordinator_settings
+        self._http_port = free_port()
+        self._grpc_port = free_port()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exception is not None:
+            sys.stderr.write(self.describe())
+        self.stop()
+
+    # -- starting ---------------------------------------------------------------------------------
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "coordinator" / "token"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self._grpc_port}"
+
+    @property
+    def token(self) -> str:
+        return self.token_file.read_text().strip()
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            url = f"http://127.0.0.1:{self._http_port}"
+            self._client = Client(url, token=self.token)
+        return self._client
+
+    def start(self, num_nodes: int, environment: Mapping[str, str] | None = None) -> None:
+        """Start everything and wait until all nodes are ready."""
+        self.start_planner()
+        self.start_coordinator()
+        for index in range(num_nodes):
+            self.start_node(f"node-{index}", environment)
+        self.wait_for_nodes(num_nodes)
+
+    def start_planner(self) -> None:
+        port = free_port()
+        self.planner = self._start("planner", "planaria_planner", ["--port", str(port)])
+        self.planner.wait_ready()
+
+    def start_coordinator(self) -> None:
+        assert self.planner is not None
+        options: dict[str, object] = {
+            "data-dir": self.folder / "coordinator",
+            "http-port": self._http_port,
+            "grpc-port": self._grpc_port,
+            "planner-addresses": self.planner.ready["grpc_address"],
+            **{name.replace("_", "-"): value for name, value in self._settings.items()},
+        }
+        self.coordinator = self._start("coordinator", "planaria_coordinator", _flags(options))
+        self.coordinator.wait_ready()
+
+    def start_node(self, node_id: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start an agent; `wait_for_nodes` tells when it is ready."""
+        options = {
+            "coordinator": self.grpc_address,
+            "node-id": node_id,
+            "data-dir": self.folder / node_id,
+            "token-file": self.token_file,
+            "accelerator-memory-bytes": 2**30,
+        }
+        self.nodes[node_id] = self._start(
+            node_id, "planaria_worker", _flags(options), environment or {}
+        )
+
+    def _start(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> Part:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                text=True,
+                start_new_session=True,
+            )
+        return Part(name=name, process=process, log=log)
+
+    # -- hurting ----------------------------------------------------------------------------------
+
+    def engine_pids(self, node_id: str) -> list[int]:
+        """Return the live engines of a node, asked without the coordinator."""
+        root = self.folder / node_id / "engines"
+        folders = root.iterdir() if root.exists() else ()
+        found = [find_engine(folder) for folder in folders]
+        return [process.pid for process in found if process is not None]
+
+    def kill_node(self, node_id: str) -> None:
+        """Kill -9 the agent and the engines of a node, as a power cut would."""
+        engines = self.engine_pids(node_id)
+        self.nodes[node_id].process.kill()
+        for pid in engines:
+            os.kill(pid, signal.SIGKILL)
+        self.nodes.pop(node_id).end()
+
+    def kill_engines(self, node_id: str) -> None:
+        """Kill -9 the engines of a node; its agent lives on."""
+        for pid in self.engine_pids(node_id):
+            os.kill(pid, signal.SIGKILL)
+
+    def signal_node(self, node_id: str, number: signal.Signals) -> None:
+        """Send a signal (SIGSTOP, SIGCONT) to the agent and the engines of a node."""
+        for pid in self.engine_pids(node_id):
+            os.kill(pid, number)
+        self.nodes[node_id].process.send_signal(number)
+
+    def kill_agent(self, node_id: str) -> None:
+        """Kill -9 the agent of a node; its engines live on."""
+        self.nodes.pop(node_id).end()
+
+    def kill_coordinator(self) -> None:
+        assert self.coordinator is not None
+        self.coordinator.end()
+        self.coordinator = None
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def wait_for(
+        self, what: str, condition: Callable[[], bool], timeout: float = DEFAULT_TIMEOUT_SECONDS
+    ) -> None:
+        """Wait until a condition holds; AssertionError if it never does."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {timeout} s in vain for: {what}")
+            time.sleep(POLL_SECONDS)
+
+    def wait_for_nodes(self, count: int, state: str = "READY") -> list[Node]:
+        def ready() -> list[Node]:
+            return [node for node in self.client.list_nodes() if node.state == state]
+
+        self.wait_for(f"{count} nodes {state}", lambda: len(ready()) == count)
+        return ready()
+
+    def wait_for_step(self, job_id: str, step: int, **options: float) -> Job:
+        """Wait until a job has committed so many steps."""
+        self.wait_for(
+            f"{job_id} at step {step}",
+            lambda: self._running(job_id).step >= step,
+            **options,
+        )
+        return self.client.get_job(job_id)
+
+    def wait_for_state(self, job_id: str, *states: str, **options: float) -> Job:
+        self.wait_for(
+            f"{job_id} to be {' or '.join(states)}",
+            lambda: self.client.get_job(job_id).state in states,
+            **options,
+        )
+        return self.client.get_job(job_id)
+
+    def wait_for_end(self, job_id: str, **options: float) -> Job:
+        """Wait until a job has ended, one way or another."""
+        self.wait_for(f"the end of {job_id}", lambda: self._ended(job_id), **options)
+        return self.client.get_job(job_id)
+
+    def _running(self, job_id: str) -> Job:
+        job = self.client.get_job(job_id)
+        if job.state in ("FAILED", "CANCELLED"):
+            raise AssertionError(f"{job_id} is {job.state}: {job.error}")
+        return job
+
+    def _ended(self, job_id: str) -> bool:
+        return self.client.get_job(job_id).is_done
+
+    # -- telling and ending ------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Return events and the ends of all logs, for a failed test."""
+        parts = [*self.folder.glob("*.log"), *self.folder.glob("node-*/engines/*/engine.log")]
+        texts = [
+            f"== {path.relative_to(self.folder)}\n{path.read_text()[-3000:]}" for path in parts
+        ]
+        try:
+            events = [f"{event.type}: {event.message}" for event in self.client.events()]
+        except Exception as error:  # the cluster may be in any state
+            events = [f"no events: {error}"]
+        return "\n".join(["", *texts, "== events", *events, ""])
+
+    def stop(self) -> None:
+        """End every process; engines first, so that no agent reports them."""
+        for node_id, part in list(self.nodes.items()):
+            pids = self.engine_pids(node_id)
+            part.end()
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        for orphan in self.folder.glob("node-*/engines/*"):
+            process = find_engine(orphan)
+            if process is not None:
+                process.signal(signal.SIGKILL)
+        for service in (self.coordinator, self.planner):
+            if service is not None and service.process.poll() is None:
+                service.end(signal.SIGTERM)
+        if self._client is not None:
+            self._client.close()
+
+
+def _flags(options: Mapping[str, object]) -> list[str]:
+    return [item for name, value in options.items() for item in (f"--{name}", str(value))]
