@@ -207,14 +207,20 @@ def layer_sizes(
     block_activations = (
         hidden_bytes
         if activation_checkpointing
-        else _block_activation_bytes(config, microbatch_size, sequence_length, width)
+        else _block_activation_bytes(config, num_tokens, width)
     )
     block_flops = num_tokens * (
         2 * _block_matrix_parameters(config)
         + 4 * sequence_length * config.num_heads * config.head_dim
     )
     return (
-        size("embedding", embedding, embedding, 8 * num_tokens, 0),
+        size(
+            "embedding",
+            embedding,
+            embedding,
+            _embedding_activation_bytes(config, num_tokens, sequence_length),
+            0,
+        ),
         *(
             size(f"block {index}", block, block, block_activations, block_flops)
             for index in range(config.num_blocks)
@@ -372,19 +378,33 @@ def _state_bytes_per_parameter(reproducible: bool) -> int:
     return master_and_moments + gradient_sum + gradient
 
 
-def _block_activation_bytes(
-    config: ModelConfig, microbatch_size: int, sequence_length: int, width: int
-) -> int:
-    """What autograd keeps: every input of a matrix product, norm and non-linearity, once."""
-    num_tokens = microbatch_size * sequence_length
+def _embedding_activation_bytes(config: ModelConfig, num_tokens: int, sequence_length: int) -> int:
+    """The indices, int64."""
+    positions = sequence_length if config.family == "gpt2" else 0
+    return 8 * (num_tokens + positions)
+
+
+def _block_activation_bytes(config: ModelConfig, num_tokens: int, width: int) -> int:
+    """What autograd keeps, per token; exact in float32 (a test counts the saved tensors)."""
     query, key_value = _projection_size(config)
-    hidden, inner = config.hidden_size, config.intermediate_size
+    heads, key_value_heads = config.num_heads, config.num_key_value_heads
+    attention = 2 * query + 2 * key_value  # queries, keys, values and the result
     if config.family == "gpt2":
-        per_token = 6 * hidden + 2 * query + 2 * key_value + 6 * inner
-        return width * num_tokens * per_token
-    per_token = 8 * hidden + 3 * query + 3 * key_value + 4 * inner
-    return width * num_tokens * per_token
+        norms = 4 * config.hidden_size  # each norm's input and output
+        statistics = 4 + heads  # means and deviations; the softmax's normalizers
+        activations = 5 * config.intermediate_size
+    else:
+        norms = 6 * config.hidden_size  # each norm's input, its scaled form and its output
+        statistics = 2 + heads
+        activations = 4 * config.intermediate_size
+    if config.family == "qwen3":
+        norms += 2 * query + 2 * key_value
+        statistics += heads + key_value_heads
+    return num_tokens * (width * (norms + attention + activations) + 4 * statistics)
 
 
 def _head_activation_bytes(config: ModelConfig, num_tokens: int, width: int) -> int:
-    return num_tokens * (3 * config.hidden_size * width + 8 * config.vocab_size)
+    """The norm, and for the loss the targets and the logarithms of the probabilities."""
+    is_gpt2 = config.family == "gpt2"
+    norm = (2 if is_gpt2 else 3) * config.hidden_size * width + (8 if is_gpt2 else 4)
+    return num_tokens * (norm + 4 * config.vocab_size + 8) + 4

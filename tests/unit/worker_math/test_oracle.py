@@ -8,64 +8,22 @@ import pytest
 import torch
 
 from oracle.reference import ReferenceJob, ReferenceResult, train
-from planaria_common.model_sizes import ModelConfig
-from planaria_worker.engine.data.dataset import open_dataset
+from oracle.small import NUM_LAYERS, initial_states, small_job, small_model
 from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.numerics.accumulate import GradientSums, choose_accumulation
 from planaria_worker.engine.numerics.digest import final_digest, layer_digest
 from planaria_worker.engine.numerics.loss import loss_units, mean_loss, summed_cross_entropy
 from planaria_worker.engine.numerics.norm import global_norm, squared_norm
-from planaria_worker.engine.numerics.optimizer import AdamWConfig, gradient_scale, update
+from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.models.stage import Microbatch, Stage, build_stage
-from planaria_worker.models.state import initial_state
 from planaria_worker.models.transformer import transformer
 
-NUM_BLOCKS = 3
-NUM_LAYERS = NUM_BLOCKS + 2
 WHOLE = [(0, NUM_LAYERS)]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> ReferenceJob:
-    folder = tmp_path_factory.mktemp("corpus")
-    text = "".join(f"{number} planarians make {number * number} heads.\n" for number in range(99))
-    (folder / "text.txt").write_text(text)
-    dataset = open_dataset(
-        pattern=str(folder / "*.txt"),
-        tokenizer="byte",
-        cache_dir=folder / "cache",
-        sequence_length=24,
-        vocab_size=256,
-    )
-    return ReferenceJob(
-        model=_model("llama"),
-        dataset=dataset,
-        num_steps=4,
-        num_microbatches=3,
-        microbatch_size=2,
-        seed=7,
-        optimizer=AdamWConfig(
-            learning_rate=1e-3, num_steps=4, warmup_steps=2, weight_decay=0.1, clip_norm=0.5
-        ),
-    )
-
-
-def _model(family: str, **changes: object) -> ModelConfig:
-    fields: dict[str, object] = {
-        "hidden_size": 32,
-        "num_layers": NUM_BLOCKS,
-        "num_heads": 4,
-        "vocab_size": 256,
-        "max_position_embeddings": 32,
-        **({} if family == "gpt2" else {"num_key_value_heads": 2}),
-        **changes,
-    }
-    return ModelConfig.create(family=family, **fields)  # type: ignore[arg-type]
+    return small_job(tmp_path_factory.mktemp("corpus"), small_model("llama"))
 
 
 def _run_worker(
@@ -73,7 +31,7 @@ def _run_worker(
 ) -> ReferenceResult:
     """One pipeline of the stages (first_layer, num_layers), one microbatch after the other."""
     model = transformer(job.model)
-    states = {layer: initial_state(model, layer, seed=job.seed) for layer in range(NUM_LAYERS)}
+    states = initial_states(job.model, job.seed)
     stages = [
         build_stage(
             model, first, count, states, seed=job.seed, activation_checkpointing=checkpointing
@@ -156,7 +114,7 @@ def _assert_equal(result: ReferenceResult, expected: ReferenceResult) -> None:
 def test_the_worker_trains_what_a_plain_loop_trains(
     job: ReferenceJob, family: str, tied: bool
 ) -> None:
-    job = replace(job, model=_model(family, tie_word_embeddings=tied))
+    job = replace(job, model=small_model(family, tie_word_embeddings=tied))
     expected = train(job)
     assert expected.losses[-1] < expected.losses[0]
     _assert_equal(_run_worker(job, WHOLE), expected)
@@ -174,7 +132,7 @@ def test_the_worker_trains_what_a_plain_loop_trains(
 )
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_cut_changes_nothing(job: ReferenceJob, cut: list[tuple[int, int]], tied: bool) -> None:
-    job = replace(job, model=_model("llama", tie_word_embeddings=tied))
+    job = replace(job, model=small_model("llama", tie_word_embeddings=tied))
     _assert_equal(_run_worker(job, cut), _run_worker(job, WHOLE))
 
 
@@ -182,16 +140,16 @@ def test_the_cut_changes_nothing(job: ReferenceJob, cut: list[tuple[int, int]], 
 def test_dropout_depends_on_the_microbatch_and_not_on_the_plan(
     job: ReferenceJob, family: str
 ) -> None:
-    job = replace(job, model=_model(family, dropout=0.2))
+    job = replace(job, model=small_model(family, dropout=0.2))
     expected = train(job)
     for cut in (WHOLE, [(0, 2), (2, 3)]):
         _assert_equal(_run_worker(job, cut), expected)
-    assert expected.digest != train(replace(job, model=_model(family))).digest
+    assert expected.digest != train(replace(job, model=small_model(family))).digest
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_activation_checkpointing_changes_no_bit(job: ReferenceJob, dropout: float) -> None:
-    job = replace(job, model=_model("llama", dropout=dropout))
+    job = replace(job, model=small_model("llama", dropout=dropout))
     checkpointed = _run_worker(job, [(0, 2), (2, 3)], checkpointing=True)
     _assert_equal(checkpointed, _run_worker(job, WHOLE))
 

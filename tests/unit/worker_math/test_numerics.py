@@ -1,0 +1,315 @@
+"""Sums, norms, updates and digests: exact, in any order, and loud when out of range."""
+
+import hashlib
+import math
+import struct
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oracle.small import initial_states, small_model
+from planaria_worker.engine.numerics import optimizer
+from planaria_worker.engine.numerics.accumulate import (
+    FixedPoint,
+    FloatingPoint,
+    GradientSums,
+    choose_accumulation,
+    choose_fixed_point,
+)
+from planaria_worker.engine.numerics.digest import final_digest, layer_digest
+from planaria_worker.engine.numerics.loss import loss_units, mean_loss
+from planaria_worker.engine.numerics.norm import global_norm, squared_norm
+from planaria_worker.engine.numerics.optimizer import (
+    AdamWConfig,
+    gradient_scale,
+    learning_rate,
+    update,
+)
+from planaria_worker.models.layout import ALIGNMENT, LayerLayout, TensorLayout
+from planaria_worker.models.stage import build_stage
+from planaria_worker.models.state import LayerState, empty_state
+from planaria_worker.models.transformer import transformer
+
+
+def _layout(*sizes: int) -> LayerLayout:
+    tensors, offset = [], 0
+    for index, size in enumerate(sizes):
+        tensors.append(TensorLayout(name=f"t{index}", shape=(size,), offset=offset))
+        offset += -(-size // ALIGNMENT) * ALIGNMENT
+    return LayerLayout(layer=0, tensors=tuple(tensors), num_elements=offset)
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 100))
+def test_fixed_point_sums_do_not_depend_on_the_order(random: Random, count: int) -> None:
+    generator = np.random.default_rng(count)
+    exponents = generator.integers(-30, 8, (count, 33))
+    gradients = [
+        torch.from_numpy(np.ldexp(row, exponent).astype(np.float32))
+        for row, exponent in zip(generator.standard_normal((count, 33)), exponents, strict=True)
+    ]
+    rule = choose_fixed_point(
+        tokens_per_microbatch=64, num_microbatches=count, has_tied_weight=False
+    )
+    one, other = torch.zeros(33, dtype=torch.int64), torch.zeros(33, dtype=torch.int64)
+    for gradient in gradients:
+        assert rule.add(one, gradient)
+    random.shuffle(gradients)
+    for gradient in gradients:
+        rule.add(other, gradient)
+    assert torch.equal(one, other)
+
+
+def test_rounding_is_half_to_even() -> None:
+    rule = FixedPoint(unit_exponent=1, limit_exponent=60)
+    total = torch.zeros(5, dtype=torch.int64)
+    rule.add(total, torch.tensor([0.25, 0.75, 1.25, -0.25, -0.75]))
+    assert total.tolist() == [0, 2, 2, 0, -2]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**20, -(2.0**20)])
+def test_a_gradient_out_of_range_is_reported(bad: float) -> None:
+    rule = FixedPoint(unit_exponent=40, limit_exponent=60)
+    gradient = torch.zeros(100)
+    gradient[57] = bad
+    assert not rule.add(torch.zeros(100, dtype=torch.int64), gradient)
+    gradient[57] = 2.0**20 - 1
+    assert rule.add(torch.zeros(100, dtype=torch.int64), gradient)
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 17), st.booleans())
+def test_the_chosen_unit_cannot_overflow_and_is_fine_enough(
+    tokens: int, num_microbatches: int, tied: bool
+) -> None:
+    rule = choose_fixed_point(
+        tokens_per_microbatch=tokens, num_microbatches=num_microbatches, has_tied_weight=tied
+    )
+    contributions = num_microbatches * (2 if tied else 1)
+    assert contributions * (2**rule.limit_exponent - 1) <= 2**63 - 1
+    largest_mean = 2.0 ** (rule.limit_exponent - rule.unit_exponent) / tokens
+    assert largest_mean >= 2**12
+    assert rule.unit / tokens <= 2.0**-32
+
+
+def test_the_largest_allowed_contributions_fill_the_sum_without_wrapping() -> None:
+    rule = choose_fixed_point(tokens_per_microbatch=1, num_microbatches=4, has_tied_weight=False)
+    total = torch.zeros(1, dtype=torch.int64)
+    limit = np.float32(2.0 ** (rule.limit_exponent - rule.unit_exponent))
+    largest = np.nextafter(limit, np.float32(0))
+    for _ in range(4):
+        assert rule.add(total, torch.tensor([float(largest)]))
+    assert 0 < total.item() < 2**63 - 1
+    assert total.item() * rule.unit == 4 * float(largest)
+
+
+@pytest.mark.parametrize(("tokens", "microbatches"), [(0, 1), (1, 0)])
+def test_an_empty_step_is_refused(tokens: int, microbatches: int) -> None:
+    with pytest.raises(ValueError, match="is empty"):
+        choose_fixed_point(
+            tokens_per_microbatch=tokens, num_microbatches=microbatches, has_tied_weight=False
+        )
+
+
+def _gradients_of_one_microbatch(family: str) -> tuple[GradientSums, GradientSums]:
+    """Fixed-point and floating-point sums of the same gradients."""
+    config = small_model(family, tie_word_embeddings=True)
+    states = initial_states(config)
+    stage = build_stage(transformer(config), 0, 5, states)
+    layouts = [state.layout for state in states.values()]
+    fixed = GradientSums(
+        layouts,
+        choose_fixed_point(tokens_per_microbatch=48, num_microbatches=3, has_tied_weight=True),
+    )
+    floating = GradientSums(layouts, FloatingPoint())
+    generator = torch.Generator().manual_seed(3)
+    for sums in (fixed, floating):
+        generator.manual_seed(3)
+        for _ in range(3):
+            tokens = torch.randint(0, 256, (2, 24), generator=generator)
+            torch.autograd.backward(stage(tokens).square().sum())
+            assert sums.take(stage.leaves) == ()
+            assert all(leaf.parameter.grad is None for leaf in stage.leaves)
+    return fixed, floating
+
+
+def test_default_mode_differs_by_rounding_alone() -> None:
+    """At most n·eps·Σ|g_i| apart, n = 6 additions."""
+    fixed, floating = _gradients_of_one_microbatch("gpt2")
+    unit = choose_fixed_point(
+        tokens_per_microbatch=48, num_microbatches=3, has_tied_weight=True
+    ).unit
+    for layer, total in floating.sums.items():
+        exact = fixed.sums[layer].double() * unit
+        bound = 6 * torch.finfo(torch.float32).eps * total.abs().max()
+        assert (total - exact).abs().max() <= bound
+        assert total.abs().max() > 0
+
+
+def test_the_layer_out_of_range_is_named() -> None:
+    config = small_model("llama")
+    states = initial_states(config)
+    stage = build_stage(transformer(config), 0, 5, states)
+    sums = GradientSums(
+        [state.layout for state in states.values()],
+        FixedPoint(unit_exponent=40, limit_exponent=60),
+    )
+    torch.autograd.backward(stage(torch.zeros(1, 24, dtype=torch.int64)).sum())
+    gradient = stage.layers[2]["model.layers.1.mlp.up_proj.weight"].grad
+    assert gradient is not None
+    gradient[3, 4] = math.nan
+    assert sums.take(stage.leaves) == (2,)
+
+
+def test_clear_starts_the_next_step() -> None:
+    sums = GradientSums([_layout(5)], FloatingPoint())
+    sums.sums[0].fill_(1.0)
+    sums.clear()
+    assert not sums.sums[0].any()
+
+
+@pytest.mark.parametrize("sizes", [(1,), (15, 16), (17, 40, 1000)])
+def test_the_squared_norm_follows_its_definition(sizes: tuple[int, ...]) -> None:
+    """Lane j adds elements j, j+16, … one after the other; then lanes, then tensors in order."""
+    layout = _layout(*sizes)
+    total = torch.zeros(layout.num_elements, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(5)
+    expected = 0.0
+    for tensor in layout.tensors:
+        place = tensor.view(total)
+        place.copy_(torch.randint(-(2**40), 2**40, place.shape, generator=generator))
+        lanes = [0.0] * 16
+        for index, value in enumerate(place.tolist()):
+            lanes[index % 16] += float(value) ** 2
+        sum_of_lanes = 0.0
+        for lane in lanes:
+            sum_of_lanes += lane
+        expected += sum_of_lanes
+    assert squared_norm(layout, total, 2.0**-20) == expected * 2.0**-40
+
+
+def test_the_global_norm_adds_layers_in_order_whatever_order_they_came_in() -> None:
+    squares = {2: 1e-17, 0: 1.0, 1: 1e-17, 3: 7.0}
+    shuffled = {layer: squares[layer] for layer in (3, 1, 0, 2)}
+    assert global_norm(squares, 3) == global_norm(shuffled, 3)
+    assert global_norm({0: 9.0, 1: 16.0}, 5) == 1.0
+
+
+def test_warm_up_then_cosine_to_zero() -> None:
+    config = AdamWConfig(learning_rate=2.0, num_steps=14, warmup_steps=4)
+    rates = [learning_rate(config, step) for step in range(14)]
+    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
+    assert rates[9] == pytest.approx(1.0)
+    assert sorted(rates[4:], reverse=True) == rates[4:]
+    assert 0 < rates[-1] < 0.1
+
+
+def test_a_constant_rate_stays() -> None:
+    config = AdamWConfig(learning_rate=2.0, num_steps=9, warmup_steps=2, schedule="constant")
+    assert [learning_rate(config, step) for step in range(4)] == [1.0, 2.0, 2.0, 2.0]
+
+
+def test_clipping_scales_long_gradients_only() -> None:
+    config = AdamWConfig(learning_rate=1.0, num_steps=1, clip_norm=0.5)
+    assert gradient_scale(config, unit=0.25, num_tokens=2, norm=0.4) == 0.125
+    assert gradient_scale(config, unit=0.25, num_tokens=2, norm=5.0) == pytest.approx(0.0125)
+
+
+def _random_state(config: AdamWConfig) -> tuple[LayerState, torch.Tensor]:
+    layout = LayerLayout(
+        layer=0,
+        tensors=(
+            TensorLayout(name="matrix", shape=(7, 9), offset=0),
+            TensorLayout(name="vector", shape=(13,), offset=64),
+        ),
+        num_elements=96,
+    )
+    generator = torch.Generator().manual_seed(1)
+    state = empty_state(layout)
+    for view in layout.views(state.parameters).values():
+        view.normal_(generator=generator)
+    total = torch.randint(-(2**30), 2**30, (96,), generator=generator)
+    return state, total
+
+
+def test_adamw_agrees_with_torch() -> None:
+    """To rounding: torch multiplies in another order."""
+    config = AdamWConfig(
+        learning_rate=1e-2, num_steps=5, weight_decay=0.1, schedule="constant", beta2=0.99
+    )
+    state, total = _random_state(config)
+    matrix = state.tensor("parameters", "matrix").clone().requires_grad_()
+    vector = state.tensor("parameters", "vector").clone().requires_grad_()
+    groups: list[dict[str, Any]] = [
+        {"params": [matrix]},
+        {"params": [vector], "weight_decay": 0.0},
+    ]
+    theirs = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    for step in range(5):
+        sums = state.layout.views(total * (step + 1))
+        matrix.grad = (sums["matrix"].double() * 2.0**-31).float()
+        vector.grad = (sums["vector"].double() * 2.0**-31).float()
+        theirs.step()
+        update(state, total * (step + 1), config=config, scale=2.0**-31, step=step)
+    for name, expected in (("matrix", matrix), ("vector", vector)):
+        ours = state.tensor("parameters", name)
+        torch.testing.assert_close(ours, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_gaps_between_tensors_stay_zero() -> None:
+    config = AdamWConfig(learning_rate=1e-2, num_steps=5, weight_decay=0.1)
+    state, total = _random_state(config)
+    update(state, total, config=config, scale=2.0**-31, step=0)
+    for slot in ("parameters", "exp_avg", "exp_avg_sq"):
+        assert not state.buffer(slot)[63:64].any()
+        assert not state.buffer(slot)[77:].any()
+
+
+def test_torch_operations_and_the_fused_kernel_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA an update is torch operations: bitwise, but for MKL's square root on the CPU."""
+    config = AdamWConfig(learning_rate=1e-2, num_steps=5, weight_decay=0.1)
+    fused, total = _random_state(config)
+    plain, _ = _random_state(config)
+    for step in range(3):
+        update(fused, total, config=config, scale=2.0**-31, step=step)
+    monkeypatch.setattr(optimizer, "_update_cpu", optimizer._update_torch)
+    for step in range(3):
+        update(plain, total, config=config, scale=2.0**-31, step=step)
+    assert torch.equal(fused.exp_avg, plain.exp_avg)
+    assert torch.equal(fused.exp_avg_sq, plain.exp_avg_sq)
+    torch.testing.assert_close(fused.parameters, plain.parameters, rtol=1e-6, atol=1e-8)
+
+
+def test_losses_add_up_in_any_order_and_bad_ones_show() -> None:
+    units = [loss_units(value) for value in (5.5, 1e-6, 3.25)]
+    assert mean_loss(sum(unit or 0 for unit in units), 2) == pytest.approx(4.3750005)
+    assert loss_units(math.nan) is None
+    assert loss_units(math.inf) is None
+
+
+def test_the_digest_is_what_the_contract_says() -> None:
+    tensors = {"b": torch.tensor([[1.0, 2.0]]), "a": torch.tensor([3.0])}
+    digest = hashlib.sha256(
+        b"a"
+        + b"float32"
+        + struct.pack("<q", 1)
+        + struct.pack("<f", 3.0)
+        + b"b"
+        + b"float32"
+        + struct.pack("<qq", 1, 2)
+        + struct.pack("<ff", 1.0, 2.0)
+    ).digest()
+    assert layer_digest(tensors) == digest
+    assert final_digest([digest, digest]) == hashlib.sha256(digest + digest).hexdigest()
+
+
+def test_the_mode_chooses_the_accumulation() -> None:
+    choose = partial(
+        choose_accumulation, tokens_per_microbatch=8, num_microbatches=2, has_tied_weight=False
+    )
+    assert isinstance(choose(reproducible=True), FixedPoint)
+    assert isinstance(choose(reproducible=False), FloatingPoint)

@@ -1,0 +1,142 @@
+"""Writes a trained model as a Hugging Face folder: config.json and model.safetensors.
+
+Layers may come one by one, in any order and from anywhere: no more than one is held in memory. The
+file's header follows from the model alone, so every tensor's place is known before it arrives.
+"""
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from planaria_common.model_sizes import ModelConfig
+from planaria_worker.models.layout import layer_layout
+from planaria_worker.models.transformer import huggingface_config, transformer
+
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+
+
+class ExportError(OSError):
+    """The model could not be written; one line that names the place and the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a tensor's bytes go, from the start of the data."""
+
+    layer: int
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def export_huggingface(
+    folder: Path,
+    config: ModelConfig,
+    layers: Iterable[tuple[int, Mapping[str, Tensor]]],
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Writes the folder beside its place and moves it there when it is whole.
+
+    `layers` gives each layer once, with its parameters by name (LayerState's `parameters`); a tied
+    parameter is in its first layer. Values are rounded to `dtype`. A folder that exists keeps its
+    other files.
+
+    Raises:
+        ExportError: the folder cannot be written, for example because the disk is full.
+        ValueError: a layer or a tensor is missing, or has another shape.
+    """
+    folder = folder.absolute()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        try:
+            with (partial / WEIGHTS_FILE).open("wb") as file:
+                _write_weights(file, config, layers, dtype)
+                file.flush()
+                os.fsync(file.fileno())
+            _write_config(partial / CONFIG_FILE, config, dtype)
+            _move(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        hint = "; free some space" if error.errno == errno.ENOSPC else ""
+        raise ExportError(
+            f"output.path: cannot write {folder}: {error.strerror or error}{hint}"
+        ) from error
+
+
+def _write_weights(
+    file: BinaryIO,
+    config: ModelConfig,
+    layers: Iterable[tuple[int, Mapping[str, Tensor]]],
+    dtype: torch.dtype,
+) -> None:
+    places = _places(config, dtype)
+    header = _header(places, dtype)
+    file.write(header)
+    missing = dict(places)
+    for layer, tensors in layers:
+        for name, tensor in tensors.items():
+            place = missing.pop(name, None)
+            if place is None or place.layer != layer or place.shape != tuple(tensor.shape):
+                raise ValueError(f"layer {layer}: {name} {tuple(tensor.shape)} is not expected")
+            file.seek(len(header) + place.start)
+            values = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
+            file.write(values.view(torch.uint8).numpy().data)
+    if missing:
+        name, place = next(iter(missing.items()))
+        raise ValueError(f"layer {place.layer}: {name} is missing")
+
+
+def _places(config: ModelConfig, dtype: torch.dtype) -> dict[str, _Place]:
+    model = transformer(config)
+    places = {}
+    start = 0
+    for layer in range(model.num_layers):
+        for tensor in layer_layout(model, layer).tensors:
+            end = start + tensor.num_elements * dtype.itemsize
+            places[tensor.name] = _Place(layer=layer, shape=tensor.shape, start=start, end=end)
+            start = end
+    return places
+
+
+def _header(places: Mapping[str, _Place], dtype: torch.dtype) -> bytes:
+    """The safetensors header: its length, then JSON padded with spaces to 8 bytes."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for name, place in places.items():
+        entries[name] = {
+            "dtype": _DTYPE_NAMES[dtype],
+            "shape": list(place.shape),
+            "data_offsets": [place.start, place.end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_config(path: Path, config: ModelConfig, dtype: torch.dtype) -> None:
+    huggingface = huggingface_config(config)
+    huggingface.dtype = str(dtype).removeprefix("torch.")
+    path.write_text(huggingface.to_json_string(use_diff=True))
+
+
+def _move(partial: Path, folder: Path) -> None:
+    if not folder.exists():
+        partial.chmod(0o755)  # mkdtemp's folders are private
+        partial.rename(folder)
+        return
+    for name in (WEIGHTS_FILE, CONFIG_FILE):
+        (partial / name).replace(folder / name)
