@@ -1,0 +1,215 @@
+"""Fetches layers from peers: several at once, each from the first source that has it."""
+
+import contextlib
+import hashlib
+import hmac
+import queue
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.communication.addresses import parse_address
+from planaria_worker.engine.copying import wire
+from planaria_worker.engine.failpoints import Failpoints
+
+_CONNECT_TIMEOUT_SECONDS = 1.0
+_STALL_TIMEOUT_SECONDS = 5.0
+_MAX_PARALLEL = 4
+
+
+class CopyInterrupted(Exception):  # noqa: N818 - as Fenced: an outcome, not a defect
+    """`interrupt` was called: what had arrived is dropped."""
+
+
+class _NotServed(Exception):  # noqa: N818 - a source's answer
+    """A source has answered, but not with the layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedLayer:
+    """A layer that has arrived whole."""
+
+    tensors: Mapping[str, Tensor]
+    """On the CPU, by name: parameters and optimizer state."""
+    num_bytes: int
+    """Of tensors, received from the source."""
+    address: str
+    """The source."""
+
+
+class LayerFetcher:
+    """Fetches the layers of one directive; may be interrupted once, and is then of no more use."""
+
+    def __init__(
+        self,
+        *,
+        job_secret: str,
+        failpoints: Failpoints,
+        connect_timeout_seconds: float = _CONNECT_TIMEOUT_SECONDS,
+        stall_timeout_seconds: float = _STALL_TIMEOUT_SECONDS,
+        max_parallel: int = _MAX_PARALLEL,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            job_secret: that of the sources.
+            failpoints: hit at `copy` after each chunk, with the version as the step.
+            connect_timeout_seconds: how long a source may take to accept a connection.
+            stall_timeout_seconds: how long a source may go without sending a byte; a copy may take
+                as long as it likes while bytes arrive.
+            max_parallel: how many layers are fetched at once.
+        """
+        self._greeting = wire.greeting(wire.Kind.COPY, job_secret)
+        self._failpoints = failpoints
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._max_parallel = max_parallel
+        self._lock = threading.Lock()
+        self._interrupted = threading.Event()
+        self._connections: set[socket.socket] = set()
+        self._outcomes: queue.SimpleQueue[tuple[int, FetchedLayer] | Exception] = (
+            queue.SimpleQueue()
+        )
+
+    def fetch_all(
+        self, sources: Mapping[int, Sequence[str]], version: int
+    ) -> dict[int, FetchedLayer]:
+        """Fetches layers in parallel.
+
+        Args:
+            sources: data addresses by layer, the preferred one first.
+            version: number of committed steps that every layer must be at.
+
+        Returns:
+            All layers; none, if one fails.
+
+        Raises:
+            JobFailedError: COPY_FAILED: no source of a layer served it; names both.
+            CopyInterrupted: `interrupt` was called.
+        """
+        waiting: queue.SimpleQueue[tuple[int, Sequence[str]]] = queue.SimpleQueue()
+        for item in sources.items():
+            waiting.put(item)
+        for _ in range(min(self._max_parallel, len(sources))):
+            threading.Thread(
+                target=self._work, args=(waiting, version), name="copy-fetch", daemon=True
+            ).start()
+        layers: dict[int, FetchedLayer] = {}
+        while len(layers) < len(sources):
+            outcome = self._outcomes.get()
+            if isinstance(outcome, Exception):
+                self.interrupt()
+                raise outcome
+            layer, fetched = outcome
+            layers[layer] = fetched
+        return layers
+
+    def fetch(self, layer: int, version: int, addresses: Sequence[str]) -> FetchedLayer:
+        """Fetches one layer, trying one source after another.
+
+        Raises:
+            JobFailedError: COPY_FAILED: no source served it; says why for each.
+            CopyInterrupted: `interrupt` was called.
+        """
+        failures: list[str] = []
+        for address in addresses:
+            try:
+                return self._fetch_from(address, layer, version)
+            except (OSError, ValueError, _NotServed, PlanariaError) as error:
+                if self._interrupted.is_set():
+                    break
+                failures.append(f"{address}: {error or type(error).__name__}")
+        if self._interrupted.is_set():
+            raise CopyInterrupted(f"copying layer {layer} was interrupted")
+        reasons = "; ".join(failures) or "it has no source"
+        raise PlanariaError(
+            ErrorReason.COPY_FAILED,
+            f"layer {layer} in version {version} could not be copied: {reasons}",
+            {"layer": str(layer), "version": str(version), "sources": ", ".join(addresses)},
+        )
+
+    def interrupt(self) -> None:
+        """Ends every copy under way; from any thread, at once, as often as one likes."""
+        with self._lock:
+            self._interrupted.set()
+            connections = list(self._connections)
+        self._outcomes.put(CopyInterrupted("copying was interrupted"))
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _work(self, waiting: "queue.SimpleQueue[tuple[int, Sequence[str]]]", version: int) -> None:
+        with contextlib.suppress(queue.Empty):
+            while not self._interrupted.is_set():
+                layer, addresses = waiting.get_nowait()
+                try:
+                    self._outcomes.put((layer, self.fetch(layer, version, addresses)))
+                except Exception as error:
+                    self._outcomes.put(error)
+
+    def _fetch_from(self, address: str, layer: int, version: int) -> FetchedLayer:
+        with self._connected(address) as connection:
+            connection.sendall(self._greeting)
+            length = wire.receive_length(connection, wire.MAX_ENGINE_ID_BYTES)
+            wire.receive_exactly(connection, length)
+            connection.sendall(wire.REQUEST.pack(layer, version))
+            length = wire.receive_length(connection, wire.MAX_HEADER_BYTES)
+            answer = wire.Answer.decode(wire.receive_exactly(connection, length))
+            if answer.state is wire.AnswerState.NOT_HELD:
+                raise _NotServed("does not hold the layer")
+            if answer.state is wire.AnswerState.OTHER_VERSION or answer.version != version:
+                raise _NotServed(f"holds it in version {answer.version}")
+            tensors = self._receive(connection, answer)
+        return FetchedLayer(
+            tensors=tensors,
+            num_bytes=sum(header.num_bytes for header in answer.tensors),
+            address=address,
+        )
+
+    @contextlib.contextmanager
+    def _connected(self, address: str) -> Iterator[socket.socket]:
+        with socket.create_connection(
+            parse_address(address), self._connect_timeout_seconds
+        ) as connection:
+            with self._lock:
+                if self._interrupted.is_set():
+                    raise ConnectionError("interrupted")
+                self._connections.add(connection)
+            try:
+                connection.settimeout(self._stall_timeout_seconds)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                yield connection
+            finally:
+                with self._lock:
+                    self._connections.discard(connection)
+
+    def _receive(self, connection: socket.socket, answer: wire.Answer) -> dict[str, Tensor]:
+        digest = hashlib.sha256()
+        tensors = {header.name: wire.allocate(header) for header in answer.tensors}
+        for tensor in tensors.values():
+            rest = wire.raw_bytes(tensor)
+            while rest:
+                length = self._receive_chunk_length(connection)
+                if not 0 < length <= len(rest):
+                    raise ValueError(f"a chunk of {length} bytes where {len(rest)} are missing")
+                wire.receive_into(connection, rest[:length])
+                digest.update(rest[:length])
+                rest = rest[length:]
+                self._failpoints.hit("copy", step=answer.version)
+        if self._receive_chunk_length(connection) != wire.NO_MORE_CHUNKS:
+            raise ValueError("more bytes than the header announced")
+        if not hmac.compare_digest(
+            wire.receive_exactly(connection, wire.DIGEST_BYTES), digest.digest()
+        ):
+            raise ValueError("the SHA-256 of what arrived differs from the sender's")
+        return tensors
+
+    def _receive_chunk_length(self, connection: socket.socket) -> int:
+        length = wire.receive_length(connection, wire.CHANGED)
+        if length == wire.CHANGED:
+            raise _NotServed("changed it while it was copied")
+        return length

@@ -1,0 +1,162 @@
+"""Serves this engine's layers to its peers, and lets them notice when its process ends."""
+
+import contextlib
+import hashlib
+import hmac
+import socket
+import threading
+
+from planaria_common.logging import get_logger
+from planaria_worker.engine.communication.addresses import format_address
+from planaria_worker.engine.copying import wire
+from planaria_worker.engine.copying.source import LayerSource
+from planaria_worker.engine.failpoints import Failpoints
+
+_GREETING_TIMEOUT_SECONDS = 5.0
+_STALL_TIMEOUT_SECONDS = 30.0
+
+_log = get_logger("copy_server")
+
+
+class CopyServer:
+    """Listens from its construction until it is closed; one thread for each connection.
+
+    Attributes:
+        address: `host:port` where peers connect.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        engine_id: str,
+        job_secret: str,
+        source: LayerSource,
+        failpoints: Failpoints,
+        stall_timeout_seconds: float = _STALL_TIMEOUT_SECONDS,
+    ) -> None:
+        """Starts to listen on a free port.
+
+        Args:
+            host: the only address to listen on.
+            engine_id: told to those who connect, for a port may change hands.
+            job_secret: who does not know it is not served.
+            source: the layers.
+            failpoints: hit at `serve_copy` after each chunk, with the version as the step.
+            stall_timeout_seconds: a peer that takes no byte, or asks for nothing, for so long is
+                let go.
+        """
+        self._engine_id = engine_id
+        self._secret_digest = wire.secret_digest(job_secret)
+        self._source = source
+        self._failpoints = failpoints
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._watchers: set[socket.socket] = set()
+        self._is_closed = False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self.address = format_address(host, self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, name="copy-server", daemon=True).start()
+
+    def close(self) -> None:
+        """Says goodbye to those who watch, and ends every connection."""
+        with self._lock:
+            self._is_closed = True
+            connections, watchers = list(self._connections), list(self._watchers)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for watcher in watchers:
+            with contextlib.suppress(OSError):
+                watcher.send(wire.BYE)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if not self._is_closed:  # too many open files, or a client that left at once
+                    _log.warning("accept_failed", error=str(error))
+                continue
+            threading.Thread(
+                target=self._serve, args=(connection,), name="copy-connection", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._connections.add(connection)
+            try:
+                self._converse(connection)
+            except OSError as error:
+                _log.debug("peer_gone", error=str(error))
+            except Exception:
+                _log.exception("copy_connection_failed")
+            finally:
+                with self._lock:
+                    self._connections.discard(connection)
+                    self._watchers.discard(connection)
+
+    def _converse(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.settimeout(_GREETING_TIMEOUT_SECONDS)
+        kind = self._greet(connection)
+        if kind is wire.Kind.WATCH:
+            self._be_watched(connection)
+        elif kind is wire.Kind.COPY:
+            connection.settimeout(self._stall_timeout_seconds)
+            while True:
+                request = wire.receive_exactly(connection, wire.REQUEST.size)
+                self._answer(connection, *wire.REQUEST.unpack(request))
+
+    def _greet(self, connection: socket.socket) -> wire.Kind | None:
+        greeting = wire.receive_exactly(connection, wire.GREETING.size)
+        magic, kind, digest = wire.GREETING.unpack(greeting)
+        knows_secret = hmac.compare_digest(digest, self._secret_digest)
+        if magic != wire.MAGIC or not knows_secret or kind not in set(wire.Kind):
+            _log.warning("peer_refused", peer=str(connection.getpeername()))
+            return None
+        name = self._engine_id.encode()
+        connection.sendall(wire.LENGTH.pack(len(name)) + name)
+        return wire.Kind(kind)
+
+    def _be_watched(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        with self._lock:
+            self._watchers.add(connection)
+        while connection.recv(1):
+            pass
+
+    def _answer(self, connection: socket.socket, layer: int, version: int) -> None:
+        held = self._source.version(layer)
+        tensors = None
+        if held == version:
+            with contextlib.suppress(KeyError):
+                tensors = self._source.tensors(layer)
+        if tensors is None:
+            state = wire.AnswerState.NOT_HELD if held is None else wire.AnswerState.OTHER_VERSION
+            connection.sendall(wire.Answer(state=state, version=held).encode())
+            return
+        answer = wire.Answer(
+            state=wire.AnswerState.HELD, version=version, tensors=wire.describe(tensors)
+        )
+        connection.sendall(answer.encode())
+        digest = hashlib.sha256()
+        for tensor in tensors.values():
+            for chunk in wire.chunks(tensor):
+                digest.update(chunk)
+                connection.sendall(wire.LENGTH.pack(len(chunk)))
+                connection.sendall(chunk)
+                self._failpoints.hit("serve_copy", step=version)
+                if self._source.version(layer) != version:
+                    connection.sendall(wire.LENGTH.pack(wire.CHANGED))
+                    return
+        connection.sendall(wire.LENGTH.pack(wire.NO_MORE_CHUNKS) + digest.digest())

@@ -1,0 +1,185 @@
+"""The copy protocol, as bytes.
+
+    connection:  magic, kind (copy or watch), SHA-256 of the job's secret
+    answer:      the server's engine id          (or the end: magic or secret were wrong)
+
+    request:     layer, version
+    answer:      length, header as JSON {"state": "held" | "not_held" | "other_version", ...}
+    when held:   chunks of (length, bytes) in the order of the header's tensors, never across two;
+                 a length of 0 ends them: SHA-256 of all bytes follows; a length of 2^32-1 takes
+                 them back: the layer changed meanwhile.
+
+    watch:       the server sends nothing but one `bye` before it ends in order.
+
+Numbers are little-endian. Nothing is encrypted: the secret keeps strangers and mix-ups of ports
+out, not those who read the network.
+"""
+
+import hashlib
+import json
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAGIC = b"planaria"
+GREETING = struct.Struct("<8sB32s")
+REQUEST = struct.Struct("<IQ")
+LENGTH = struct.Struct("<I")
+BYE = b"bye\n"
+NO_MORE_CHUNKS = 0
+CHANGED = 0xFFFFFFFF
+CHUNK_BYTES = 4 << 20
+DIGEST_BYTES = 32
+MAX_HEADER_BYTES = 16 << 20
+MAX_ENGINE_ID_BYTES = 4096
+
+
+class Kind(IntEnum):
+    """What a connection is for."""
+
+    COPY = 1
+    WATCH = 2
+
+
+class AnswerState(StrEnum):
+    """Whether the layer follows."""
+
+    HELD = "held"
+    NOT_HELD = "not_held"
+    OTHER_VERSION = "other_version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorHeader:
+    """One tensor of a layer."""
+
+    name: str
+    dtype: str
+    """As in `torch.<dtype>`."""
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What precedes the bytes."""
+
+    state: AnswerState
+    version: int | None = None
+    tensors: tuple[TensorHeader, ...] = ()
+
+    def encode(self) -> bytes:
+        body = json.dumps(asdict(self), separators=(",", ":")).encode()
+        return LENGTH.pack(len(body)) + body
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Answer":
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(body)
+            return cls(
+                state=AnswerState(fields["state"]),
+                version=fields["version"],
+                tensors=tuple(
+                    TensorHeader(**{**tensor, "shape": tuple(tensor["shape"])})
+                    for tensor in fields["tensors"]
+                ),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a copy header: {error}") from None
+
+
+def greeting(kind: Kind, job_secret: str) -> bytes:
+    """The first bytes of a connection."""
+    return GREETING.pack(MAGIC, kind, secret_digest(job_secret))
+
+
+def secret_digest(job_secret: str) -> bytes:
+    return hashlib.sha256(job_secret.encode()).digest()
+
+
+def describe(tensors: Mapping[str, Tensor]) -> tuple[TensorHeader, ...]:
+    """Headers of a layer's tensors, in the order in which their bytes are sent."""
+    return tuple(
+        TensorHeader(
+            name=name,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            num_bytes=tensor.nbytes,
+        )
+        for name, tensor in tensors.items()
+    )
+
+
+def allocate(header: TensorHeader) -> Tensor:
+    """An uninitialised tensor on the CPU for what a header describes.
+
+    Raises:
+        ValueError: type, shape and byte count do not belong together.
+    """
+    dtype = getattr(torch, header.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{header.name}: {header.dtype!r} is not a type of torch")
+    tensor = torch.empty(header.shape, dtype=dtype)
+    if tensor.nbytes != header.num_bytes:
+        raise ValueError(
+            f"{header.name}: {header.num_bytes} bytes for {header.dtype} {header.shape}"
+        )
+    return tensor
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, not a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def chunks(tensor: Tensor) -> Iterator[memoryview]:
+    """A tensor's bytes, piece by piece; from CUDA by way of one pinned buffer.
+
+    A piece is valid until the next one is taken.
+    """
+    if tensor.device.type == "cpu":
+        view = raw_bytes(tensor.detach().contiguous())
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES]
+        return
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    pinned = torch.empty(min(CHUNK_BYTES, len(flat)), dtype=torch.uint8, pin_memory=True)
+    for start in range(0, len(flat), CHUNK_BYTES):
+        piece = flat[start : start + CHUNK_BYTES]
+        pinned[: len(piece)].copy_(piece)  # blocks until the bytes are there
+        yield raw_bytes(pinned[: len(piece)])
+
+
+def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    """Reads so many bytes; ConnectionError when the peer ends before."""
+    buffer = bytearray(num_bytes)
+    receive_into(connection, memoryview(buffer))
+    return bytes(buffer)
+
+
+def receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fills a view; ConnectionError when the peer ends before."""
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise ConnectionError("the peer closed the connection")
+        view = view[count:]
+
+
+def receive_length(connection: socket.socket, limit: int) -> int:
+    """Reads a length; ValueError when it exceeds what can be meant."""
+    (length,) = LENGTH.unpack(receive_exactly(connection, LENGTH.size))
+    if length > limit:
+        raise ValueError(f"a length of {length} where at most {limit} are possible")
+    return int(length)

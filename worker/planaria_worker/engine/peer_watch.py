@@ -1,0 +1,210 @@
+"""Notices that the process of a peer ended: its end of an idle connection is closed by the kernel.
+
+One connection to the copy server of each peer, one thread for all of them. That a machine is gone
+without a word shows nowhere here; that is what heartbeats are for.
+"""
+
+import contextlib
+import errno
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from planaria_common.clock import Clock, SystemClock
+from planaria_common.logging import get_logger
+from planaria_worker.engine.communication.addresses import parse_address
+from planaria_worker.engine.copying import wire
+
+_RETRY_SECONDS = 0.5
+
+_log = get_logger("peer_watch")
+
+OnLost = Callable[[str, datetime], None]
+"""Called with the engine id of the peer and the time, from the thread of the watch."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Peer:
+    """A peer and the connection to it."""
+
+    engine_id: str
+    address: str
+    connection: socket.socket | None = None
+    is_greeted: bool = False
+    received: bytearray = field(default_factory=bytearray)
+    retry_time: float = 0.0
+    """When to connect again, by the monotonic clock."""
+    is_over: bool = False
+    """Its end, or goodbye, was seen: there is nothing more to watch."""
+
+
+class PeerWatch:
+    """Watches the peers it was last given; reports each loss once."""
+
+    def __init__(self, *, job_secret: str, on_lost: OnLost, clock: Clock | None = None) -> None:
+        """Starts the thread; nobody is watched yet.
+
+        Args:
+            job_secret: that of the peers.
+            on_lost: called once for each peer whose process ended without saying goodbye.
+            clock: the time of a loss.
+        """
+        self._greeting = wire.greeting(wire.Kind.WATCH, job_secret)
+        self._on_lost = on_lost
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._wanted: dict[str, str] | None = None
+        self._is_closed = False
+        self._peers: dict[str, _Peer] = {}
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._wakened = socket.socketpair()
+        self._wakened.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="peer-watch", daemon=True)
+        self._thread.start()
+
+    def watch(self, peers: Mapping[str, str]) -> None:
+        """Watches these peers from now on, and no others.
+
+        Connections to peers that were watched before at the same address are kept.
+
+        Args:
+            peers: data addresses by engine id.
+        """
+        with self._lock:
+            self._wanted = dict(peers)
+        self._wake()
+
+    def close(self) -> None:
+        """Ends the thread and the connections; nothing is reported any more."""
+        self._is_closed = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"w")
+
+    def _run(self) -> None:
+        self._selector.register(self._wakened, selectors.EVENT_READ)
+        while not self._is_closed:
+            try:
+                self._turn()
+            except Exception:  # whatever it is, the other peers must still be watched
+                _log.exception("peer_watch_failed")
+        for peer in self._peers.values():
+            self._disconnect(peer)
+        self._selector.close()
+        self._waker.close()
+        self._wakened.close()
+
+    def _turn(self) -> None:
+        self._adopt_wanted()
+        waiting = [peer for peer in self._peers.values() if not (peer.connection or peer.is_over)]
+        for peer in waiting:
+            if peer.retry_time <= self._clock.monotonic():
+                self._guarded(peer, self._connect)
+        is_retrying = any(peer.connection is None for peer in waiting)
+        for key, _ in self._selector.select(_RETRY_SECONDS if is_retrying else None):
+            if key.data is None:
+                self._wakened.recv(4096)
+            else:
+                self._guarded(key.data, self._advance)
+
+    def _adopt_wanted(self) -> None:
+        with self._lock:
+            wanted, self._wanted = self._wanted, None
+        if wanted is None:
+            return
+        for peer in list(self._peers.values()):
+            if peer.is_over or wanted.get(peer.engine_id) != peer.address:
+                self._disconnect(peer)
+                del self._peers[peer.engine_id]
+        for engine_id, address in wanted.items():
+            self._peers.setdefault(engine_id, _Peer(engine_id=engine_id, address=address))
+
+    def _guarded(self, peer: _Peer, step: Callable[[_Peer], None]) -> None:
+        try:
+            step(peer)
+        except Exception:
+            _log.exception("peer_not_watched", peer=peer.engine_id)
+            self._disconnect(peer)
+            peer.is_over = True
+
+    def _connect(self, peer: _Peer) -> None:
+        host, port = parse_address(peer.address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        peer.connection = socket.socket(family, socket.SOCK_STREAM)
+        peer.connection.setblocking(False)
+        peer.is_greeted = False
+        peer.received.clear()
+        code = peer.connection.connect_ex((host, port))
+        if code in (0, errno.EINPROGRESS):
+            self._selector.register(peer.connection, selectors.EVENT_WRITE, peer)
+        else:
+            self._not_connected(peer, code)
+
+    def _advance(self, peer: _Peer) -> None:
+        """Takes what happened on a connection one step further."""
+        if peer.connection is None:
+            return
+        try:
+            if not peer.is_greeted:
+                self._greet(peer, peer.connection)
+                return
+            data = peer.connection.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost(peer)
+            return
+        peer.received += data
+        self._read(peer)
+
+    def _greet(self, peer: _Peer, connection: socket.socket) -> None:
+        code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._not_connected(peer, code)
+            return
+        connection.send(self._greeting)  # into an empty buffer: it fits
+        peer.is_greeted = True
+        self._selector.modify(connection, selectors.EVENT_READ, peer)
+
+    def _read(self, peer: _Peer) -> None:
+        """Checks who answers, and whether it says goodbye."""
+        if len(peer.received) < wire.LENGTH.size:
+            return
+        (length,) = wire.LENGTH.unpack_from(peer.received)
+        name = bytes(peer.received[wire.LENGTH.size : wire.LENGTH.size + length])
+        if name != peer.engine_id.encode()[: len(name)] or length != len(peer.engine_id.encode()):
+            self._lost(peer)  # its port belongs to another engine now
+        elif peer.received[wire.LENGTH.size + length :].startswith(wire.BYE):
+            _log.info("peer_ended_in_order", peer=peer.engine_id)
+            self._disconnect(peer)
+            peer.is_over = True
+
+    def _not_connected(self, peer: _Peer, code: int) -> None:
+        self._disconnect(peer)
+        peer.retry_time = self._clock.monotonic() + _RETRY_SECONDS
+        if code in (errno.ECONNREFUSED, errno.ECONNRESET):
+            self._lost(peer)  # its machine answers, and nobody listens any more
+        else:
+            _log.debug("peer_unreachable", peer=peer.engine_id, error=errno.errorcode.get(code))
+
+    def _lost(self, peer: _Peer) -> None:
+        self._disconnect(peer)
+        peer.is_over = True
+        _log.warning("peer_lost", peer=peer.engine_id)
+        self._on_lost(peer.engine_id, self._clock.now())
+
+    def _disconnect(self, peer: _Peer) -> None:
+        if peer.connection is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(peer.connection)
+            peer.connection.close()
+            peer.connection = None
