@@ -30,12 +30,20 @@ class Problem(_message.Message):
     NUM_MICROBATCHES_FIELD_NUMBER: _builtins.int
     FAULT_TOLERANCE_FIELD_NUMBER: _builtins.int
     MIN_NODES_PER_PIPELINE_FIELD_NUMBER: _builtins.int
+    MAX_NODES_FIELD_NUMBER: _builtins.int
+    MAX_STAGE_ACCELERATORS_FIELD_NUMBER: _builtins.int
     num_microbatches: _builtins.int
     """Microbatches of one step."""
     fault_tolerance: _builtins.int
     """How many nodes may be lost at once (f): at least f + 1 replicas of every layer."""
     min_nodes_per_pipeline: _builtins.int
     """The fewest nodes of a pipeline, 0 for as few as memory allows."""
+    max_nodes: _builtins.int
+    """The most nodes that a plan uses, 0 for no limit."""
+    max_stage_accelerators: _builtins.int
+    """The most accelerators of a stage, 0 for as many as a node has. The profile must have times for
+    every power of two up to it.
+    """
     @_builtins.property
     def profile(self) -> _profile_pb2.ModelProfile:
         """The model's costs."""
@@ -47,10 +55,12 @@ class Problem(_message.Message):
         num_microbatches: _builtins.int = ...,
         fault_tolerance: _builtins.int = ...,
         min_nodes_per_pipeline: _builtins.int = ...,
+        max_nodes: _builtins.int = ...,
+        max_stage_accelerators: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault_tolerance", b"fault_tolerance", "min_nodes_per_pipeline", b"min_nodes_per_pipeline", "num_microbatches", b"num_microbatches", "profile", b"profile"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault_tolerance", b"fault_tolerance", "max_nodes", b"max_nodes", "max_stage_accelerators", b"max_stage_accelerators", "min_nodes_per_pipeline", b"min_nodes_per_pipeline", "num_microbatches", b"num_microbatches", "profile", b"profile"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -97,6 +107,7 @@ class Template(_message.Message):
     FIXED_SECONDS_FIELD_NUMBER: _builtins.int
     MICROBATCH_SECONDS_FIELD_NUMBER: _builtins.int
     MAX_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    NODE_KINDS_FIELD_NUMBER: _builtins.int
     num_nodes: _builtins.int
     """Number of nodes."""
     fixed_seconds: _builtins.float
@@ -109,6 +120,10 @@ class Template(_message.Message):
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[_plan_pb2.Stage]:
         """The stages in layer order; `node_id` is empty."""
 
+    @_builtins.property
+    def node_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The kind of each node, in pipeline order."""
+
     def __init__(
         self,
         *,
@@ -117,10 +132,11 @@ class Template(_message.Message):
         fixed_seconds: _builtins.float = ...,
         microbatch_seconds: _builtins.float = ...,
         max_microbatches: _builtins.int = ...,
+        node_kinds: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fixed_seconds", b"fixed_seconds", "max_microbatches", b"max_microbatches", "microbatch_seconds", b"microbatch_seconds", "num_nodes", b"num_nodes", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fixed_seconds", b"fixed_seconds", "max_microbatches", b"max_microbatches", "microbatch_seconds", b"microbatch_seconds", "node_kinds", b"node_kinds", "num_nodes", b"num_nodes", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,7 +183,7 @@ class LayerCopy(_message.Message):
     layer: _builtins.int
     """The layer."""
     source_node_id: _builtins.str
-    """The node that has it."""
+    """The node that has it; empty when no node does, and it must come from a checkpoint."""
     destination_node_id: _builtins.str
     """The node that needs it."""
     bytes: _builtins.int
@@ -198,14 +214,25 @@ class Candidate(_message.Message):
     ITERATION_SECONDS_FIELD_NUMBER: _builtins.int
     TRANSITION_SECONDS_FIELD_NUMBER: _builtins.int
     STEPS_WITHIN_HORIZON_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    NUM_PIPELINES_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """How it was made: keep, shrink, borrow, merge, replan, idle."""
+    """How it was made: keep (broken pipelines idle), shrink, borrow, merge (whole pipelines stay, the
+    rest is planned anew), replan (some whole ones are planned anew as well), from_scratch.
+    """
     iteration_seconds: _builtins.float
     """Predicted seconds of one step."""
     transition_seconds: _builtins.float
     """Predicted seconds to get there."""
     steps_within_horizon: _builtins.float
     """Steps done within the horizon: what the choice maximises."""
+    moves: _builtins.str
+    """What it does, in words."""
+    num_pipelines: _builtins.int
+    """Number of pipelines."""
+    copied_bytes: _builtins.int
+    """Bytes copied in all."""
     def __init__(
         self,
         *,
@@ -213,14 +240,43 @@ class Candidate(_message.Message):
         iteration_seconds: _builtins.float = ...,
         transition_seconds: _builtins.float = ...,
         steps_within_horizon: _builtins.float = ...,
+        moves: _builtins.str = ...,
+        num_pipelines: _builtins.int = ...,
+        copied_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration_seconds", b"iteration_seconds", "kind", b"kind", "steps_within_horizon", b"steps_within_horizon", "transition_seconds", b"transition_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_bytes", b"copied_bytes", "iteration_seconds", b"iteration_seconds", "kind", b"kind", "moves", b"moves", "num_pipelines", b"num_pipelines", "steps_within_horizon", b"steps_within_horizon", "transition_seconds", b"transition_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
+
+@_typing.final
+class TransitionCosts(_message.Message):
+    """What a change costs besides the bytes copied, as measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIXED_SECONDS_FIELD_NUMBER: _builtins.int
+    PIPELINE_SECONDS_FIELD_NUMBER: _builtins.int
+    fixed_seconds: _builtins.float
+    """The fence and its reports, paid by any change; 0 for a default."""
+    pipeline_seconds: _builtins.float
+    """Building the communicators of one pipeline that changes; 0 for a default."""
+    def __init__(
+        self,
+        *,
+        fixed_seconds: _builtins.float = ...,
+        pipeline_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fixed_seconds", b"fixed_seconds", "pipeline_seconds", b"pipeline_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransitionCosts: _TypeAlias = TransitionCosts  # noqa: Y015
 
 @_typing.final
 class GenerateTemplatesRequest(_message.Message):
@@ -234,7 +290,7 @@ class GenerateTemplatesRequest(_message.Message):
     min_nodes: _builtins.int
     """Smallest number of nodes, 0 for the fewest that hold the model."""
     max_nodes: _builtins.int
-    """Largest number of nodes."""
+    """Largest number of nodes; all are of the first kind."""
     @_builtins.property
     def problem(self) -> Global___Problem:
         """The job."""
@@ -359,6 +415,7 @@ class ReconfigureRequest(_message.Message):
     CURRENT_FIELD_NUMBER: _builtins.int
     HOLDINGS_FIELD_NUMBER: _builtins.int
     HORIZON_SECONDS_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     horizon_seconds: _builtins.float
     """Expected seconds to the next change (H)."""
     @_builtins.property
@@ -375,7 +432,11 @@ class ReconfigureRequest(_message.Message):
 
     @_builtins.property
     def holdings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holding]:
-        """Who holds which layers now, among `nodes`."""
+        """Who holds which layers now: `nodes`, and those that leave but are still there to copy from."""
+
+    @_builtins.property
+    def costs(self) -> Global___TransitionCosts:
+        """Measured costs of a change."""
 
     def __init__(
         self,
@@ -385,10 +446,11 @@ class ReconfigureRequest(_message.Message):
         current: _plan_pb2.Plan | None = ...,
         holdings: _abc.Iterable[Global___Holding] | None = ...,
         horizon_seconds: _builtins.float = ...,
+        costs: Global___TransitionCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "problem", b"problem"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "current", b"current", "problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "holdings", b"holdings", "horizon_seconds", b"horizon_seconds", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "current", b"current", "holdings", b"holdings", "horizon_seconds", b"horizon_seconds", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,10 +467,13 @@ class ReconfigureResponse(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MIN_NODES_FIELD_NUMBER: _builtins.int
+    FAULT_TOLERANCE_MET_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Why, in words."""
     min_nodes: _builtins.int
     """Fewest nodes that hold the model (n0)."""
+    fault_tolerance_met: _builtins.bool
+    """Whether the plan tolerates as many failures as the problem asks for."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
         """The next plan."""
@@ -429,10 +494,11 @@ class ReconfigureResponse(_message.Message):
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
         reason: _builtins.str = ...,
         min_nodes: _builtins.int = ...,
+        fault_tolerance_met: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "copies", b"copies", "min_nodes", b"min_nodes", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "copies", b"copies", "fault_tolerance_met", b"fault_tolerance_met", "min_nodes", b"min_nodes", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
