@@ -48,7 +48,11 @@ def test_a_tied_parameter_is_summed_by_both_ends_and_last() -> None:
     assert runs["0.0"] == [((1,), ("0.0", "1.0")), ((0,), everyone)]
     assert runs["0.1"] == [((2, 3), ("0.1", "1.0")), ((0,), everyone)]
     assert all_views[1].hosted_layers == (0, 2, 3)
-    assert all_views[1].runs[-1].num_uses == 2
+    tied_run = all_views[1].runs[-1]
+    assert tied_run.users == (0, 3)
+    counts = [tied_run.count(view.stage.layers) for view in all_views]
+    assert counts[0] + counts[1] == counts[2] == tied_run.whole_count
+    assert tied_run.whole_count not in (2 * counts[0], 2 * counts[1])
 
 
 def test_one_engine_needs_no_group() -> None:
@@ -104,7 +108,23 @@ def test_last_ranks_meet(plan: tuple[list[PipelinePlan], int, int]) -> None:
     for view in views(pipelines, num_layers, num_microbatches):
         expected = view.is_last and len(pipelines) > 1
         assert (view.last_ranks_group is not None) == expected
-        assert (view.pipeline_group is not None) == (len(view.pipeline.stages) > 1)
+        assert (view.forward_group is not None) == (len(view.pipeline.stages) > 1)
+
+
+def test_directions_have_groups_of_their_own_where_the_transport_needs_it() -> None:
+    one, two = (
+        view_plan(
+            [pipeline(0, [2, 4], [0])],
+            "0.0",
+            num_layers=4,
+            num_microbatches=1,
+            hosted_layers=untied,
+            separate_directions=separate,
+        )
+        for separate in (False, True)
+    )
+    assert [group.name for group in one.groups] == ["forward-0"]
+    assert [group.name for group in two.groups] == ["forward-0", "backward-0"]
 
 
 GOOD = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])]

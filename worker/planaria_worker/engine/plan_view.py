@@ -13,6 +13,10 @@ HostedLayers = Callable[[int, int], Sequence[int]]
 the owner of a parameter that is tied to one of them (`models.stage.hosted_layers`)."""
 
 
+_DIGIT = 1024
+"""Base of the counts; the sum of two digits is exact in float32."""
+
+
 class PlanError(ValueError):
     """A plan that cannot be run; one line that says what is wrong with it."""
 
@@ -54,14 +58,27 @@ class GroupSpec:
 class Run:
     """Layers that the same engines own, summed by one all-reduce.
 
-    A layer that owns a tied parameter is used by two layers, and gets a gradient from each use, so
-    every microbatch is counted once for each of them.
+    A layer that owns a tied parameter gets a gradient from each of the layers that use it, so every
+    microbatch is counted once for each use, in a digit of its own: two of one use are not mistaken
+    for one of each.
     """
 
     layers: tuple[int, ...]
     owners: tuple[str, ...]
-    """Engine ids in the order of pipelines and stages; their group is of that name's members."""
-    num_uses: int
+    """Engine ids in the order of pipelines and stages."""
+    users: tuple[int, ...]
+    """Layers that use the run's parameters: only a tied layer has more than itself."""
+
+    @property
+    def whole_count(self) -> int:
+        """What a microbatch counts when it is in the sum once for each use."""
+        return self.count(range(max(self.users) + 1))
+
+    def count(self, own_layers: range) -> int:
+        """What a microbatch counts that an engine with these layers adds."""
+        if len(self.users) == 1:
+            return 1
+        return sum(_DIGIT**place for place, user in enumerate(self.users) if user in own_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +92,16 @@ class PlanView:
     hosted_layers: tuple[int, ...]
     runs: tuple[Run, ...]
     """Those this engine sums, in the order in which everybody sums them."""
-    pipeline_group: GroupSpec | None
-    """Point to point along the pipeline; None for a pipeline of one stage."""
+    forward_group: GroupSpec | None
+    """Activations, and the exchange on its way up; None for a pipeline of one stage."""
+    backward_group: GroupSpec | None
+    """Gradients, and the verdict on its way down; the same group unless directions are separate."""
     owner_groups: tuple[GroupSpec, ...]
     """All-reduce of runs; one for each set of owners with more than one member."""
     last_ranks_group: GroupSpec | None
     """Exchange across the pipelines; None for other stages than the last, and for one pipeline."""
     groups: tuple[GroupSpec, ...]
-    """All of the above in the one order in which every engine makes its groups."""
+    """All of the above, each once, in the one order in which every engine makes its groups."""
 
     @property
     def pipeline(self) -> PipelinePlan:
@@ -119,8 +138,19 @@ def view_plan(
     num_layers: int,
     num_microbatches: int,
     hosted_layers: HostedLayers,
+    separate_directions: bool = False,
 ) -> PlanView:
     """Finds an engine's place in a plan.
+
+    Args:
+        pipelines: the plan.
+        engine_id: who asks.
+        num_layers: layers of the model.
+        num_microbatches: microbatches of a step.
+        hosted_layers: layers whose state a stage needs.
+        separate_directions: whether activations and gradients need groups of their own, because the
+            transport does the operations of one group strictly one after the other (NCCL): there,
+            two neighbours that send to each other in one group would wait for each other.
 
     Raises:
         PlanError: the plan leaves out or repeats a layer, a microbatch or an engine, or has no
@@ -132,7 +162,10 @@ def view_plan(
     runs = find_runs(pipelines, num_layers, hosted_layers)
     mine = tuple(run for run in runs if engine_id in run.owners)
 
-    pipeline_group = _pipeline_group(pipelines, pipeline_index)
+    forward_group = _pipeline_group(pipelines, pipeline_index, "forward")
+    backward_group = forward_group
+    if separate_directions:
+        backward_group = _pipeline_group(pipelines, pipeline_index, "backward")
     owner_groups = tuple(g for g in _owner_groups(runs) if engine_id in g.members)
     last_ranks = _last_ranks_group(pipelines)
     if last_ranks is not None and engine_id not in last_ranks.members:
@@ -144,10 +177,11 @@ def view_plan(
         stage_index=stage_index,
         hosted_layers=tuple(hosted_layers(place.first_layer, place.num_layers)),
         runs=mine,
-        pipeline_group=pipeline_group,
+        forward_group=forward_group,
+        backward_group=backward_group,
         owner_groups=owner_groups,
         last_ranks_group=last_ranks,
-        groups=tuple(g for g in (pipeline_group, *owner_groups, last_ranks) if g is not None),
+        groups=_once(forward_group, backward_group, *owner_groups, last_ranks),
     )
 
 
@@ -163,14 +197,13 @@ def find_runs(
     for place in _places(pipelines):
         for layer in hosted_layers(place.first_layer, place.num_layers):
             owners[layer].append(place.engine_id)
-    uses = [len(_users(layer, num_layers, hosted_layers)) for layer in range(num_layers)]
-    runs = [
-        Run(layers=tuple(layers), owners=members, num_uses=num_uses)
-        for (members, num_uses), layers in groupby(
-            range(num_layers), key=lambda layer: (tuple(owners[layer]), uses[layer])
-        )
-    ]
-    return tuple(reversed(runs))
+    users = [_users(layer, num_layers, hosted_layers) for layer in range(num_layers)]
+    cuts = groupby(range(num_layers), key=lambda layer: (owners[layer], len(users[layer])))
+    groups = [tuple(layers) for _, layers in cuts]
+    return tuple(
+        Run(layers=layers, owners=tuple(owners[layers[0]]), users=users[layers[0]])
+        for layers in reversed(groups)
+    )
 
 
 def check_plan(
@@ -199,9 +232,9 @@ def check_plan(
         raise PlanError("engine_id: an engine has more than one place")
 
 
-def _users(layer: int, num_layers: int, hosted_layers: HostedLayers) -> list[int]:
+def _users(layer: int, num_layers: int, hosted_layers: HostedLayers) -> tuple[int, ...]:
     """Layers that use the parameters of a layer: itself, and the one tied to it."""
-    return [user for user in range(num_layers) if layer in hosted_layers(user, 1)]
+    return tuple(user for user in range(num_layers) if layer in hosted_layers(user, 1))
 
 
 def _places(pipelines: Iterable[PipelinePlan]) -> Iterator[StagePlace]:
@@ -216,9 +249,11 @@ def _find(pipelines: Sequence[PipelinePlan], engine_id: str) -> tuple[int, int]:
     raise PlanError(f"engine_id: the plan has no place for {engine_id}")
 
 
-def _pipeline_group(pipelines: Sequence[PipelinePlan], index: int) -> GroupSpec | None:
+def _pipeline_group(
+    pipelines: Sequence[PipelinePlan], index: int, direction: str
+) -> GroupSpec | None:
     members = tuple(place.engine_id for place in pipelines[index].stages)
-    return GroupSpec(name=f"pipeline-{index}", members=members) if len(members) > 1 else None
+    return GroupSpec(name=f"{direction}-{index}", members=members) if len(members) > 1 else None
 
 
 def _owner_groups(runs: Iterable[Run]) -> tuple[GroupSpec, ...]:
@@ -229,6 +264,10 @@ def _owner_groups(runs: Iterable[Run]) -> tuple[GroupSpec, ...]:
             name = f"owners-{run.layers[0]}"
             groups[run.owners] = GroupSpec(name=name, members=run.owners)
     return tuple(groups.values())
+
+
+def _once(*groups: GroupSpec | None) -> tuple[GroupSpec, ...]:
+    return tuple(dict.fromkeys(group for group in groups if group is not None))
 
 
 def _last_ranks_group(pipelines: Sequence[PipelinePlan]) -> GroupSpec | None:
