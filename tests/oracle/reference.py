@@ -36,6 +36,8 @@ class ReferenceJob:
     microbatch_size: int
     seed: int
     optimizer: AdamWConfig
+    dtype: torch.dtype = torch.float32
+    """What is computed with; the parameters that are updated stay float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,7 @@ def _build(job: ReferenceJob) -> tuple[nn.Module, list[_Parameter]]:
             ):
                 uses.append(names.pop("lm_head.weight"))
             for use in uses:
-                use.data = value.clone()
+                use.data = value.to(job.dtype, copy=True)
             parameters.append(_Parameter(name=name, layer=layer, value=value.clone(), uses=uses))
     assert not names, f"parameters without a layer: {sorted(names)}"
     if job.model.dropout:
@@ -155,7 +157,7 @@ def _microbatch(
     rows = torch.from_numpy(job.dataset.rows(order.microbatch(step, index)))
     logits = module(rows[:, :-1], use_cache=False).logits
     loss = nn.functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1), reduction="sum"
+        logits.float().reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1), reduction="sum"
     )
     torch.autograd.backward(loss)
     exponent = _unit_exponent(job)

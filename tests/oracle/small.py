@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from oracle.reference import ReferenceJob
 from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
@@ -27,10 +29,15 @@ def small_model(family: str, **changes: object) -> ModelConfig:
     return ModelConfig.create(family=family, **fields)  # type: ignore[arg-type]
 
 
-def initial_states(config: ModelConfig, seed: int = 7) -> dict[int, LayerState]:
+def initial_states(
+    config: ModelConfig, seed: int = 7, dtype: torch.dtype = torch.float32
+) -> dict[int, LayerState]:
     """The initial state of every layer."""
     model = transformer(config)
-    return {layer: initial_state(model, layer, seed=seed) for layer in range(model.num_layers)}
+    return {
+        layer: initial_state(model, layer, seed=seed, compute_dtype=dtype)
+        for layer in range(model.num_layers)
+    }
 
 
 def small_dataset(folder: Path) -> Dataset:

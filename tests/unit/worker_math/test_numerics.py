@@ -19,6 +19,7 @@ from planaria_worker.engine.numerics.accumulate import (
     FixedPoint,
     FloatingPoint,
     GradientSums,
+    add_fixed_point_torch,
     choose_accumulation,
     choose_fixed_point,
 )
@@ -80,6 +81,20 @@ def test_a_gradient_out_of_range_is_reported(bad: float) -> None:
     assert not rule.add(torch.zeros(100, dtype=torch.int64), gradient)
     gradient[57] = 2.0**20 - 1
     assert rule.add(torch.zeros(100, dtype=torch.int64), gradient)
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, 2.0**40])
+def test_torch_operations_add_as_the_fused_kernel_does(bad: float | None) -> None:
+    rule = FixedPoint(unit_exponent=30, limit_exponent=60)
+    gradient = torch.randn(1000, generator=torch.Generator().manual_seed(2)) * 2.0**-10
+    if bad is not None:
+        gradient[3] = bad
+    fused, plain = torch.ones(1000, dtype=torch.int64), torch.ones(1000, dtype=torch.int64)
+    in_range = rule.add(fused, gradient)
+    assert in_range == (bad is None)
+    assert bool(add_fixed_point_torch(plain, gradient, 2.0**30, 2.0**60)) == in_range
+    assert torch.equal(fused[4:], plain[4:])
+    assert torch.equal(fused, plain) or bad is not None
 
 
 @given(st.integers(1, 1 << 20), st.integers(1, 1 << 17), st.booleans())

@@ -31,7 +31,7 @@ def _run_worker(
 ) -> ReferenceResult:
     """One pipeline of the stages (first_layer, num_layers), one microbatch after the other."""
     model = transformer(job.model)
-    states = initial_states(job.model, job.seed)
+    states = initial_states(job.model, job.seed, job.dtype)
     stages = [
         build_stage(
             model, first, count, states, seed=job.seed, activation_checkpointing=checkpointing
@@ -145,6 +145,16 @@ def test_dropout_depends_on_the_microbatch_and_not_on_the_plan(
     for cut in (WHOLE, [(0, 2), (2, 3)]):
         _assert_equal(_run_worker(job, cut), expected)
     assert expected.digest != train(replace(job, model=small_model(family))).digest
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_bfloat16_with_float32_master_weights(job: ReferenceJob, family: str) -> None:
+    model = small_model(family, tie_word_embeddings=True)
+    expected = train(replace(job, model=model, dtype=torch.bfloat16))
+    assert expected.losses[-1] < expected.losses[0]
+    for cut in (WHOLE, [(0, 2), (2, 2), (4, 1)]):
+        _assert_equal(_run_worker(replace(job, model=model, dtype=torch.bfloat16), cut), expected)
+    assert expected.digest != train(replace(job, model=model)).digest
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])

@@ -67,10 +67,15 @@ class FixedPoint:
         if total.device.type == "cpu":
             values = gradient.float().reshape(-1).numpy()
             return bool(kernels.add_fixed_point(total.view(-1).numpy(), values, scale, limit))
-        scaled = gradient.double().mul_(scale)
-        in_range = (scaled.abs() < limit).all()  # false for NaN too
-        total.add_(scaled.round_().to(torch.int64))
-        return in_range
+        return add_fixed_point_torch(total, gradient, scale, limit)
+
+
+def add_fixed_point_torch(total: Tensor, gradient: Tensor, scale: float, limit: float) -> Tensor:
+    """kernels.add_fixed_point in torch operations, for accelerators."""
+    scaled = gradient.double().mul_(scale)
+    in_range = (scaled.abs() < limit).all()  # false for NaN too
+    total.add_(scaled.round_().to(torch.int64))
+    return in_range
 
 
 @dataclass(frozen=True, slots=True)
