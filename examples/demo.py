@@ -156,8 +156,8 @@ class Demo:
         step_seconds = self._client.job_metrics(self._job_id)[-1].step_seconds
         time.sleep(self.chance.uniform(0, step_seconds))
         plan = self._client.job_plan(self._job_id).plan
-        assert plan is not None
-        victim = self.chance.choice([s.node_id for p in plan.pipelines for s in p.stages])
+        pipelines = plan.pipelines if plan else ()
+        victim = self.chance.choice([s.node_id for p in pipelines for s in p.stages])
         node = self._client.get_node(victim)
         pids = [node.agent_pid, *(engine.pid for engine in node.engines)]
         for pid in pids:

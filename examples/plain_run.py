@@ -2,8 +2,8 @@
 
     python examples/plain_run.py JOB.json CACHE_DIR
 
-Prints the digest of the final parameters. The loop is the tests' oracle (tests/oracle), which shares
-with the engine only the initial parameters and the order of the data.
+Prints the digest of the final parameters. The loop is the tests' oracle (tests/oracle), which
+shares with the engine only the initial parameters and the order of the data.
 """
 
 import os
