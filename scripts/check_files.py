@@ -1,6 +1,6 @@
 """Check committed files: text ends with one line feed, nothing is larger than half a megabyte.
 
-    python scripts/check_files.py [FILE...]      every tracked file when none is named
+python scripts/check_files.py [FILE...]      every tracked file when none is named
 """
 
 import subprocess

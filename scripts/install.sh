@@ -69,9 +69,8 @@ installed_torch() {
 # PyPI's wheel for Linux brings gigabytes of CUDA. The CPU build has the local version `+cpu`, which PyPI never
 # serves: asking for it finds a mirror or folder that has it, or fails at once, and then PyTorch's own index is asked.
 install_torch() {
-  local version accelerator present
+  local accelerator=$1 version present
   version=$(sed -n 's/^torch==//p' constraints.txt)
-  accelerator=$(wanted_accelerator)
   present=$(installed_torch)
   if [[ ${present%+*} == "$version" && ($accelerator == cpu || $present != *+cpu) ]]; then return; fi
   echo "installing torch $version ($accelerator)"
@@ -94,15 +93,16 @@ enough_disk() {
 }
 
 main() {
+  local accelerator python
+  accelerator=$(wanted_accelerator)
   enough_disk
   if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    local python
     python=$(find_python)
     echo "making $venv with $("$python" --version)"
     make_venv "$python"
   fi
   : >"$log"
-  install_torch
+  install_torch "$accelerator"
   echo "installing Planaria and its tools (a few minutes the first time)"
   pip_install -e '.[dev]' -c constraints.txt || {
     tail -5 "$log" >&2

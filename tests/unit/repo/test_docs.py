@@ -1,0 +1,122 @@
+"""The documentation says what is so."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from planaria.cli.main import app
+from planaria.job_file import parse_job
+from planaria_common.errors import ERRORS, ErrorReason
+from support.repository import ROOT
+
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+HERE_DOCUMENT = re.compile(r"<<'END'\n(.*?)^END$", flags=re.MULTILINE | re.DOTALL)
+
+
+def _blocks(language: str) -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        for found, text in FENCE.findall(page.read_text(encoding="utf-8")):
+            if found == language:
+                yield page, text
+
+
+def _job_files() -> list[tuple[str, str]]:
+    written = [(page, text) for page, text in _blocks("yaml") if text.startswith("name: ")]
+    typed = [(p, found) for p, text in _blocks("bash") for found in HERE_DOCUMENT.findall(text)]
+    return [(page.name, text) for page, text in [*written, *typed]]
+
+
+def _command_lines(program: str) -> list[str]:
+    """Every call of `program` in a shell block, without comments and redirections."""
+    lines = []
+    for _, text in _blocks("bash"):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = re.split(r"\s+[#&>|]|\s&&\s", f"{line} #")
+            lines += [w.strip() for w in words if w.strip().startswith(f"{program} ")]
+    return sorted(set(lines))
+
+
+def test_the_readme_can_be_read_in_one_go() -> None:
+    """At most 150 lines."""
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_tree_in_the_readme_is_the_repository() -> None:
+    """Each path exists, and each folder of the repository is in it."""
+    (tree,) = (t for page, t in _blocks("text") if page == README and "protos/" in t)
+    named = [line.split()[0] for line in tree.splitlines() if re.match(r"[a-z]", line)]
+    assert [path for path in named if not (ROOT / path).is_dir()] == []
+    hidden = {"site", "dist", "build", "runs"}
+    folders = {p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    assert folders - hidden - {path.split("/")[0] for path in named} == set()
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Pages outside docs/, which mkdocs does not check."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize(("page", "text"), _job_files())
+def test_job_files_in_the_documentation_are_valid(page: str, text: str) -> None:
+    """A reader may copy them."""
+    parse_job(yaml.safe_load(text), source=page)
+
+
+@pytest.mark.parametrize("line", _command_lines("planaria"))
+def test_commands_in_the_documentation_exist(line: str) -> None:
+    """Each subcommand has the options it is shown with."""
+    words = shlex.split(line)[1:]
+    subcommand = [words[0]]
+    if words[0] in {"jobs", "nodes"}:
+        subcommand.append(words[1])
+    result = CliRunner().invoke(app, [*subcommand, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    for option in (w.partition("=")[0] for w in words if w.startswith("--")):
+        assert option in result.output, f"{' '.join(subcommand)} has no {option}"
+
+
+def test_make_targets_in_the_documentation_exist() -> None:
+    """`make X` works for every X that is written down."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for words in re.findall(r"(?:^|`) *make ((?:[a-z-]+ ?)+)", text, flags=re.MULTILINE):
+            assert set(words.split()) <= targets, f"{page.name}: make {words}"
+
+
+def test_every_target_is_explained_by_make_help() -> None:
+    """The targets that people are told about have a sentence in `make help`."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    explained = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.MULTILINE))
+    promised = "help install proto format lint typecheck test test-all web up down demo docs check"
+    assert set(promised.split()) <= explained
+
+
+def _errors_page() -> dict[str, str]:
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+    return {s.partition("\n")[0]: s.partition("\n")[2].strip() for s in sections}
+
+
+def test_every_reason_is_documented_and_no_other() -> None:
+    """Whoever meets a reason can look it up."""
+    assert set(_errors_page()) == {reason.value for reason in ErrorReason}
+
+
+@pytest.mark.parametrize("reason", list(ErrorReason))
+def test_a_reason_is_documented_with_the_codes_it_has(reason: ErrorReason) -> None:
+    """The page and the one table agree."""
+    entry = ERRORS[reason]
+    expected = f"gRPC `{entry.grpc_code}`, HTTP {entry.http_status}."
+    assert _errors_page()[reason.value].startswith(expected)
