@@ -95,8 +95,8 @@ enough_disk() {
 main() {
   local accelerator python
   accelerator=$(wanted_accelerator)
-  enough_disk
   if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    enough_disk
     python=$(find_python)
     echo "making $venv with $("$python" --version)"
     make_venv "$python"

@@ -65,7 +65,7 @@ def test_no_venv_module(few_commands: Path, tmp_path: Path) -> None:
 
 def test_no_disk(few_commands: Path, tmp_path: Path) -> None:
     """A full disk is told before anything is downloaded."""
-    (few_commands / "df").unlink()
+    (few_commands / "df").unlink()  # the real one
     _fake_command(few_commands, "df", "echo header; echo '/dev/x 9000 8000 1000 90% /'")
     environment = {"PATH": str(few_commands), "VENV": str(tmp_path / "venv")}
     result = _run("install.sh", environment=environment)
