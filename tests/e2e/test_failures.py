@@ -1,0 +1,275 @@
+"""What may happen to a running job, on real processes: it goes on, and ends with the same model.
+
+Every test ends with the digest of the oracle. Places of failures are named failpoints in the engine
+of the node "victim"; nothing is placed by sleeping.
+"""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oracle.from_spec import reference_job
+from oracle.reference import train
+from planaria.job import JobSpec
+from planaria.models import Job, Recovery
+from planaria_worker.engine.numerics.pins import pin_numerics
+from support.cluster import Cluster
+from support.jobs import small_job
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 16
+FAILED_STEP = 5
+
+
+@pytest.fixture(scope="module")
+def spec(text: Path) -> JobSpec:
+    """Two pipelines of at least two nodes each."""
+    return small_job(
+        text,
+        training__steps=STEPS,
+        resources__min_nodes=5,
+        resources__min_nodes_per_pipeline=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def digest(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> str:
+    pin_numerics()
+    return train(reference_job(spec, tmp_path_factory.mktemp("oracle"))).digest
+
+
+@pytest.fixture(scope="module")
+def four_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that lacks the node that a test is going to hurt."""
+    with Cluster(tmp_path_factory.mktemp("failures") / "cluster") as cluster:
+        cluster.start(num_nodes=4)
+        yield cluster
+
+
+def failpoint(at: str, action: str, step: int = FAILED_STEP) -> dict[str, str]:
+    point = {"at": at, "step": step, "action": action}
+    return {"PLANARIA_ENGINE_FAILPOINTS": json.dumps([point])}
+
+
+def train_with_victim(cluster: Cluster, spec: JobSpec, environment: dict[str, str]) -> Job:
+    """Run the job with one more node, whose engine has a failpoint, and then remove that node."""
+    cluster.start_node("victim", environment)
+    cluster.wait_for_nodes(5)
+    try:
+        job = cluster.client.submit(spec)
+        return cluster.wait_for_end(job.id)
+    finally:
+        if "victim" in cluster.nodes:
+            cluster.kill_node("victim")
+        cluster.wait_for_nodes(1, "LOST")
+        cluster.client.remove_node("victim")
+
+
+def recoveries_of(cluster: Cluster, job: Job) -> list[Recovery]:
+    assert job.state == "SUCCEEDED", job.error
+    return list(cluster.client.job_recoveries(job.id))
+
+
+PLACES = ("forward", "backward", "wait_peer", "reduce", "before_exchange", "after_exchange")
+QUICK = ("backward", "after_exchange")
+
+
+@pytest.mark.parametrize(
+    "at", [pytest.param(at, marks=() if at in QUICK else pytest.mark.slow) for at in PLACES]
+)
+def test_an_engine_dies_at_each_place_of_a_step(
+    four_nodes: Cluster, spec: JobSpec, digest: str, at: str
+) -> None:
+    """[1, 2, 6] Its agent lives, so the engine is lost and made again."""
+    job = train_with_victim(four_nodes, spec, failpoint(at, "kill"))
+    recoveries = recoveries_of(four_nodes, job)
+    assert recoveries[0].cause == "engine_lost"
+    assert job.final_digest == digest
+
+
+@pytest.mark.parametrize("action", [pytest.param("raise", marks=pytest.mark.slow), "segfault"])
+def test_an_engine_fails_by_itself(
+    four_nodes: Cluster, spec: JobSpec, digest: str, action: str
+) -> None:
+    job = train_with_victim(four_nodes, spec, failpoint("forward", action))
+    assert recoveries_of(four_nodes, job)
+    assert job.final_digest == digest
+
+
+def test_a_stopped_node_is_lost_and_fenced_and_joins_afresh(
+    cluster: Cluster, spec: JobSpec, digest: str
+) -> None:
+    """[4] It wakes up long after the others went on, does no harm, and takes part again."""
+    cluster.start(num_nodes=5)
+    job = cluster.client.submit(spec)
+    cluster.wait_for_step(job.id, 4)
+    cluster.signal_node("node-2", signal.SIGSTOP)
+    cluster.wait_for_nodes(1, "LOST")
+    cluster.signal_node("node-2", signal.SIGCONT)
+    end = cluster.wait_for_end(job.id)
+    assert recoveries_of(cluster, end)[0].nodes_lost == ("node-2",)
+    assert end.final_digest == digest
+    cluster.wait_for_nodes(5)
+
+
+def test_the_death_of_an_agent_alone_costs_nothing(
+    cluster: Cluster, spec: JobSpec, digest: str
+) -> None:
+    """Engines outlive their agent for a lease; the next agent adopts them."""
+    cluster.start(num_nodes=5)
+    job = cluster.client.submit(spec)
+    cluster.wait_for_step(job.id, 3)
+    pids = cluster.engine_pids("node-1")
+    cluster.kill_agent("node-1")
+    cluster.start_node("node-1")
+    end = cluster.wait_for_end(job.id)
+    assert recoveries_of(cluster, end) == []
+    assert end.final_digest == digest
+    assert pids
+
+
+def test_the_coordinator_dies_while_a_job_trains(
+    cluster: Cluster, spec: JobSpec, digest: str
+) -> None:
+    """[7] Training goes on without it."""
+    cluster.start(num_nodes=5)
+    job = cluster.client.submit(spec)
+    cluster.wait_for_step(job.id, 3)
+    cluster.kill_coordinator()
+    cluster.start_coordinator()
+    end = cluster.wait_for_end(job.id)
+    assert recoveries_of(cluster, end) == []
+    assert end.final_digest == digest
+
+
+def test_the_coordinator_dies_in_the_middle_of_a_recovery(
+    cluster: Cluster, spec: JobSpec, digest: str
+) -> None:
+    """[7] The recovery is cleanly redone."""
+    cluster.start(num_nodes=5)
+    job = cluster.client.submit(spec)
+    cluster.wait_for_step(job.id, 3)
+    cluster.kill_node("node-0")
+    cluster.wait_for("the recovery to begin", lambda: cluster.client.get_job(job.id).generation > 1)
+    cluster.kill_coordinator()
+    cluster.start_coordinator()
+    end = cluster.wait_for_end(job.id)
+    assert recoveries_of(cluster, end)
+    assert end.final_digest == digest
+
+
+def test_two_nodes_are_lost_at_the_same_instant(
+    cluster: Cluster, spec: JobSpec, digest: str
+) -> None:
+    """[5] f = 2: three replicas, and two nodes of different pipelines die together."""
+    cluster.start(num_nodes=6)
+    tolerant = spec.resilience.model_copy(update={"fault_tolerance": 2})
+    six = spec.resources.model_copy(update={"min_nodes": 6})
+    job = cluster.client.submit(spec.model_copy(update={"resilience": tolerant, "resources": six}))
+    cluster.wait_for_step(job.id, 3)
+    plan = cluster.client.job_plan(job.id).plan
+    assert plan is not None
+    assert plan.fault_tolerance == 2
+    for victim in [pipeline.stages[0].node_id for pipeline in plan.pipelines[:2]]:
+        cluster.kill_node(victim)
+    end = cluster.wait_for_end(job.id)
+    lost = [node for recovery in recoveries_of(cluster, end) for node in recovery.nodes_lost]
+    assert len(lost) == 2
+    assert end.final_digest == digest
+
+
+@pytest.mark.parametrize("at", [pytest.param("rebuild", marks=pytest.mark.slow), "serve_copy"])
+def test_another_node_dies_during_a_recovery(
+    cluster: Cluster, spec: JobSpec, digest: str, at: str
+) -> None:
+    """[5] It only starts the next recovery. f = 2, so that every layer survives both."""
+    cluster.start(num_nodes=5)
+    cluster.start_node("node-5", failpoint(at, "kill", step=0) if at != "rebuild" else {})
+    cluster.wait_for_nodes(6)
+    tolerant = spec.resilience.model_copy(update={"fault_tolerance": 2})
+    six = spec.resources.model_copy(update={"min_nodes": 6})
+    job = cluster.client.submit(spec.model_copy(update={"resilience": tolerant, "resources": six}))
+    cluster.wait_for_step(job.id, 3)
+    cluster.kill_node("node-0")
+    if at == "rebuild":
+        cluster.wait_for(
+            "the recovery to begin", lambda: cluster.client.get_job(job.id).generation > 1
+        )
+        cluster.kill_node("node-5")
+    end = cluster.wait_for_end(job.id)
+    assert end.final_digest == digest, recoveries_of(cluster, end)
+
+
+def test_a_drained_node_leaves_without_losing_a_microbatch(
+    cluster: Cluster, spec: JobSpec, digest: str
+) -> None:
+    cluster.start(num_nodes=5)
+    job = cluster.client.submit(spec)
+    cluster.wait_for_step(job.id, 3)
+    cluster.client.drain_node("node-3")
+    cluster.wait_for_nodes(1, "DRAINED")
+    end = cluster.wait_for_end(job.id)
+    (drain,) = recoveries_of(cluster, end)
+    assert drain.cause == "node_drained"
+    assert drain.redone_microbatches == 0
+    assert end.final_digest == digest
+
+
+def test_a_paused_job_stands_still_and_goes_on(
+    cluster: Cluster, spec: JobSpec, digest: str
+) -> None:
+    cluster.start(num_nodes=5)
+    job = cluster.client.submit(spec)
+    cluster.wait_for_step(job.id, 3)
+    cluster.client.pause_job(job.id)
+    paused = cluster.wait_for_state(job.id, "PAUSED")
+    assert paused.step < STEPS
+    cluster.client.resume_job(job.id)
+    end = cluster.wait_for_end(job.id)
+    assert end.state == "SUCCEEDED", end.error
+    assert end.final_digest == digest
+
+
+def test_a_cancelled_job_leaves_no_engine_behind(cluster: Cluster, spec: JobSpec) -> None:
+    cluster.start(num_nodes=5)
+    job = cluster.client.submit(spec)
+    cluster.wait_for_step(job.id, 1)
+    cluster.client.cancel_job(job.id)
+    cluster.wait_for_state(job.id, "CANCELLED")
+    cluster.wait_for(
+        "no engine to be left", lambda: not any(map(cluster.engine_pids, cluster.nodes))
+    )
+
+
+def test_losing_every_replica_of_a_layer_fails_the_job_by_name(
+    cluster: Cluster, spec: JobSpec
+) -> None:
+    """[10] f = 0 and a node is lost: the error says which layers are gone."""
+    cluster.start(num_nodes=2)
+    alone = spec.resilience.model_copy(update={"fault_tolerance": 0})
+    two = spec.resources.model_copy(update={"min_nodes": 2})
+    job = cluster.client.submit(spec.model_copy(update={"resilience": alone, "resources": two}))
+    cluster.wait_for_step(job.id, 2)
+    cluster.kill_node("node-1")
+    end = cluster.wait_for_end(job.id)
+    assert end.state == "FAILED"
+    assert end.error is not None
+    assert end.error.reason == "STATE_LOST"
+
+
+def test_data_that_is_not_there_fails_the_job_and_names_node_and_path(
+    cluster: Cluster, spec: JobSpec
+) -> None:
+    missing = spec.data.model_copy(update={"path": "/nowhere/*.txt"})
+    cluster.start(num_nodes=5)
+    job = cluster.client.submit(spec.model_copy(update={"data": missing}))
+    end = cluster.wait_for_end(job.id)
+    assert end.state == "FAILED"
+    assert end.error is not None
+    assert end.error.reason == "DATA_UNUSABLE"
+    assert "/nowhere/*.txt" in end.error.message
+    assert "node-" in end.error.message

@@ -1,0 +1,84 @@
+"""The plan is invisible to the model [6]: one digest, on however many nodes, through failures."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from oracle.from_spec import reference_job
+from oracle.reference import train
+from planaria.job import JobSpec
+from planaria.models import Job
+from planaria_worker.engine.numerics.pins import pin_numerics
+from support.cluster import Cluster
+from support.jobs import small_job
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 24
+
+
+def on_nodes(text: Path, num_nodes: int, **changes: object) -> JobSpec:
+    """Return the job that every test here trains, on so many nodes."""
+    return small_job(
+        text,
+        training__steps=STEPS,
+        resilience__fault_tolerance=0 if num_nodes < 4 else 1,
+        resources__min_nodes=num_nodes,
+        resources__max_nodes=num_nodes,
+        resources__min_nodes_per_pipeline=min(2, num_nodes),
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def digest(text: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return what a plain loop in one process ends with."""
+    pin_numerics()
+    spec = on_nodes(text, 1)
+    return train(reference_job(spec, tmp_path_factory.mktemp("oracle"))).digest
+
+
+def succeeded(job: Job) -> Job:
+    assert job.state == "SUCCEEDED", job.error
+    assert job.step == STEPS
+    return job
+
+
+def test_one_digest_on_1_2_3_and_5_nodes(cluster: Cluster, text: Path, digest: str) -> None:
+    """The same job on clusters of different size ends with the oracle's parameters."""
+    cluster.start(num_nodes=5)
+    digests = {}
+    for num_nodes in (1, 2, 3, 5):
+        job = cluster.client.submit(on_nodes(text, num_nodes))
+        digests[num_nodes] = succeeded(cluster.wait_for_end(job.id)).final_digest
+        plan = cluster.client.job_plan(job.id).plan
+        assert plan is not None
+        assert sum(len(p.stages) for p in plan.pipelines) == num_nodes
+    assert digests == dict.fromkeys(digests, digest)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_one_digest_through_kills_at_random_moments(
+    cluster: Cluster, text: Path, digest: str, seed: int
+) -> None:
+    """Two of five nodes are killed at random moments and a replacement joins."""
+    chance = random.Random(seed)
+    cluster.start(num_nodes=5)
+    spec = on_nodes(text, 5).model_copy(
+        update={"resources": on_nodes(text, 5).resources.model_copy(update={"max_nodes": None})}
+    )
+    job = cluster.client.submit(spec)
+    for after_step in (4, 10):
+        cluster.wait_for_step(job.id, after_step)
+        cluster.wait_for_state(job.id, "RUNNING")
+        time.sleep(chance.uniform(0, 0.3))
+        cluster.kill_node(chance.choice(sorted(cluster.nodes)))
+    cluster.start_node("node-5")
+    end = succeeded(cluster.wait_for_end(job.id))
+    assert end.final_digest == digest
+    recoveries = cluster.client.job_recoveries(job.id)
+    assert sum(len(recovery.nodes_lost) for recovery in recoveries) == 2
+    steps = [metrics.step for metrics in cluster.client.job_metrics(job.id)]
+    assert steps == sorted(set(steps))
