@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from planaria.cli.main import app
-from planaria.job_file import parse_job
+from planaria.job_file import load_job_file, parse_job
 from planaria_common.errors import ERRORS, ErrorReason
 from support.repository import ROOT
 
@@ -70,6 +70,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_job_files_in_the_documentation_are_valid(page: str, text: str) -> None:
     """A reader may copy them."""
     parse_job(yaml.safe_load(text), source=page)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
+def test_job_files_among_the_examples_are_valid(path: Path) -> None:
+    """Each one can be submitted as it is, and finds its data."""
+    job = load_job_file(path)
+    assert list(Path("/").glob(job.data.path.lstrip("/"))), job.data.path
 
 
 @pytest.mark.parametrize("line", _command_lines("planaria"))
