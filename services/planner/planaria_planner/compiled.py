@@ -10,5 +10,8 @@ R = TypeVar("R")
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a loop over arrays to machine code at its first call; later processes load it."""
-    return cast(Callable[P, R], numba.njit(cache=True)(function))
+    """Compile a loop over arrays at its first call; later processes load the machine code.
+
+    It runs without the interpreter lock, so a server answers its health checks meanwhile.
+    """
+    return cast(Callable[P, R], numba.njit(cache=True, nogil=True)(function))

@@ -1,0 +1,144 @@
+"""The planner's gRPC server: messages in, pure functions, messages out."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from planaria.api.planner.v1 import planner_service_pb2 as pb
+from planaria.api.planner.v1 import planner_service_pb2_grpc as pb_grpc
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.grpcserver import GrpcServer
+from planaria_common.logging import get_logger
+from planaria_planner import convert
+from planaria_planner.cost import pipeline_cost
+from planaria_planner.explain import explain, in_words
+from planaria_planner.instantiate import instantiate
+from planaria_planner.reconfigure import check_running, invalid_argument, reconfigure
+from planaria_planner.simulate import simulate
+from planaria_planner.templates import generate_templates
+
+SERVICE = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_SIMULATED_ACTIONS = 200_000
+"""A simulation answers with every action: more would not fit into a message."""
+
+
+class PlannerServicer(pb_grpc.PlannerServiceServicer):
+    """Each call is computed in a thread: a long plan does not hold up the health checks."""
+
+    async def GenerateTemplates(  # noqa: N802 - named by gRPC
+        self, request: pb.GenerateTemplatesRequest, _context: Context
+    ) -> pb.GenerateTemplatesResponse:
+        return await asyncio.to_thread(_generate_templates, request)
+
+    async def Instantiate(  # noqa: N802
+        self, request: pb.InstantiateRequest, _context: Context
+    ) -> pb.InstantiateResponse:
+        return await asyncio.to_thread(_instantiate, request)
+
+    async def Reconfigure(  # noqa: N802
+        self, request: pb.ReconfigureRequest, _context: Context
+    ) -> pb.ReconfigureResponse:
+        return await asyncio.to_thread(_reconfigure, request)
+
+    async def Simulate(  # noqa: N802
+        self, request: pb.SimulateRequest, _context: Context
+    ) -> pb.SimulateResponse:
+        return await asyncio.to_thread(_simulate, request)
+
+
+def planner_server(*, host: str, port: int, token: str | None) -> GrpcServer:
+    """Return a server of the planner, not yet started."""
+    return GrpcServer(
+        part="planner",
+        services={
+            SERVICE: lambda server: pb_grpc.add_PlannerServiceServicer_to_server(
+                PlannerServicer(), server
+            )
+        },
+        host=host,
+        port=port,
+        token=token,
+    )
+
+
+def _generate_templates(request: pb.GenerateTemplatesRequest) -> pb.GenerateTemplatesResponse:
+    problem = convert.problem_from(request.problem)
+    profile = problem.profile
+    limits = [request.max_nodes, *[0] * (len(profile.hardware.node_kinds) - 1)]
+    found = generate_templates(
+        profile,
+        limits,
+        min_nodes=max(request.min_nodes, problem.min_nodes_per_pipeline),
+        max_width=problem.max_stage_accelerators,
+    )
+    return pb.GenerateTemplatesResponse(
+        min_nodes=found.min_nodes,
+        templates=[convert.template_message(profile, template) for template in found.templates],
+    )
+
+
+def _instantiate(request: pb.InstantiateRequest) -> pb.InstantiateResponse:
+    problem = convert.problem_from(request.problem)
+    nodes = convert.nodes_from(problem.profile, request.nodes)
+    answer = instantiate(problem, nodes)
+    explanation = explain(problem, nodes, answer)
+    return pb.InstantiateResponse(
+        plan=convert.plan_message(answer.plan),
+        reason=in_words(problem, answer, explanation),
+        min_nodes=answer.templates.min_nodes,
+        next_best_iteration_seconds=explanation.next_best_seconds or 0.0,
+    )
+
+
+def _reconfigure(request: pb.ReconfigureRequest) -> pb.ReconfigureResponse:
+    problem = convert.problem_from(request.problem)
+    answer = reconfigure(
+        problem,
+        convert.nodes_from(problem.profile, request.nodes),
+        convert.running_from(request.current),
+        convert.holdings_from(request.holdings),
+        horizon_seconds=request.horizon_seconds,
+        costs=convert.costs_from(request.costs),
+    )
+    get_logger("planner").info("reconfigured", reason=answer.reason)
+    return convert.reconfigure_message(answer)
+
+
+def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:
+    problem = convert.problem_from(request.problem)
+    running = convert.running_from(request.plan)
+    check_running(problem, running)
+    if not running:
+        raise invalid_argument("plan.pipelines", "empty; there is nothing to simulate")
+    shares = [pipeline.microbatches for pipeline in request.plan.pipelines]
+    num_actions = sum(
+        2 * len(pipeline.stages) * len(share)
+        for pipeline, share in zip(running, shares, strict=True)
+    )
+    if num_actions > MAX_SIMULATED_ACTIONS:
+        raise PlanariaError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"plan: {num_actions} actions to simulate; at most {MAX_SIMULATED_ACTIONS}",
+            {"field": "plan", "actions": str(num_actions)},
+        )
+    simulations = [
+        simulate(problem.profile, pipeline.stages, len(share))
+        for pipeline, share in zip(running, shares, strict=True)
+    ]
+    actions = [
+        convert.action_message(index, action, shares[index])
+        for index, simulation in enumerate(simulations)
+        for action in simulation.actions
+    ]
+    return pb.SimulateResponse(
+        iteration_seconds=max(simulation.iteration_seconds for simulation in simulations),
+        predicted_seconds=max(
+            pipeline_cost(problem.profile, pipeline.stages).iteration_seconds(len(share))
+            for pipeline, share in zip(running, shares, strict=True)
+        ),
+        actions=sorted(actions, key=lambda action: (action.start_seconds, action.pipeline)),
+    )
