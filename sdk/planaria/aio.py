@@ -1,7 +1,7 @@
 """The client library for asyncio: `planaria.Client` with await."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -159,7 +159,7 @@ class AsyncClient:
 
     async def events(
         self, *, job_id: str = "", after_sequence: int = 0, follow: bool = False
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event]:
         """Yield what happened, the oldest first.
 
         Args:
@@ -205,7 +205,7 @@ class AsyncClient:
         """Forget a node that is lost or drained."""
         await self.send(_calls.remove_node(node_id))
 
-    async def _stream(self, path: str, headers: dict[str, str]) -> AsyncIterator[Event]:
+    async def _stream(self, path: str, headers: dict[str, str]) -> AsyncGenerator[Event]:
         decoder = Decoder()
         with self._transport_errors():
             async with self._http.stream(

@@ -1,0 +1,33 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unit.sdk.fake_coordinator import FakeCoordinator, serving
+from unit.sdk.samples import JOB_FILE
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster_of_the_developer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Nothing here may find, or touch, a cluster that runs on this machine."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.delenv("PLANARIA_ADDRESS", raising=False)
+    monkeypatch.delenv("PLANARIA_TOKEN", raising=False)
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCoordinator]:
+    """A coordinator that PLANARIA_ADDRESS leads to."""
+    with serving() as fake:
+        monkeypatch.setenv("PLANARIA_ADDRESS", fake.url)
+        monkeypatch.setenv("PLANARIA_TOKEN", "the-token")
+        yield fake
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB_FILE)
+    return path

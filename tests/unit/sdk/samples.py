@@ -1,0 +1,100 @@
+"""Resources as the coordinator sends them."""
+
+from typing import Any
+
+JOB_FILE = """\
+name: tiny
+model: {family: llama, hidden_size: 64, num_layers: 4, num_heads: 4, vocab_size: 256}
+data: {path: corpus/*.txt, sequence_length: 32}
+training: {steps: 10, global_batch_size: 8, microbatch_size: 2}
+"""
+
+PLAN: dict[str, Any] = {
+    "pipelines": [
+        {
+            "stages": [
+                {"first_layer": 0, "num_layers": 3, "node_id": "node-1", "accelerators": [0]},
+                {"first_layer": 3, "num_layers": 1, "node_id": "node-2", "accelerators": [0]},
+            ],
+            "microbatches": [0, 1],
+            "iteration_seconds": 0.25,
+        }
+    ],
+    "idle_node_ids": ["node-3"],
+    "iteration_seconds": 0.25,
+    "fault_tolerance": 1,
+}
+
+
+def job(**fields: Any) -> dict[str, Any]:
+    return {
+        "id": "job-1",
+        "name": "tiny",
+        "state": "RUNNING",
+        "step": 3,
+        "steps": 10,
+        "loss": 5.25,
+        "generation": 2,
+        "tokens_per_second": 1234.5,
+        "goodput": 0.98,
+        "final_digest": "",
+        "error": None,
+        "create_time": "2026-01-01T10:00:00Z",
+        "start_time": None,
+        "end_time": None,
+        "spec": {},
+        "fault_tolerance": 1,
+        "time_seconds": {"productive": 3.0},
+        **fields,
+    }
+
+
+def node(node_id: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "id": node_id,
+        "state": "READY",
+        "address": "127.0.0.1",
+        "num_accelerators": 1,
+        "accelerator_kind": "cpu",
+        "version": "0.1.0",
+        "agent_pid": 41,
+        "engines": [
+            {"id": "e", "job_id": "job-1", "accelerator": 0, "pid": 42, "state": "TRAINING"}
+        ],
+        "heartbeat_time": "2026-01-01T10:00:00Z",
+        "join_time": "2026-01-01T09:00:00Z",
+        **fields,
+    }
+
+
+def event(sequence: int, event_type: str = "node_lost", **fields: Any) -> dict[str, Any]:
+    return {
+        "sequence": sequence,
+        "time": "2026-01-01T10:00:00Z",
+        "type": event_type,
+        "job_id": "job-1",
+        "node_id": "",
+        "generation": 2,
+        "message": f"event {sequence} [of {event_type}]",
+        "details": {},
+        **fields,
+    }
+
+
+RECOVERY: dict[str, Any] = {
+    "id": 1,
+    "cause": "node_lost",
+    "nodes_lost": ["node-3"],
+    "nodes_joined": [],
+    "generation": 2,
+    "redone_microbatches": 2,
+    "copied_bytes": 2_500_000,
+    "phases": [{"name": "detect", "start_time": None, "duration_seconds": 0.01}],
+    "pause_seconds": 0.125,
+    "lost_accelerator_seconds": {"idle": 0.5},
+    "start_time": None,
+    "end_time": None,
+    "pipeline_sizes_before": [2, 1],
+    "pipeline_sizes_after": [2],
+    "reason": "keep the whole one",
+}
