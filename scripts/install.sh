@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes $VENV and installs Planaria with everything it needs, at the versions of constraints.txt.
 #
-# PYTHON       the interpreter to use (default: the first of python3.13 .. python3.11, python3 that fits)
+# PYTHON       the interpreter to use (default: python3, or the newest of python3.13 .. python3.11 where that is too old)
 # ACCELERATOR  cpu | cuda (default: cuda where an NVIDIA driver is loaded, else cpu)
 # TORCH_INDEX  where CPU wheels of torch are (default: the index PyTorch documents)
 set -euo pipefail
@@ -33,7 +33,7 @@ how_to_install() {
 # A name may be on the PATH and still not run (pyenv's shims), so each one is asked.
 find_python() {
   local name
-  for name in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
+  for name in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
     if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
       echo "$name"
       return
