@@ -2,6 +2,17 @@
 
 import pytest
 import torch
+from hypothesis import settings
+
+from planaria_worker.engine.numerics import kernels
+
+settings.register_profile("no-deadline", deadline=None)  # the machine may be busy
+settings.load_profile("no-deadline")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_kernels() -> None:
+    kernels.warm_up()
 
 
 @pytest.fixture(autouse=True)

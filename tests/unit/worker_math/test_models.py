@@ -75,8 +75,16 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone(family: str) -> No
     one, again = initial_state(model, 2, seed=1), initial_state(model, 2, seed=1)
     assert torch.equal(one.parameters, again.parameters)
     assert not torch.equal(one.parameters, initial_state(model, 2, seed=2).parameters)
-    matrices = [view for view in one.layout.views(one.parameters).values() if view.dim() > 1]
+    assert one.parameters.shape == initial_state(model, 3, seed=1).parameters.shape
+    matrices = [
+        view
+        for state in (one, initial_state(model, 3, seed=1))
+        for view in state.layout.views(state.parameters).values()
+        if view.dim() > 1
+    ]
     assert all(0.002 < float(matrix.std()) < 0.03 for matrix in matrices)
+    beginnings = {tuple((matrix / matrix.std()).flatten()[:4].tolist()) for matrix in matrices}
+    assert len(beginnings) == len(matrices)
 
 
 def test_a_new_stage_keeps_the_layers_it_already_has() -> None:

@@ -208,9 +208,10 @@ def test_the_squared_norm_follows_its_definition(sizes: tuple[int, ...]) -> None
 
 
 def test_the_global_norm_adds_layers_in_order_whatever_order_they_came_in() -> None:
-    squares = {2: 1e-17, 0: 1.0, 1: 1e-17, 3: 7.0}
-    shuffled = {layer: squares[layer] for layer in (3, 1, 0, 2)}
-    assert global_norm(squares, 3) == global_norm(shuffled, 3)
+    squares = {0: 1.0, 1: 2.0**-53, 2: 2.0**-53}  # the small ones only count when added first
+    shuffled = {layer: squares[layer] for layer in (2, 1, 0)}
+    assert sum(squares.values()) != sum(shuffled.values())
+    assert global_norm(squares, 1) == global_norm(shuffled, 1) == 1.0
     assert global_norm({0: 9.0, 1: 16.0}, 5) == 1.0
 
 

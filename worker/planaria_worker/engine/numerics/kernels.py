@@ -75,3 +75,14 @@ def adamw(
         exp_avg_sq[i] = average_sq
         denominator = np.sqrt(average_sq) * correction + epsilon
         parameters[i] = parameters[i] * decay - step_size * average / denominator
+
+
+def warm_up() -> None:
+    """Compiles the kernels, or loads them from disk, so that no step has to wait for it."""
+    values = np.zeros(NUM_LANES, np.float32)
+    integers = np.zeros(NUM_LANES, np.int64)
+    coefficients = np.zeros(8, np.float32)
+    add_fixed_point(integers, values, 1.0, 1.0)
+    for total in (values.copy(), integers):
+        squared_norm(total)
+        adamw(values, values.copy(), values.copy(), total, 1.0, coefficients)

@@ -1,0 +1,79 @@
+"""Parameters to start from: a Hugging Face folder of safetensors, read one layer at a time."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from planaria_worker.models.layer import Model
+from planaria_worker.models.layout import layer_layout
+
+_WEIGHTS_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+
+
+class PretrainedError(ValueError):
+    """`init_from` cannot be used; one line that names the place and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainedFolder:
+    """The tensors of a folder, whichever files they are in."""
+
+    folder: Path
+    files: Mapping[str, str]
+    """The file of each tensor."""
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Reads the index, or the names in the only file.
+
+        Raises:
+            PretrainedError: there are no safetensors, or they cannot be read.
+        """
+        try:
+            if (folder / _INDEX_FILE).is_file():
+                index = json.loads((folder / _INDEX_FILE).read_text())
+                return cls(folder=folder, files=index["weight_map"])
+            with safe_open(folder / _WEIGHTS_FILE, framework="pt") as file:
+                return cls(folder=folder, files=dict.fromkeys(file.keys(), _WEIGHTS_FILE))
+        except FileNotFoundError as error:
+            raise PretrainedError(
+                f"init_from: {folder} has neither {_WEIGHTS_FILE} nor {_INDEX_FILE}"
+            ) from error
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise PretrainedError(f"init_from: cannot read {folder}: {error}") from error
+
+    def read_layer(self, model: Model, layer: int) -> dict[str, Tensor]:
+        """The parameters of one layer by name, as they are stored; models.state.filled_state
+        takes them.
+
+        Raises:
+            PretrainedError: a parameter is missing or has another shape.
+        """
+        tensors = {}
+        for place in layer_layout(model, layer).tensors:
+            tensor = self._read(place.name)
+            if tuple(tensor.shape) != place.shape:
+                raise PretrainedError(
+                    f"init_from: {place.name} has shape {tuple(tensor.shape)}, "
+                    f"the job's model has {place.shape}"
+                )
+            tensors[place.name] = tensor
+        return tensors
+
+    def _read(self, name: str) -> Tensor:
+        # Folders saved from a bare body (openai's gpt2) lack the name of the body.
+        stored = name if name in self.files else name.partition(".")[2]
+        if stored not in self.files:
+            raise PretrainedError(f"init_from: {self.folder} has no tensor {name}")
+        try:
+            with safe_open(self.folder / self.files[stored], framework="pt") as file:
+                tensor: Tensor = file.get_tensor(stored)
+                return tensor
+        except (OSError, SafetensorError) as error:
+            raise PretrainedError(f"init_from: cannot read {self.folder}: {error}") from error
