@@ -1,0 +1,28 @@
+"""`planaria-coordinator`: serve agents, schedulers and users until a stop signal."""
+
+import asyncio
+import os
+import sys
+
+from planaria_common.service import announce_ready, run_service, stop_signal
+from planaria_coordinator.bootstrap import run_coordinator
+from planaria_coordinator.settings import CoordinatorSettings
+
+
+async def serve(settings: CoordinatorSettings) -> None:
+    """Run the coordinator; a second stop signal is not needed, the first one drains in seconds."""
+    stopped = asyncio.ensure_future(stop_signal())
+    async with run_coordinator(settings) as endpoints:
+        announce_ready(
+            grpc_address=endpoints.grpc_address, http_url=endpoints.http_url, pid=os.getpid()
+        )
+        await stopped
+
+
+def main() -> int:
+    """Run the coordinator and return its exit status."""
+    return run_service(part="coordinator", settings_type=CoordinatorSettings, serve=serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the application reaches through its ports: the database and the planner."""

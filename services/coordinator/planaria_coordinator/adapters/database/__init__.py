@@ -1,0 +1,1 @@
+"""Jobs, nodes, generations, directives and events in SQLite or PostgreSQL."""

@@ -1,0 +1,242 @@
+"""Repositories of jobs and of what belongs to one job."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from planaria_coordinator.adapters.database.records import (
+    Listing,
+    count_up,
+    insert_or_ignore,
+    insert_or_replace,
+    record_of,
+    row_of,
+)
+from planaria_coordinator.adapters.database.schema import (
+    COUNTERS,
+    DIRECTIVES,
+    GENERATIONS,
+    JOBS,
+    LOG_LINES,
+    RECOVERIES,
+    RUNS,
+    STEP_METRICS,
+    TRANSITIONS,
+)
+from planaria_coordinator.application.ports import GenerationRecord, Page, TransitionRecord
+from planaria_coordinator.domain.directive import Directive, Outcome
+from planaria_coordinator.domain.job import Job, JobState, LogLine, StepMetrics
+from planaria_coordinator.domain.recovery import Recovery
+from planaria_coordinator.domain.run import JobRun
+
+_TERMINAL: Final = [state for state in JobState if state.is_terminal]
+
+
+class SqlJobs:
+    """Jobs, in the order of their submission."""
+
+    _listing: Final = Listing(record_type=Job, table=JOBS, order=JOBS.c.position, newest_first=True)
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def add(self, job: Job) -> None:
+        await self._connection.execute(insert(JOBS).values(row_of(job, JOBS)))
+
+    async def get(self, job_id: str) -> Job | None:
+        row = (await self._connection.execute(select(JOBS).where(JOBS.c.id == job_id))).first()
+        return None if row is None else record_of(Job, row)
+
+    async def save(self, job: Job) -> None:
+        statement = update(JOBS).where(JOBS.c.id == job.id).values(row_of(job, JOBS))
+        await self._connection.execute(statement)
+
+    async def page(self, *, page_size: int, page_token: str) -> Page[Job]:
+        return await self._listing.page(
+            self._connection, page_size=page_size, page_token=page_token
+        )
+
+    async def unfinished(self) -> Sequence[Job]:
+        query = select(JOBS).where(JOBS.c.state.not_in(_TERMINAL)).order_by(JOBS.c.position)
+        return [record_of(Job, row) for row in (await self._connection.execute(query)).all()]
+
+
+class SqlRuns:
+    """The state of each job's state machine."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def get(self, job_id: str) -> JobRun | None:
+        query = select(RUNS.c.run).where(RUNS.c.job_id == job_id)
+        run: JobRun | None = (await self._connection.execute(query)).scalar_one_or_none()
+        return run
+
+    async def save(self, run: JobRun) -> None:
+        await insert_or_replace(self._connection, RUNS, {"job_id": run.job_id, "run": run})
+
+
+class SqlGenerations:
+    """Generations with their plans."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def save(self, record: GenerationRecord) -> None:
+        await insert_or_replace(self._connection, GENERATIONS, row_of(record, GENERATIONS))
+
+    async def newest_planned(self, job_id: str) -> GenerationRecord | None:
+        query = (
+            select(GENERATIONS)
+            .where(GENERATIONS.c.job_id == job_id, GENERATIONS.c.plan.is_not(None))
+            .order_by(GENERATIONS.c.generation.desc())
+            .limit(1)
+        )
+        row = (await self._connection.execute(query)).first()
+        return None if row is None else record_of(GenerationRecord, row)
+
+
+class SqlTransitions:
+    """The phases of transitions that have begun."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def append(self, record: TransitionRecord) -> None:
+        await self._connection.execute(insert(TRANSITIONS).values(row_of(record, TRANSITIONS)))
+
+
+class SqlDirectives:
+    """Directives, in the order in which they were added."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def add(self, directives: Sequence[Directive]) -> None:
+        rows = [{**row_of(each, DIRECTIVES), "state": "PENDING"} for each in directives]
+        if rows:
+            await self._connection.execute(insert(DIRECTIVES), rows)
+
+    async def resolve(self, directive_id: str, outcome: Outcome) -> None:
+        await self._connection.execute(
+            update(DIRECTIVES)
+            .where(DIRECTIVES.c.id == directive_id, DIRECTIVES.c.state != "RESOLVED")
+            .values(state="RESOLVED", outcome=outcome)
+        )
+
+    async def drop(self, directive_ids: Iterable[str]) -> None:
+        await self._connection.execute(
+            update(DIRECTIVES)
+            .where(DIRECTIVES.c.id.in_(list(directive_ids)), DIRECTIVES.c.state == "PENDING")
+            .values(state="SUPERSEDED")
+        )
+
+    async def pending(self) -> Sequence[Directive]:
+        query = (
+            select(DIRECTIVES)
+            .where(DIRECTIVES.c.state == "PENDING")
+            .order_by(DIRECTIVES.c.position)
+        )
+        return [record_of(Directive, row) for row in (await self._connection.execute(query)).all()]
+
+
+class SqlRecoveries:
+    """Recoveries of jobs."""
+
+    _listing: Final = Listing(record_type=Recovery, table=RECOVERIES, order=RECOVERIES.c.id)
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def add(self, recovery: Recovery) -> None:
+        await self._connection.execute(insert(RECOVERIES).values(row_of(recovery, RECOVERIES)))
+
+    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
+        return await self._listing.page(
+            self._connection,
+            RECOVERIES.c.job_id == job_id,
+            page_size=page_size,
+            page_token=page_token,
+        )
+
+
+class SqlStepMetrics:
+    """Committed steps of jobs."""
+
+    _listing: Final = Listing(
+        record_type=StepMetrics, table=STEP_METRICS, order=STEP_METRICS.c.step
+    )
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def add(self, metrics: Sequence[StepMetrics]) -> None:
+        rows = [row_of(each, STEP_METRICS) for each in metrics]
+        await insert_or_ignore(self._connection, STEP_METRICS, rows)
+
+    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[StepMetrics]:
+        return await self._listing.page(
+            self._connection,
+            STEP_METRICS.c.job_id == job_id,
+            page_size=page_size,
+            page_token=page_token,
+        )
+
+    async def newest(self, job_id: str, limit: int) -> Sequence[StepMetrics]:
+        query = (
+            select(STEP_METRICS)
+            .where(STEP_METRICS.c.job_id == job_id)
+            .order_by(STEP_METRICS.c.step.desc())
+            .limit(limit)
+        )
+        rows = (await self._connection.execute(query)).all()
+        return [record_of(StepMetrics, row) for row in reversed(rows)]
+
+
+class SqlLogLines:
+    """The newest lines of each job's log.
+
+    Args:
+        connection: of the unit of work.
+        max_lines_per_job: older lines are deleted.
+    """
+
+    _listing: Final = Listing(record_type=LogLine, table=LOG_LINES, order=LOG_LINES.c.sequence)
+
+    def __init__(self, connection: AsyncConnection, *, max_lines_per_job: int) -> None:
+        self._connection = connection
+        self._max_lines_per_job = max_lines_per_job
+
+    async def append(self, lines: Sequence[LogLine]) -> None:
+        by_job: dict[str, list[LogLine]] = {}
+        for line in lines:
+            by_job.setdefault(line.job_id, []).append(line)
+        # In one order for all: two appends must not wait for each other's counters.
+        for job_id in sorted(by_job):
+            await self._append_to_job(job_id, by_job[job_id])
+
+    async def _append_to_job(self, job_id: str, lines: Sequence[LogLine]) -> None:
+        newest = await count_up(self._connection, COUNTERS, f"log_lines/{job_id}", len(lines))
+        first = newest - len(lines) + 1
+        rows = [
+            # PostgreSQL's text cannot hold NUL, and engines may write anything.
+            {**row_of(line, LOG_LINES), "sequence": number, "text": line.text.replace("\0", "�")}
+            for number, line in enumerate(lines, start=first)
+        ]
+        await self._connection.execute(insert(LOG_LINES), rows[-self._max_lines_per_job :])
+        await self._connection.execute(
+            delete(LOG_LINES).where(
+                LOG_LINES.c.job_id == job_id,
+                LOG_LINES.c.sequence <= newest - self._max_lines_per_job,
+            )
+        )
+
+    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[LogLine]:
+        return await self._listing.page(
+            self._connection,
+            LOG_LINES.c.job_id == job_id,
+            page_size=page_size,
+            page_token=page_token,
+        )

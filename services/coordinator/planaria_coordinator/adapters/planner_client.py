@@ -1,0 +1,173 @@
+"""The planner's service, behind any of several addresses."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from planaria.api.planner.v1 import planner_service_pb2 as pb
+from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceStub
+from planaria_common.errors import ErrorReason, PlanariaError, UnavailableError
+from planaria_common.grpcclient import open_channel, rpc_errors
+from planaria_common.grpcwire import is_healthy
+from planaria_coordinator.domain.planning import (
+    Candidate,
+    LayerCopy,
+    PlanAnswer,
+    PlanQuery,
+    Problem,
+)
+from planaria_coordinator.plan_messages import plan_from_message, plan_message, profile_message
+
+if TYPE_CHECKING:  # the generated stub is one class at run time
+    from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceAsyncStub
+
+AnswerT = TypeVar("AnswerT")
+_PING_SECONDS = 2.0
+_PAUSES_SECONDS = (0.1, 0.4)
+"""Before each further round over the addresses; up to twice as long, by chance."""
+
+
+class PlannerClient:
+    """Asks the planners, beginning with the one that answered last.
+
+    Args:
+        addresses: HOST:PORT of each.
+        token: the cluster's.
+        deadline_seconds: how long one planner may take for one call.
+        random_share: a random number from 0 to 1, which keeps coordinators from retrying in step.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        token: str,
+        deadline_seconds: float,
+        random_share: Callable[[], float] = random.random,
+    ) -> None:
+        self._channels = {
+            address: open_channel(address, token=token, deadline_seconds=deadline_seconds)
+            for address in addresses
+        }
+        self._addresses = list(addresses)
+        self._random_share = random_share
+
+    async def plan(self, query: PlanQuery) -> PlanAnswer:
+        if query.current is None:
+            return await self._instantiate(query)
+        request = pb.ReconfigureRequest(
+            problem=_problem(query.problem),
+            nodes=_nodes(query),
+            current=plan_message(query.current),
+            holdings=[pb.Holding(node_id=h.node_id, layers=h.layers) for h in query.holdings],
+            horizon_seconds=query.horizon_seconds,
+        )
+        answer = await self._ask(lambda stub: stub.Reconfigure(request))
+        return PlanAnswer(
+            plan=plan_from_message(answer.plan),
+            reason=answer.reason,
+            min_nodes=answer.min_nodes,
+            copies=tuple(_copy(copy) for copy in answer.copies),
+            candidates=tuple(_candidate(candidate) for candidate in answer.candidates),
+        )
+
+    async def _instantiate(self, query: PlanQuery) -> PlanAnswer:
+        request = pb.InstantiateRequest(problem=_problem(query.problem), nodes=_nodes(query))
+        answer = await self._ask(lambda stub: stub.Instantiate(request))
+        return PlanAnswer(
+            plan=plan_from_message(answer.plan), reason=answer.reason, min_nodes=answer.min_nodes
+        )
+
+    async def min_nodes(self, query: PlanQuery) -> int:
+        fewest = max(query.problem.min_nodes_per_pipeline, 1)
+        request = pb.GenerateTemplatesRequest(
+            problem=_problem(query.problem),
+            min_nodes=fewest,
+            max_nodes=max(len(query.nodes), fewest),
+        )
+        try:
+            return (await self._ask(lambda stub: stub.GenerateTemplates(request))).min_nodes
+        except PlanariaError as error:
+            if error.reason is ErrorReason.NOT_ENOUGH_NODES and "need" in error.metadata:
+                return int(error.metadata["need"])
+            raise
+
+    async def ping(self) -> None:
+        checks = (
+            is_healthy(channel, timeout_seconds=_PING_SECONDS)
+            for channel in self._channels.values()
+        )
+        if not any(await asyncio.gather(*checks)):
+            raise _nobody(f"no planner at {', '.join(self._addresses)} says that it is healthy")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _ask(
+        self, call: "Callable[[PlannerServiceAsyncStub], Awaitable[AnswerT]]"
+    ) -> AnswerT:
+        """Call the planners one after another until one answers, in a few rounds."""
+        for pause_seconds in (*_PAUSES_SECONDS, None):
+            for address in list(self._addresses):
+                try:
+                    answer = await self._ask_one(address, call)
+                except UnavailableError as error:
+                    last = error
+                else:
+                    self._prefer(address)
+                    return answer
+            if pause_seconds is not None:
+                await asyncio.sleep(pause_seconds * (1 + self._random_share()))
+        raise _nobody(f"no planner answers: {last}") from last
+
+    async def _ask_one(
+        self, address: str, call: "Callable[[PlannerServiceAsyncStub], Awaitable[AnswerT]]"
+    ) -> AnswerT:
+        stub = PlannerServiceStub(self._channels[address])
+        with rpc_errors(f"planner at {address}"):
+            return await call(stub)
+
+    def _prefer(self, address: str) -> None:
+        self._addresses.remove(address)
+        self._addresses.insert(0, address)
+
+
+def _nobody(message: str) -> PlanariaError:
+    return PlanariaError(ErrorReason.UNAVAILABLE, message, {"part": "planner"})
+
+
+def _problem(problem: Problem) -> pb.Problem:
+    return pb.Problem(
+        profile=profile_message(problem.profile),
+        num_microbatches=problem.num_microbatches,
+        fault_tolerance=problem.fault_tolerance,
+        min_nodes_per_pipeline=problem.min_nodes_per_pipeline,
+    )
+
+
+def _nodes(query: PlanQuery) -> list[pb.PlanNode]:
+    return [
+        pb.PlanNode(node_id=node.node_id, kind=node.kind, relative_speed=node.relative_speed)
+        for node in query.nodes
+    ]
+
+
+def _copy(copy: pb.LayerCopy) -> LayerCopy:
+    return LayerCopy(
+        layer=copy.layer,
+        source_node_id=copy.source_node_id,
+        destination_node_id=copy.destination_node_id,
+        num_bytes=copy.bytes,
+    )
+
+
+def _candidate(candidate: pb.Candidate) -> Candidate:
+    return Candidate(
+        kind=candidate.kind,
+        iteration_seconds=candidate.iteration_seconds,
+        transition_seconds=candidate.transition_seconds,
+        steps_within_horizon=candidate.steps_within_horizon,
+    )

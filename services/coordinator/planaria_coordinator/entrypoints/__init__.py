@@ -1,0 +1,1 @@
+"""How requests enter: REST and gRPC over one application layer."""

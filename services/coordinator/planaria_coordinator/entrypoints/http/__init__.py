@@ -1,0 +1,1 @@
+"""REST, server-sent events, Prometheus metrics and the page."""

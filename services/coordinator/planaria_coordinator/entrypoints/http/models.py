@@ -1,0 +1,289 @@
+"""The bodies of REST: the messages of protos/planaria/api/coordinator/v1/resources.proto as JSON.
+
+Field names are those of the protos, enums have no prefix, what is absent is null. Each body is read
+from an object of the domain with attributes of the same names.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+
+
+def _rfc3339(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+Time = Annotated[datetime, PlainSerializer(_rfc3339, return_type=str)]
+
+
+class JobStateName(StrEnum):
+    """The state of a job."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    WAITING = "WAITING"
+    PAUSED = "PAUSED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class NodeStateName(StrEnum):
+    """The state of a node."""
+
+    READY = "READY"
+    CORDONED = "CORDONED"
+    DRAINING = "DRAINING"
+    DRAINED = "DRAINED"
+    LOST = "LOST"
+
+
+class Body(BaseModel):
+    """What every response is made of."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class JobError(Body):
+    """Why a job failed."""
+
+    reason: str = Field(description="One of the documented reasons.")
+    message: str = Field(description="One sentence.")
+
+
+class Job(Body):
+    """A training job."""
+
+    id: str
+    name: str = Field(description="From the job file.")
+    state: JobStateName
+    step: int = Field(description="Number of committed steps.")
+    steps: int = Field(description="Number of steps to train.")
+    loss: float | None = Field(description="Mean loss of the last committed step.")
+    generation: int = Field(description="The generation of its plan.")
+    tokens_per_second: float = Field(description="Over the last steps.")
+    goodput: float | None = Field(
+        description="Productive share of the wall-clock time since the first step began."
+    )
+    final_digest: str = Field(
+        description="SHA-256 of the final parameters, hexadecimal; empty before the end."
+    )
+    error: JobError | None = Field(description="Why it failed.")
+    create_time: Time = Field(description="When it was submitted.")
+    start_time: Time | None = Field(description="When the first step began.")
+    end_time: Time | None = Field(description="When it ended.")
+    spec: dict[str, Any] = Field(description="The job file.")
+    fault_tolerance: int = Field(description="How many nodes may be lost at once now.")
+    time_seconds: dict[str, float] = Field(
+        description="Seconds of wall-clock time by what they went to."
+    )
+
+
+class NodeEngine(Body):
+    """An engine of a node."""
+
+    id: str = Field(validation_alias="engine_id")
+    job_id: str
+    accelerator: int = Field(description="Index of its accelerator.")
+    pid: int = Field(description="Process id.")
+    state: str = Field(description="STARTING, PARKED, REBUILDING, TRAINING or FINISHED.")
+
+
+class Node(Body):
+    """A machine."""
+
+    id: str = Field(description="The name its agent was given.")
+    state: NodeStateName
+    address: str = Field(description="Under which other nodes reach it.")
+    num_accelerators: int
+    accelerator_kind: str = Field(description="cpu or cuda.")
+    version: str = Field(description="Version of its agent.")
+    agent_pid: int = Field(description="Process id of its agent.")
+    engines: list[NodeEngine]
+    heartbeat_time: Time | None = Field(description="The last heartbeat.")
+    join_time: Time = Field(description="When it first joined.")
+
+
+class Event(Body):
+    """Something that happened."""
+
+    sequence: int = Field(description="Position in the coordinator's order; grows by one.")
+    time: Time
+    type: str = Field(description="snake_case, such as node_lost or recovery_finished.")
+    job_id: str = Field(description="The job, where there is one; else empty.")
+    node_id: str = Field(description="The node, where there is one; else empty.")
+    generation: int = Field(description="The generation, where there is one; else 0.")
+    message: str = Field(description="One sentence for people.")
+    details: dict[str, Any] = Field(description="The values in the message and more.")
+
+
+class StepMetrics(Body):
+    """A committed step."""
+
+    step: int = Field(description="Counted from 0.")
+    loss: float = Field(description="Mean over the step's tokens.")
+    gradient_norm: float = Field(description="Before clipping.")
+    learning_rate: float
+    num_tokens: int
+    step_seconds: float = Field(description="Wall seconds of the step.")
+    generation: int = Field(description="Of the plan that computed it.")
+    commit_time: Time = Field(description="When it was committed.")
+
+
+class RecoveryPhase(Body):
+    """A phase of a recovery."""
+
+    name: str = Field(description="detect, quiesce, plan, rebuild, copy or resume.")
+    start_time: Time
+    duration_seconds: float
+
+
+class Recovery(Body):
+    """A change from one plan to the next."""
+
+    id: int = Field(description="Position among the job's recoveries, from 1.")
+    cause: str = Field(description="node_lost, engine_lost, node_joined, node_drained, resumed.")
+    nodes_lost: list[str]
+    nodes_joined: list[str]
+    generation: int = Field(description="The generation it led to.")
+    redone_microbatches: int = Field(description="Microbatches computed a second time.")
+    copied_bytes: int = Field(description="Bytes copied between engines.")
+    phases: list[RecoveryPhase] = Field(description="They may overlap.")
+    pause_seconds: float = Field(
+        description="From the fault until the last engine that had to stop could compute again."
+    )
+    lost_accelerator_seconds: dict[str, float] = Field(description="By kind: idle, redone.")
+    start_time: Time = Field(description="When the fault happened, as near as it is known.")
+    end_time: Time | None = Field(description="null while it lasts.")
+    pipeline_sizes_before: list[int] = Field(description="Nodes of each pipeline before.")
+    pipeline_sizes_after: list[int] = Field(description="Nodes of each pipeline after.")
+    reason: str = Field(description="Why this plan, in words.")
+
+
+class LogLine(Body):
+    """A line of a job's log."""
+
+    sequence: int = Field(description="Position in the job's log.")
+    time: Time = Field(description="When it was read.")
+    engine_id: str = Field(description="The engine that wrote it.")
+    text: str
+
+
+class Stage(Body):
+    """Consecutive layers on accelerators of one node."""
+
+    first_layer: int = Field(description="Counted from the embedding (0).")
+    num_layers: int
+    node_index: int = Field(description="Index of the node within its pipeline.")
+    node_id: str
+    accelerators: list[int] = Field(description="Indices of the node's accelerators.")
+
+
+class Pipeline(Body):
+    """A full replica of the model on named nodes."""
+
+    stages: list[Stage] = Field(description="In layer order.")
+    microbatches: list[int] = Field(description="Ids of those it runs in each step.")
+    iteration_seconds: float = Field(description="Predicted seconds of one step.")
+
+
+class Plan(Body):
+    """The pipelines of a job."""
+
+    pipelines: list[Pipeline]
+    idle_node_ids: list[str] = Field(description="Nodes that the job holds and leaves idle.")
+    iteration_seconds: float = Field(description="Predicted seconds of one step.")
+    fault_tolerance: int = Field(description="How many nodes may be lost at the same instant.")
+
+
+class JobPlan(Body):
+    """The plan of a job's newest generation."""
+
+    plan: Plan | None = Field(description="null before the first.")
+    generation: int
+    reason: str = Field(description="Why this plan, in words.")
+
+
+class DryRun(Body):
+    """What submitting would do."""
+
+    job: Job
+    plan: Plan | None = Field(description="null while there are too few nodes.")
+    reason: str = Field(description="Why this plan, or why none yet, in words.")
+
+
+class Info(Body):
+    """How to reach this cluster, and what it is."""
+
+    version: str = Field(description="Of the package.")
+    protocol_version: int = Field(description="Of the protocol between agents and coordinator.")
+    grpc_endpoints: list[str] = Field(description="HOST:PORT of the gRPC services.")
+    http_url: str = Field(description="Of this server.")
+
+
+class JobList(Body):
+    """A page of jobs, the newest first."""
+
+    jobs: list[Job] = Field(validation_alias="items")
+    next_page_token: str = Field(description="For the next page; empty at the end.")
+
+
+class NodeList(Body):
+    """A page of nodes, by id."""
+
+    nodes: list[Node] = Field(validation_alias="items")
+    next_page_token: str = Field(description="For the next page; empty at the end.")
+
+
+class EventList(Body):
+    """A page of events, the oldest first."""
+
+    events: list[Event] = Field(validation_alias="items")
+    next_page_token: str = Field(description="For the next page; empty at the end.")
+
+
+class MetricsList(Body):
+    """A page of committed steps, the oldest first."""
+
+    metrics: list[StepMetrics] = Field(validation_alias="items")
+    next_page_token: str = Field(description="For the next page; empty at the end.")
+
+
+class RecoveryList(Body):
+    """A page of recoveries, the oldest first."""
+
+    recoveries: list[Recovery] = Field(validation_alias="items")
+    next_page_token: str = Field(description="For the next page; empty at the end.")
+
+
+class LogLineList(Body):
+    """A page of a job's log, the oldest lines first."""
+
+    lines: list[LogLine] = Field(validation_alias="items")
+    next_page_token: str = Field(description="For the next page; empty at the end.")
+
+
+class JobSubmission(BaseModel):
+    """A job to train."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    spec: dict[str, Any] = Field(description="The job file; `planaria schema` describes it.")
+    request_id: str = Field(
+        default="", max_length=128, description="Chosen by the caller; repeating it is harmless."
+    )
+    dry_run: bool = Field(default=False, description="Only plan: nothing is stored or started.")
+
+
+class Change(BaseModel):
+    """A change of a job or node."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request_id: str = Field(
+        default="", max_length=128, description="Chosen by the caller; repeating it is harmless."
+    )
