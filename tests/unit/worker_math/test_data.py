@@ -14,12 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from planaria_worker.engine.data.dataset import Dataset, open_dataset
+from planaria_worker.engine.data.dataset import Dataset, open_dataset, open_prepared_dataset
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.data.files import content_hash, matching_files
 from planaria_worker.engine.data.order import KeyedPermutation, SampleOrder
-from planaria_worker.engine.data.token_file import open_token_file
-from planaria_worker.engine.data.tokenizer import load_tokenizer
 
 TEXT = b"A planarian, cut into pieces, regrows from each of them.\n" * 20
 
@@ -99,10 +97,15 @@ def test_a_damaged_token_file_is_made_again(corpus: Path, damage: bytes) -> None
     assert _open(corpus).file.tokens.tobytes() == TEXT + TEXT[:100]
 
 
-def test_a_token_file_of_other_contents_is_refused(corpus: Path) -> None:
-    path = _open(corpus).file.path
-    with pytest.raises(DataError, match="made from other files"):
-        open_token_file(path, "00" * 32, load_tokenizer("byte"))
+def test_an_engine_opens_what_its_agent_prepared(corpus: Path) -> None:
+    prepared = _open(corpus).file.path
+    (corpus / "a.txt").write_bytes(b"changed since")
+    dataset = open_prepared_dataset(prepared, sequence_length=16, vocab_size=256)
+    assert dataset.file.tokens.tobytes() == TEXT + TEXT[:100]
+    with pytest.raises(DataError, match=r"model\.vocab_size: 99, .* at least 120"):
+        open_prepared_dataset(prepared, sequence_length=16, vocab_size=99)
+    with pytest.raises(DataError, match="cannot read the token file"):
+        open_prepared_dataset(corpus / "none", sequence_length=16, vocab_size=256)
 
 
 def test_a_hugging_face_tokenizer_gives_its_ids(corpus: Path, tmp_path: Path) -> None:
@@ -130,7 +133,10 @@ def test_content_hash_tells_contents_apart_but_not_places(corpus: Path, tmp_path
     ("changes", "message"),
     [
         ({"pattern": "/nowhere/*.txt"}, r"data\.path: no file matches /nowhere/\*\.txt"),
-        ({"sequence_length": 5000}, r"data\.sequence_length: .* has 1240 tokens, .* needs 5001"),
+        (
+            {"sequence_length": 5000},
+            r"data\.sequence_length: the data has 1240 tokens, .* needs 5001",
+        ),
         ({"vocab_size": 100}, r"model\.vocab_size: 100, but the data has token 119"),
         ({"tokenizer": "/nowhere.json"}, r"data\.tokenizer: /nowhere\.json is neither"),
     ],

@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.data.files import content_hash, matching_files
-from planaria_worker.engine.data.token_file import TokenFile, open_token_file, write_token_file
+from planaria_worker.engine.data.token_file import (
+    TokenFile,
+    open_token_file,
+    source_of,
+    write_token_file,
+)
 from planaria_worker.engine.data.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -58,19 +63,32 @@ def open_dataset(
         DataError: no file matches, one cannot be read or encoded, the text is shorter than one
             sequence, or a token is not in the model's vocabulary.
     """
-    files = matching_files(pattern)
-    encoder = load_tokenizer(tokenizer)
-    file = _token_file(files, encoder, cache_dir)
-    if file.max_token >= vocab_size:
+    file = _token_file(matching_files(pattern), load_tokenizer(tokenizer), cache_dir)
+    return _checked(Dataset(file=file, sequence_length=sequence_length), vocab_size)
+
+
+def open_prepared_dataset(path: Path, *, sequence_length: int, vocab_size: int) -> Dataset:
+    """Opens a token file that `open_dataset` has made on this node, without the text files.
+
+    An engine opens what its agent has checked: the texts may have changed since.
+
+    Raises:
+        DataError: as `open_dataset`, or the token file is missing or damaged.
+    """
+    dataset = Dataset(file=open_token_file(path), sequence_length=sequence_length)
+    return _checked(dataset, vocab_size)
+
+
+def _checked(dataset: Dataset, vocab_size: int) -> Dataset:
+    if dataset.file.max_token >= vocab_size:
         raise DataError(
-            f"model.vocab_size: {vocab_size}, but the data has token {file.max_token}; "
-            f"the tokenizer's vocabulary is {encoder.vocab_size}"
+            f"model.vocab_size: {vocab_size}, but the data has token {dataset.file.max_token}; "
+            f"it must be at least {dataset.file.max_token + 1}"
         )
-    dataset = Dataset(file=file, sequence_length=sequence_length)
     if not dataset.num_sequences:
         raise DataError(
-            f"data.sequence_length: {pattern} has {len(file.tokens)} tokens, "
-            f"one sequence needs {sequence_length + 1}"
+            f"data.sequence_length: the data has {len(dataset.file.tokens)} tokens, "
+            f"one sequence needs {dataset.sequence_length + 1}"
         )
     return dataset
 
@@ -92,7 +110,10 @@ def _token_file(files: Sequence[Path], tokenizer: Tokenizer, cache_dir: Path) ->
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return open_token_file(path, content, tokenizer)
-        except (FileNotFoundError, DataError):  # not made yet, or damaged
-            write_token_file(path, files, content, tokenizer)
-        return open_token_file(path, content, tokenizer)
+            found = open_token_file(path)
+            if found.source == source_of(content, tokenizer):
+                return found
+        except DataError:  # not made yet, or damaged
+            pass
+        write_token_file(path, files, content, tokenizer)
+        return open_token_file(path)

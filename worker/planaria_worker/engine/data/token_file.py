@@ -26,7 +26,7 @@ from planaria_worker.engine.data.tokenizer import Tokenizer
 HEADER_BYTES = 4096
 _MAGIC = b"PLANARIA"
 _FORMAT = 1
-_HEADER = struct.Struct("<8sII QQQ 32s32s")
+_HEADER = struct.Struct("<8sII QQQ 64s")
 _DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<u1"),
     2: np.dtype("<u2"),
@@ -44,31 +44,40 @@ class TokenFile:
     file_starts: NDArray[np.uint64]
     """Index of the first token of each text file, then the number of tokens."""
     max_token: int
+    source: bytes
+    """Hashes of the text files and of the tokenizer that it was made from."""
 
 
-def open_token_file(path: Path, content: str, tokenizer: Tokenizer) -> TokenFile:
+def open_token_file(path: Path) -> TokenFile:
     """Maps a token file.
 
     Raises:
-        FileNotFoundError: there is none.
-        DataError: it is damaged, or made from something else.
+        DataError: there is none, or it is damaged.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header = file.read(_HEADER.size)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(_HEADER.size)
+    except OSError as error:
+        raise DataError(f"cannot read the token file {path}: {error.strerror}") from error
     if len(header) < _HEADER.size:
         raise DataError(f"{path} is not a token file")
-    magic, version, width, num_tokens, num_files, max_token, *hashes = _HEADER.unpack(header)
+    magic, version, width, num_tokens, num_files, max_token, source = _HEADER.unpack(header)
     index_start = HEADER_BYTES + num_tokens * width
     if (magic, version) != (_MAGIC, _FORMAT) or size != index_start + 8 * (num_files + 1):
         raise DataError(f"{path} is not a whole token file")
-    if hashes != _hashes(content, tokenizer):
-        raise DataError(f"{path} was made from other files")
     tokens: NDArray[Any] = np.empty(0, _DTYPES[width])
     if num_tokens:
         tokens = np.memmap(path, _DTYPES[width], "r", HEADER_BYTES, (num_tokens,))
     starts = np.fromfile(path, "<u8", offset=index_start)
-    return TokenFile(path=path, tokens=tokens, file_starts=starts, max_token=max_token)
+    return TokenFile(
+        path=path, tokens=tokens, file_starts=starts, max_token=max_token, source=source
+    )
+
+
+def source_of(content: str, tokenizer: Tokenizer) -> bytes:
+    """What a token file records of its origin; `content` is files.content_hash of the texts."""
+    return bytes.fromhex(content) + hashlib.sha256(tokenizer.fingerprint.encode()).digest()
 
 
 def write_token_file(path: Path, files: Sequence[Path], content: str, tokenizer: Tokenizer) -> None:
@@ -114,7 +123,7 @@ def _write(file: Any, files: Sequence[Path], content: str, tokenizer: Tokenizer)
             starts[-1],
             len(files),
             max_token,
-            *_hashes(content, tokenizer),
+            source_of(content, tokenizer),
         )
     )
 
@@ -130,10 +139,3 @@ def _encode(
             largest = max(largest, int(block.max()))
             output.write(block.astype(dtype, copy=False).tobytes())
     return count, largest
-
-
-def _hashes(content: str, tokenizer: Tokenizer) -> list[bytes]:
-    return [
-        bytes.fromhex(content),
-        hashlib.sha256(tokenizer.fingerprint.encode()).digest(),
-    ]

@@ -24,6 +24,8 @@ def pin_numerics(num_threads: int = 1) -> None:
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     torch.use_deterministic_algorithms(True)
+    # Deterministic mode would write NaN into every new buffer: a pass over memory, for debugging.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_flush_denormal(False)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.benchmark = False
