@@ -1,6 +1,6 @@
 /** Nodes, and what happened. */
 import { type Log, readLog } from "./append-only";
-import { client, unwrap } from "./client";
+import { ApiError, client, unwrap } from "./client";
 import type { paths } from "./schema";
 
 type Nodes = paths["/api/v1/nodes"]["get"]["responses"][200]["content"]["application/json"];
@@ -27,6 +27,8 @@ export function readEvents(
             params: { path: { job_id: jobId }, query },
           }),
     );
+    // The same path also serves an endless stream, to those who ask for one.
+    if (typeof page === "string") throw new ApiError(200, "UNKNOWN", "events came as a stream");
     return { items: page.events, nextToken: page.next_page_token };
   }, known);
 }
