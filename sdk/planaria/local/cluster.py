@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planaria.errors import ConflictError, NotFoundError
 from planaria.local import state as local_state
-from planaria.local.processes import ProcessIdentity, find_by_argument, is_alive
+from planaria.local.processes import ProcessIdentity, find_by_argument, is_alive, reap
 from planaria.local.processes import stop as stop_processes
 from planaria.local.startup import STOP_GRACE_SECONDS, ClusterOptions, Startup
 from planaria.local.state import LocalCluster
@@ -64,16 +64,23 @@ def start(options: ClusterOptions) -> LocalCluster:
 def stop(cluster: LocalCluster) -> int:
     """Stop everything of a cluster, engines included; return how many processes were alive."""
     stopped = stop_processes(_processes(cluster), grace_seconds=STOP_GRACE_SECONDS)
+    for process in _recorded(cluster):
+        reap(process)
     local_state.forget(cluster)
     return stopped
 
 
-def _processes(cluster: LocalCluster) -> set[ProcessIdentity]:
-    recorded = {
+def _recorded(cluster: LocalCluster) -> set[ProcessIdentity]:
+    return {
         ProcessIdentity(pid=record.pid, start_ticks=record.start_ticks)
         for record in cluster.processes
     }
-    return recorded | set(find_by_argument(f"{cluster.data_dir}{os.sep}", "planaria_worker"))
+
+
+def _processes(cluster: LocalCluster) -> set[ProcessIdentity]:
+    """Return what `up` started, and the engines and agents that work in its folder."""
+    engines = find_by_argument(f"{cluster.data_dir}{os.sep}", "planaria_worker")
+    return _recorded(cluster) | set(engines)
 
 
 def _require_parts() -> None:

@@ -7,10 +7,9 @@ its pid and the moment at which the kernel started it, and signals go through a 
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,39 +26,62 @@ class ProcessIdentity:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the live process with this pid; None when there is none."""
+    """Return the identity of the process that has this pid; None when there is none."""
+    facts = _facts(pid)
+    return facts[0] if facts else None
+
+
+def is_alive(process: ProcessIdentity) -> bool:
+    """Tell whether the process runs; one that has ended but is still in the table does not."""
+    facts = _facts(process.pid)
+    return facts is not None and facts[0] == process and facts[1] not in "ZX"
+
+
+def _facts(pid: int) -> tuple[ProcessIdentity, str] | None:
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field, the command in parentheses, may hold anything: count from behind it.
     fields = text.rpartition(")")[2].split()
-    state, start_ticks = fields[0], int(fields[19])
-    return None if state in "ZX" else ProcessIdentity(pid=pid, start_ticks=start_ticks)
-
-
-def is_alive(process: ProcessIdentity) -> bool:
-    return identify(process.pid) == process
+    return ProcessIdentity(pid=pid, start_ticks=int(fields[19])), fields[0]
 
 
 def start_module(
-    module: str, arguments: Sequence[str], *, log_file: Path, environment: dict[str, str]
-) -> subprocess.Popen[bytes]:
+    module: str, arguments: Sequence[str], *, log_file: Path, environment: Mapping[str, str]
+) -> ProcessIdentity:
     """Run `python -m module` in a session of its own, all its output in a file.
 
-    It outlives us and our terminal.
+    It outlives us and our terminal: nothing here waits for it, so it is no subprocess.Popen.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as log:
-        return subprocess.Popen(
-            # -P: a file in the working directory must not hide a module.
-            [sys.executable, "-P", "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+    pid = os.posix_spawn(
+        sys.executable,
+        # -P: a file in the working directory must not hide a module.
+        [sys.executable, "-P", "-m", module, *arguments],
+        {**os.environ, **environment},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    # Our child keeps its entry in the process table until we take its status.
+    started = identify(pid)
+    if started is None:
+        raise ProcessLookupError(pid)
+    return started
+
+
+def reap(process: ProcessIdentity) -> None:
+    """Take the status of a process of `start_module` that has ended, if it was our child.
+
+    Else it would stay in the process table as long as we live.
+    """
+    if identify(process.pid) == process:
+        with suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
 
 
 def find_by_argument(prefix: str, module_prefix: str) -> Iterator[ProcessIdentity]:
@@ -80,9 +102,9 @@ def find_by_argument(prefix: str, module_prefix: str) -> Iterator[ProcessIdentit
             continue
         named = any(argument.startswith(prefix) for argument in arguments)
         if named and any(module_prefix in argument for argument in arguments):
-            identity = identify(int(entry.name))
-            if identity is not None:
-                yield identity
+            found = identify(int(entry.name))
+            if found is not None:
+                yield found
 
 
 def stop(processes: Iterable[ProcessIdentity], *, grace_seconds: float) -> int:

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from planaria.errors import UnavailableError
 from planaria.local.processes import (
     ProcessIdentity,
     find_by_argument,
-    identify,
+    is_alive,
+    reap,
     start_module,
 )
 from planaria.local.processes import stop as stop_processes
@@ -55,7 +55,6 @@ class _Started:
     """
 
     name: str
-    process: subprocess.Popen[bytes]
     identity: ProcessIdentity
     log_file: Path
     log_offset: int
@@ -117,8 +116,8 @@ class Startup:
         engines = find_by_argument(f"{self._options.data_dir}{os.sep}", "planaria_worker")
         identities = {started.identity for started in self._started}
         stop_processes(identities | set(engines), grace_seconds=STOP_GRACE_SECONDS)
-        for started in self._started:
-            started.process.wait()
+        for identity in identities:
+            reap(identity)
 
     def _start_planner(self) -> _Started:
         return self._start("planner", "planaria_planner", {"--host": "127.0.0.1", "--port": "0"})
@@ -159,17 +158,14 @@ class Startup:
         log_file = self._options.data_dir / "logs" / f"{name}.log"
         log_offset = log_file.stat().st_size if log_file.exists() else 0
         options = {**arguments, "--token-file": str(self._token_file)}
-        process = start_module(
+        identity = start_module(
             module,
             [word for option in options.items() for word in option],
             log_file=log_file,
             environment=environment or {},
         )
-        # It is our child and not waited for, so its pid cannot be anybody else's yet.
-        identity = identify(process.pid) or ProcessIdentity(pid=process.pid, start_ticks=0)
         started = _Started(
             name=name,
-            process=process,
             identity=identity,
             log_file=log_file,
             log_offset=log_offset,
@@ -195,7 +191,7 @@ class Startup:
         """Look again and again until there is something; nobody tells us."""
         while (found := look()) is None:
             for started in self._started:
-                if started.process.poll() is not None:
+                if not is_alive(started.identity):
                     raise _failed(started, f"{started.name} ended before it was ready")
             if time.monotonic() > self._deadline:
                 raise _failed(part, f"waited {_READY_TIMEOUT_SECONDS:.0f} s for {what}")

@@ -1,0 +1,116 @@
+"""Stopping processes: all of them, only them, and not whoever got their pid."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from planaria.local.processes import (
+    ProcessIdentity,
+    find_by_argument,
+    identify,
+    is_alive,
+    start_module,
+    stop,
+)
+
+Spawn = Callable[..., subprocess.Popen[str]]
+
+SLEEPS = "import signal; print('up', flush=True); signal.pause()"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Start Python code; return once it says that it runs."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def identity(process: subprocess.Popen[str]) -> ProcessIdentity:
+    found = identify(process.pid)
+    assert found is not None
+    return found
+
+
+def test_a_process_is_stopped_by_sigterm(spawn: Spawn) -> None:
+    process = spawn(SLEEPS)
+    assert stop([identity(process)], grace_seconds=30) == 1
+    assert process.wait() == -signal.SIGTERM
+
+
+def test_one_that_ignores_sigterm_is_killed(spawn: Spawn) -> None:
+    process = spawn(STUBBORN)
+    assert stop([identity(process)], grace_seconds=0.2) == 1
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_whoever_got_the_pid_later_is_left_alone(spawn: Spawn) -> None:
+    process = spawn(SLEEPS)
+    earlier = ProcessIdentity(pid=process.pid, start_ticks=identity(process).start_ticks - 1)
+    assert not is_alive(earlier)
+    assert stop([earlier], grace_seconds=30) == 0
+    assert process.poll() is None
+
+
+def test_a_dead_child_is_not_alive(spawn: Spawn) -> None:
+    """It stays in the process table until its parent asks for its status."""
+    process = spawn("print('up', flush=True)")
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    found = identity(process)
+    assert not is_alive(found)
+    assert stop([found], grace_seconds=30) == 0
+
+
+def test_a_name_with_parentheses_and_spaces_is_no_problem(spawn: Spawn) -> None:
+    name = ") S 1 2 3 ("
+    process = spawn(f"open('/proc/self/comm', 'w').write({name!r}); {SLEEPS}")
+    assert identity(process) == identity(process)
+    assert identity(process).start_ticks > 0
+
+
+def test_processes_are_found_by_a_path_below_a_folder(spawn: Spawn, tmp_path: Path) -> None:
+    inside = spawn(SLEEPS, "the_module", f"{tmp_path}/a/config.json")
+    beside = spawn(SLEEPS, "the_module", f"{tmp_path}-other/config.json")
+    other = spawn(SLEEPS, "another", f"{tmp_path}/a/config.json")
+    found = set(find_by_argument(f"{tmp_path}{os.sep}", "the_module"))
+    assert found == {identity(inside)}
+    assert identity(beside) not in found
+    assert identity(other) not in found
+
+
+def test_modules_run_in_a_session_of_their_own_with_all_output_in_the_log(tmp_path: Path) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "speaker.py").write_text(
+        "import os, sys; print('out', os.getsid(0) == os.getpid(), *sys.argv[1:], flush=True);"
+        "print('err', os.environ['WORD'], file=sys.stderr)"
+    )
+    log = tmp_path / "logs" / "speaker.log"
+    process = start_module(
+        "speaker",
+        ["--x", "1"],
+        log_file=log,
+        environment={"PYTHONPATH": str(folder), "WORD": "hello"},
+    )
+    assert os.waitpid(process.pid, 0) == (process.pid, 0)
+    assert log.read_text() == "out True --x 1\nerr hello\n"
