@@ -53,7 +53,10 @@ class LayerState:
 
 
 def empty_state(
-    layout: LayerLayout, *, device: str = "cpu", compute_dtype: torch.dtype = torch.float32
+    layout: LayerLayout,
+    *,
+    device: torch.device | str = "cpu",
+    compute_dtype: torch.dtype = torch.float32,
 ) -> LayerState:
     """All zeros: what a copy from a replica fills."""
 
@@ -74,7 +77,7 @@ def initial_state(
     layer: int,
     *,
     seed: int,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
     compute_dtype: torch.dtype = torch.float32,
 ) -> LayerState:
     """Step 0: every tensor follows from (seed, name) alone, whatever the cut of the model."""
@@ -96,7 +99,7 @@ def filled_state(
     layout: LayerLayout,
     parameters: Mapping[str, Tensor],
     *,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
     compute_dtype: torch.dtype = torch.float32,
 ) -> LayerState:
     """A state with these parameters and no optimizer history.

@@ -149,7 +149,10 @@ class GradientSums:
     """
 
     def __init__(
-        self, layouts: Iterable[LayerLayout], accumulation: Accumulation, device: str = "cpu"
+        self,
+        layouts: Iterable[LayerLayout],
+        accumulation: Accumulation,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._accumulation = accumulation
         self.sums: dict[int, Tensor] = {}
