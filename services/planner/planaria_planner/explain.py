@@ -9,7 +9,7 @@ from planaria_planner.cost import PipelineCost, stage_seconds
 from planaria_planner.instantiate import Instantiation, usable_nodes
 from planaria_planner.nodes import Node, in_order
 from planaria_planner.plans import Selection, select
-from planaria_planner.problem import Pipeline, Problem
+from planaria_planner.problem import Pipeline, Problem, sizes_in_words
 from planaria_planner.profile import ModelProfile
 
 Size = tuple[int, ...]
@@ -151,9 +151,9 @@ def in_words(problem: Problem, answer: Instantiation, explanation: Explanation) 
     plan = answer.plan
     slowest = plan.pipelines[explanation.pipeline]
     stage = slowest.stages[explanation.stage]
-    sizes = ", ".join(str(len(pipeline.node_ids)) for pipeline in plan.pipelines)
+    sizes = sizes_in_words(len(pipeline.node_ids) for pipeline in plan.pipelines)
     words = [
-        f"{len(plan.pipelines)} pipelines of {sizes} nodes, {len(plan.idle_node_ids)} idle,"
+        f"pipelines of {sizes}, {len(plan.idle_node_ids)} idle,"
         f" {plan.iteration_seconds:.6g} s a step",
         f"pipeline {explanation.pipeline} is the slowest, bound by stage {explanation.stage}"
         f" (layers {stage.first_layer} to {stage.end_layer - 1} on"
@@ -162,8 +162,8 @@ def in_words(problem: Problem, answer: Instantiation, explanation: Explanation) 
         f" {explanation.fault_tolerance_seconds:.6g} s a step",
     ]
     if explanation.next_best_seconds is not None:
-        others = ", ".join(map(str, explanation.next_best_sizes))
+        others = sizes_in_words(explanation.next_best_sizes)
         words.append(
-            f"next best: pipelines of {others} nodes, {explanation.next_best_seconds:.6g} s a step"
+            f"next best: pipelines of {others}, {explanation.next_best_seconds:.6g} s a step"
         )
     return "; ".join(words) + "."

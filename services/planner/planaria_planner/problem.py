@@ -1,6 +1,7 @@
 """What every planning request states about a job, and the plan that answers it."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -111,6 +112,12 @@ class Plan:
     def fault_tolerance(self) -> int:
         """How many nodes may be lost at once with a replica of every layer left."""
         return len(self.pipelines) - 1
+
+
+def sizes_in_words(sizes: Iterable[int]) -> str:
+    """Return what a person calls pipelines of these numbers of nodes: `2 x 3 + 1 x 2 nodes`."""
+    counts = Counter(sizes)
+    return " + ".join(f"{counts[n]} x {n}" for n in sorted(counts, reverse=True)) + " nodes"
 
 
 PlacedStages = tuple[tuple[str, ...], tuple[Stage, ...], PipelineCost]

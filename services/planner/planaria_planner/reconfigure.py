@@ -25,7 +25,7 @@ from planaria_planner.instantiate import (
 )
 from planaria_planner.nodes import Node, check_nodes, in_order
 from planaria_planner.placement import Holdings, Place, assign
-from planaria_planner.problem import PlacedStages, Plan, Problem, make_plan
+from planaria_planner.problem import PlacedStages, Plan, Problem, make_plan, sizes_in_words
 from planaria_planner.templates import TemplateSet, not_enough_nodes
 
 
@@ -248,12 +248,12 @@ def _reason(
     problem: Problem, situation: Situation, ranked: Sequence[Candidate], horizon_seconds: float
 ) -> str:
     chosen, plan = ranked[0], ranked[0].plan
-    sizes = ", ".join(str(len(pipeline.node_ids)) for pipeline in plan.pipelines)
+    sizes = sizes_in_words(len(pipeline.node_ids) for pipeline in plan.pipelines)
     copied = sum(copy.num_bytes for copy in chosen.copies)
     words = [
         f"{len(situation.whole)} pipelines are whole, {len(situation.broken)} broken,"
         f" {len(situation.free)} nodes free",
-        f"{chosen.kind.value}: {chosen.moves}; pipelines of {sizes} nodes,"
+        f"{chosen.kind.value}: {chosen.moves}; pipelines of {sizes},"
         f" {plan.iteration_seconds:.6g} s a step, {copied} bytes to copy, there in"
         f" {chosen.transition_seconds:.3g} s, {chosen.steps_within_horizon:.6g} steps within"
         f" {horizon_seconds:.6g} s",

@@ -1,0 +1,134 @@
+"""`planaria plan`: the best plan of a model profile, without a cluster."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planaria_common.errors import InvalidArgumentError, PlanariaError
+from planaria_planner.drawing import draw_plan
+from planaria_planner.explain import Explanation, explain, in_words
+from planaria_planner.instantiate import Instantiation, instantiate
+from planaria_planner.nodes import Node
+from planaria_planner.problem import Problem
+from planaria_planner.profile import ModelProfile
+from planaria_planner.profile_file import read_profile
+from planaria_planner.reconfigure import invalid_argument
+
+USAGE_ERROR = 2
+MAX_NODES = 20_000
+
+
+def plan(
+    profile: Annotated[
+        Path, typer.Option("--profile", metavar="P.json", help="The model's measured costs.")
+    ],
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes", metavar="N|KIND=N,...", help="How many nodes there are, of which kinds."
+        ),
+    ],
+    microbatches: Annotated[
+        int, typer.Option("--microbatches", metavar="M", help="Microbatches of one step.")
+    ],
+    fault_tolerance: Annotated[
+        int, typer.Option("--fault-tolerance", metavar="F", help="Nodes that may be lost at once.")
+    ] = 0,
+    min_nodes_per_pipeline: Annotated[
+        int, typer.Option(metavar="N", help="The fewest nodes of a pipeline.")
+    ] = 0,
+    max_stage_accelerators: Annotated[
+        int | None, typer.Option(metavar="G", help="The most accelerators of a stage.")
+    ] = None,
+    explanation: Annotated[
+        bool, typer.Option("--explain", help="Draw the plan and say why it is the best one.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Compute the plan of a model profile, without a cluster."""
+    try:
+        model = read_profile(profile)
+        pool = parse_nodes(nodes, model)
+        problem = Problem(
+            profile=model,
+            num_microbatches=microbatches,
+            fault_tolerance=fault_tolerance,
+            min_nodes_per_pipeline=min_nodes_per_pipeline,
+            max_stage_accelerators=max_stage_accelerators,
+        )
+        answer = instantiate(problem, pool)
+    except PlanariaError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise typer.Exit(USAGE_ERROR if isinstance(error, InvalidArgumentError) else 1) from None
+    why = explain(problem, pool, answer)
+    if as_json:
+        sys.stdout.write(json.dumps(plan_json(answer, why), indent=2) + "\n")
+        return
+    draw_plan(problem, pool, answer)
+    if explanation:
+        sys.stdout.write(in_words(problem, answer, why) + "\n")
+
+
+def parse_nodes(text: str, profile: ModelProfile) -> tuple[Node, ...]:
+    """Read `8` (nodes of the profile's first kind) or `kind=8,kind=4`.
+
+    Raises:
+        PlanariaError: INVALID_ARGUMENT.
+    """
+    pool: list[Node] = []
+    seen: set[int] = set()
+    for part in text.split(","):
+        name, equals, number = part.strip().rpartition("=")
+        kind = profile.kind_index(name)
+        if not number.isdecimal() or (equals and not name) or kind in seen:
+            raise invalid_argument("--nodes", f"{text!r} is not N or KIND=N,KIND=N")
+        seen.add(kind)
+        if int(number) + len(pool) > MAX_NODES:
+            raise invalid_argument("--nodes", f"{text!r} is more than {MAX_NODES}")
+        pool.extend(
+            Node(node_id=f"{name or 'node'}-{index}", kind=kind) for index in range(int(number))
+        )
+    if not pool:
+        raise invalid_argument("--nodes", f"{text!r} has no nodes; expected at least 1")
+    return tuple(pool)
+
+
+def plan_json(answer: Instantiation, explanation: Explanation) -> dict[str, Any]:
+    """Return the plan as `planaria plan --json` prints it."""
+    pipelines = answer.plan.pipelines
+    return {
+        "iteration_seconds": answer.plan.iteration_seconds,
+        "idle_nodes": len(answer.plan.idle_node_ids),
+        "pipelines": [
+            {
+                "num_nodes": len(pipeline.node_ids),
+                "num_microbatches": len(pipeline.microbatches),
+                "iteration_seconds": pipeline.iteration_seconds,
+                "stages": [
+                    {
+                        "first_layer": stage.first_layer,
+                        "num_layers": stage.num_layers,
+                        "node": stage.node,
+                        "accelerators": stage.accelerators,
+                    }
+                    for stage in pipeline.stages
+                ],
+            }
+            for pipeline in pipelines
+        ],
+        "next_best": _next_best(explanation),
+    }
+
+
+def _next_best(explanation: Explanation) -> dict[str, Any] | None:
+    if explanation.next_best_seconds is None:
+        return None
+    return {
+        "iteration_seconds": explanation.next_best_seconds,
+        "pipelines": [{"num_nodes": size} for size in explanation.next_best_sizes],
+    }

@@ -1,0 +1,86 @@
+"""A plan in the terminal: pipelines as rows, stages as boxes with layers, width and load."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from planaria_planner.cost import Stage, stage_seconds
+from planaria_planner.instantiate import Instantiation
+from planaria_planner.nodes import Node
+from planaria_planner.problem import Pipeline, Problem
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_GAP = "\u00a0"  # unlike a space it does not let a line end within a stage
+_SHOWN = 40
+"""Pipelines drawn at most: a screenful."""
+
+
+def draw_plan(
+    problem: Problem,
+    nodes: Sequence[Node],
+    answer: Instantiation,
+    console: Console | None = None,
+) -> None:
+    """Print a plan; of equal pipelines side by side one stands for all."""
+    out = console or Console(highlight=False, markup=False, soft_wrap=True)
+    plan = answer.plan
+    kinds = {node.node_id: node.kind for node in nodes}
+    table = Table("PIPELINES", "NODES", "MICROBATCHES", "SECONDS", "STAGES", box=None)
+    groups = _equal_neighbours(plan.pipelines)
+    for first, pipelines in groups[:_SHOWN]:
+        pipeline = pipelines[0]
+        last = first + len(pipelines) - 1
+        table.add_row(
+            str(first) if last == first else f"{first} to {last}",
+            str(len(pipeline.node_ids)),
+            str(len(pipeline.microbatches)),
+            f"{pipeline.iteration_seconds:.6g}",
+            _stages(problem, pipeline, [kinds[node_id] for node_id in pipeline.node_ids]),
+        )
+    out.print(table)
+    if len(groups) > _SHOWN:
+        out.print(f"... and {len(plan.pipelines) - groups[_SHOWN][0]} more pipelines")
+    out.print(
+        f"one step takes {plan.iteration_seconds:.6g} s; {len(plan.idle_node_ids)} nodes idle;"
+        f" {plan.fault_tolerance} nodes may be lost at once"
+    )
+
+
+def _equal_neighbours(pipelines: Sequence[Pipeline]) -> list[tuple[int, list[Pipeline]]]:
+    groups: list[tuple[int, list[Pipeline]]] = []
+    for index, pipeline in enumerate(pipelines):
+        if groups and _look(groups[-1][1][0]) == _look(pipeline):
+            groups[-1][1].append(pipeline)
+        else:
+            groups.append((index, [pipeline]))
+    return groups
+
+
+def _look(pipeline: Pipeline) -> tuple[object, ...]:
+    return pipeline.stages, pipeline.cost, len(pipeline.microbatches)
+
+
+def _stages(problem: Problem, pipeline: Pipeline, kinds: Sequence[int]) -> Text:
+    """Draw the stages; a node's stages stand between the same bars, loads are relative to b."""
+    text = Text()
+    node = -1
+    following: Sequence[Stage | None] = [*pipeline.stages[1:], None]
+    for stage, after in zip(pipeline.stages, following, strict=True):
+        text.append(" │" if stage.node != node else " ", style="bold")
+        node = stage.node
+        kind = problem.profile.hardware.node_kinds[kinds[node]]
+        seconds = stage_seconds(problem.profile, kind, stage, after)
+        load = min(seconds / pipeline.cost.microbatch_seconds, 1.0)
+        layers = str(stage.first_layer)
+        if stage.num_layers > 1:
+            layers += f"-{stage.end_layer - 1}"
+        if stage.accelerators > 1:
+            layers += f"x{stage.accelerators}"
+        text.append(f"{_GAP}{layers}{_GAP}")
+        style = "bold red" if load == 1.0 else "green"
+        text.append(_BARS[round(load * (len(_BARS) - 1))], style=style)
+        text.append(f"{100 * load:.0f}%{_GAP}")
+    text.append("│", style="bold")
+    return text[1:]

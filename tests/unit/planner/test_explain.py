@@ -1,0 +1,98 @@
+"""The explanation is true: the next best plan is the best of any other shape."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from planaria_common.errors import PlanariaError
+from planaria_planner.explain import explain, in_words
+from planaria_planner.instantiate import instantiate
+from planaria_planner.nodes import Node
+from planaria_planner.problem import Problem
+from unit.planner.brute_force import every_partition
+from unit.planner.profiles import random_profile
+
+
+def best_by_sizes(problem: Problem, num_nodes: int) -> dict[tuple[int, ...], float]:
+    """Return the least step time of every multiset of pipeline sizes, by trying all."""
+    partitions = list(every_partition(problem.profile, (num_nodes,)))
+    sizes = sorted({len(p.node_kinds) for p in partitions})
+    seconds = {
+        (size, m): min(p.seconds(m) for p in partitions if len(p.node_kinds) == size)
+        for size in sizes
+        for m in range(1, problem.num_microbatches + 1)
+    }
+
+    def share(chosen: tuple[int, ...], microbatches: int) -> float:
+        if not chosen:
+            return 0.0 if microbatches == 0 else math.inf
+        return min(
+            (
+                max(seconds[chosen[0], m], share(chosen[1:], microbatches - m))
+                for m in range(1, microbatches + 1)
+            ),
+            default=math.inf,
+        )
+
+    def multisets(left: int, largest: int) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = [()]
+        for size in sizes:
+            if size <= min(left, largest):
+                found.extend((size, *rest) for rest in multisets(left - size, size))
+        return found
+
+    return {
+        chosen: share(chosen, problem.num_microbatches)
+        for chosen in multisets(num_nodes, num_nodes)
+        if len(chosen) > problem.fault_tolerance
+    }
+
+
+def test_the_next_best_plan_is_the_best_of_other_sizes() -> None:
+    compared = 0
+    for seed in range(120):
+        rng = random.Random(seed)
+        fault_tolerance = rng.randint(0, 2)
+        problem = Problem(
+            profile=random_profile(rng, num_layers=rng.randint(1, 6), tight=rng.random() < 0.4),
+            num_microbatches=rng.randint(fault_tolerance + 1, 7),
+            fault_tolerance=fault_tolerance,
+        )
+        nodes = [Node(node_id=f"n{i}") for i in range(rng.randint(1, 6))]
+        try:
+            answer = instantiate(problem, nodes)
+        except PlanariaError:
+            continue
+        why = explain(problem, nodes, answer)
+        chosen = tuple(sorted((len(p.node_ids) for p in answer.plan.pipelines), reverse=True))
+        others = best_by_sizes(problem, len(nodes))
+        del others[chosen]
+        best = min(others.values(), default=math.inf)
+        found = math.inf if why.next_best_seconds is None else why.next_best_seconds
+        assert found == pytest.approx(best, rel=1e-12), f"seed {seed}"
+        if found < math.inf:
+            assert others[why.next_best_sizes] == pytest.approx(found, rel=1e-12)
+            compared += 1
+    assert compared > 40
+
+
+def test_the_words_name_the_binding_stage_and_the_price_of_tolerance() -> None:
+    problem = Problem(
+        profile=random_profile(random.Random(2), num_layers=6),
+        num_microbatches=9,
+        fault_tolerance=3,
+    )
+    nodes = [Node(node_id=f"n{i}") for i in range(5)]
+    answer = instantiate(problem, nodes)
+    why = explain(problem, nodes, answer)
+    slowest = answer.plan.pipelines[why.pipeline]
+    assert slowest.iteration_seconds == answer.plan.iteration_seconds
+    assert why.stage_seconds == slowest.cost.microbatch_seconds
+    assert why.fault_tolerance_seconds >= 0
+    words = in_words(problem, answer, why)
+    assert f"bound by stage {why.stage}" in words
+    assert "tolerating 3 lost nodes costs" in words
+    sizes = Counter(len(p.node_ids) for p in answer.plan.pipelines)
+    assert f"{sizes[1]} x 1" in words
