@@ -1,10 +1,273 @@
-"""The state of a job's state machine."""
+"""The state of a job's state machine: everything that `transition.decide` knows of a job.
 
-from dataclasses import dataclass
+It is stored as one document with every decision that others are told of. What is only collected
+within a phase (reports, acknowledgements) may be lost with the coordinator: after its crash a new
+generation collects again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from planaria_coordinator.domain.directive import (
+    Activated,
+    CommitRecord,
+    Copied,
+    FenceReport,
+    MeasuredLayer,
+    QuiesceMode,
+)
+from planaria_coordinator.domain.job import JobError, JobState
+from planaria_coordinator.domain.ledger import Ledger
+from planaria_coordinator.domain.plan import Plan
+from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.requirements import NodeFacts, Requirements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A moment on both clocks: deadlines go by `seconds`, people and engines by `time`."""
+
+    seconds: float
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long things may take, in seconds."""
+
+    directive_seconds: float = 5.0
+    prepare_seconds: float = 120.0
+    at_commit_seconds: float = 60.0
+    """Until a step's end is no longer waited for; ten times the last step where that is more."""
+    copy_bytes_per_second: float = 20e6
+    """Slower copies, digests and exports count as hanging."""
+    num_attempts: int = 3
+    """How often a thing is tried before it is given up: starting an engine, a transition."""
+    failure_window_seconds: float = 3600.0
+    """Engines of a node that failed longer ago no longer speak against it."""
+
+
+class Cause(StrEnum):
+    """Why a transition was opened."""
+
+    START = "start"
+    NODE_LOST = "node_lost"
+    ENGINE_LOST = "engine_lost"
+    NODE_JOINED = "node_joined"
+    NODE_DRAINED = "node_drained"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    FINISHED = "finished"
+    COORDINATOR_RESTARTED = "coordinator_restarted"
+
+
+class Phase(StrEnum):
+    """Where a transition is; docs/design.md has the table."""
+
+    PREPARING = "PREPARING"
+    QUIESCING = "QUIESCING"
+    COMMITTING = "COMMITTING"
+    PLANNING = "PLANNING"
+    COPYING = "COPYING"
+    ACTIVATING = "ACTIVATING"
+    DIGESTING = "DIGESTING"
+    EXPORTING = "EXPORTING"
+
+
+DirectiveKind = Literal[
+    "prepare", "quiesce", "commit", "copy", "activate", "digest_layers", "export", "stop"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A directive that has no result yet."""
+
+    directive_id: str
+    engine_id: str
+    node_id: str
+    kind: DirectiveKind
+    deadline_seconds: float
+    """On the monotonic clock."""
+    num_attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An engine that is alive, as far as is known."""
+
+    id: str
+    node_id: str
+    accelerator: int
+    prepared: bool = False
+    data_address: str = ""
+    store_address: str = ""
+    data_digest: str = ""
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    measured_layers: tuple[MeasuredLayer, ...] = ()
+
+
+Places = tuple[tuple[str, ...], ...]
+"""The engine of each stage of each pipeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A plan that engines were told to take their places in."""
+
+    generation: int
+    plan: Plan
+    places: Places
+    reason: str
+    resume_time: datetime | None = None
+    """When its first engine could compute; None while that is not known."""
+
+    @property
+    def engine_ids(self) -> frozenset[str]:
+        """Every engine with a place."""
+        return frozenset(engine_id for pipeline in self.places for engine_id in pipeline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """What a transition is about; handed on when a later one takes its place."""
+
+    cause: Cause
+    start_time: datetime
+    """When the fault happened or the change was asked for, as near as it is known."""
+    first_open_time: datetime
+    """When the first of its generations was opened."""
+    nodes_lost: tuple[str, ...] = ()
+    engines_lost: tuple[str, ...] = ()
+    nodes_joined: tuple[str, ...] = ()
+    sizes_before: tuple[int, ...] = ()
+    num_attempts: int = 0
+    """How often it was begun anew without a loss."""
+    redone_microbatches: int = 0
+    redone_seconds: float = 0.0
+    """Seconds of computation thrown away, over all engines."""
+    copied_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """A change to a new generation, under way."""
+
+    generation: int
+    phase: Phase
+    story: Story
+    open_time: datetime
+    horizon_seconds: float
+    mode: QuiesceMode | None = None
+    awaited_nodes: tuple[str, ...] = ()
+    """Nodes whose engines must be prepared before the others are told."""
+    participants: tuple[str, ...] = ()
+    """Engines that were told to quiesce."""
+    phase_starts: tuple[tuple[Phase, datetime], ...] = ()
+    reports: dict[str, FenceReport] = field(default_factory=dict)
+    fault_tolerance: int | None = None
+    """What is asked of the planner when what the job wants has been refused."""
+    failure: str = ""
+    """Why some engine could not take its place."""
+    target_steps: int = 0
+    """T*: the version that everyone is brought to."""
+    holdings: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By engine: its layers of version T*."""
+    query: PlanQuery | None = None
+    """What the planner was asked last."""
+    answer: PlanAnswer | None = None
+    asked_time: datetime | None = None
+    answered_time: datetime | None = None
+    target: Placement | None = None
+    copied: dict[str, Copied] = field(default_factory=dict)
+    activated: dict[str, Activated] = field(default_factory=dict)
+    digests: dict[str, dict[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
-    """Everything `domain.transition.decide` knows of a job; stored as one document."""
+    """A job's coordination."""
 
     job_id: str
+    requirements: Requirements
+    state: JobState
+    ledger: Ledger
+    create_time: datetime
+    nodes_per_replica: int
+    """n0: the fewest nodes that hold the model."""
+    generation: int = 0
+    """The newest ever written."""
+    nodes: dict[str, NodeFacts] = field(default_factory=dict)
+    """Nodes that the job holds."""
+    draining: tuple[str, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+    """Nodes that cannot serve this job, and why."""
+    failure_times: dict[str, tuple[datetime, ...]] = field(default_factory=dict)
+    """By node: when engines failed on their own."""
+    engines: dict[str, Engine] = field(default_factory=dict)
+    stopping: dict[str, str] = field(default_factory=dict)
+    """Engines told to stop, and their nodes."""
+    pending: dict[str, Pending] = field(default_factory=dict)
+    placement: Placement | None = None
+    """The newest plan that engines were told of."""
+    transition: Transition | None = None
+    interrupted: Story | None = None
+    """Of a recovery that waits for nodes."""
+    pause_wanted: bool = False
+    committed_steps: int = 0
+    last_commit: CommitRecord | None = None
+    last_commit_time: datetime | None = None
+    last_step_seconds: float = 0.0
+    data_digest: str = ""
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    reference_node_id: str = ""
+    """The node that `data_digest` and `fingerprint` were taken from."""
+    announced_fault_tolerance: int | None = None
+    num_losses: int = 0
+    num_recoveries: int = 0
+    num_directives: int = 0
+    num_engines: int = 0
+    start_time: datetime | None = None
+    end_time: datetime | None = None
+    final_digest: str = ""
+    error: JobError | None = None
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether engines were ever told to train."""
+        return self.placement is not None
+
+    @property
+    def prepared_engines(self) -> Mapping[str, Engine]:
+        """Engines that take directives."""
+        return {key: engine for key, engine in self.engines.items() if engine.prepared}
+
+    @property
+    def held_nodes(self) -> frozenset[str]:
+        """Nodes that no other job may have."""
+        return (
+            frozenset(self.nodes)
+            | {engine.node_id for engine in self.engines.values()}
+            | set(self.stopping.values())
+        )
+
+    @property
+    def usable_nodes(self) -> tuple[str, ...]:
+        """Nodes all of whose accelerators have a prepared engine, in order."""
+        prepared: dict[str, int] = {}
+        for engine in self.prepared_engines.values():
+            prepared[engine.node_id] = prepared.get(engine.node_id, 0) + 1
+        return tuple(
+            sorted(
+                node_id
+                for node_id, facts in self.nodes.items()
+                if prepared.get(node_id, 0) == facts.num_accelerators
+            )
+        )
+
+    def next_deadline_seconds(self) -> float | None:
+        """Return when a Tick is due, on the monotonic clock."""
+        return min((p.deadline_seconds for p in self.pending.values()), default=None)

@@ -1,0 +1,68 @@
+"""What a job's state machine wants done. Persisting comes first, telling others second."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from planaria_coordinator.domain.directive import Directive
+from planaria_coordinator.domain.event import EventDraft
+from planaria_coordinator.domain.plan import Plan
+from planaria_coordinator.domain.planning import PlanQuery
+from planaria_coordinator.domain.recovery import Recovery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveGeneration:
+    """Write a generation: when it is opened, and again with its plan."""
+
+    generation: int
+    cause: str
+    open_time: datetime
+    plan: Plan | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPhase:
+    """Write that a phase has begun."""
+
+    generation: int
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Write a directive, then send it to its node."""
+
+    directive: Directive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Forget directives that a newer generation has superseded, or whose node is gone."""
+
+    directive_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskPlanner:
+    """Ask for a plan; the answer comes as a signal."""
+
+    query: PlanQuery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emit:
+    """Write an event."""
+
+    event: EventDraft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRecovery:
+    """Write a recovery that is finished."""
+
+    recovery: Recovery
+
+
+Action = SaveGeneration | RecordPhase | Send | Drop | AskPlanner | Emit | RecordRecovery

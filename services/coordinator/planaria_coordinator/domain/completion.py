@@ -1,0 +1,106 @@
+"""The end of a transition: everyone has a place, training goes on, and what it took is told."""
+
+from dataclasses import replace
+
+from planaria_coordinator.domain.accounting import recovery_record
+from planaria_coordinator.domain.actions import RecordRecovery
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.placing import sizes_in_words
+from planaria_coordinator.domain.recovery import Recovery
+from planaria_coordinator.domain.run import Cause, Placement, Transition
+from planaria_coordinator.domain.turn import Turn
+
+_RECOVERIES = (
+    Cause.NODE_LOST,
+    Cause.ENGINE_LOST,
+    Cause.NODE_JOINED,
+    Cause.NODE_DRAINED,
+    Cause.RESUMED,
+    Cause.COORDINATOR_RESTARTED,
+)
+"""Causes of changes from one plan to the next; a job's start and its end are none."""
+
+
+def complete(turn: Turn) -> None:
+    """All engines of the plan have their places."""
+    transition = turn.transition
+    placement = transition.target
+    if placement is None:
+        raise AssertionError("a transition ends with a plan")
+    resumed = [outcome.resume_time for outcome in transition.activated.values()]
+    first, last = min(resumed), max(resumed)
+    is_first = turn.run.start_time is None
+    turn.account(Activity.PRODUCTIVE, at=first if is_first else last)
+    turn.change(
+        placement=replace(placement, resume_time=first),
+        transition=None,
+        state=JobState.RUNNING,
+        start_time=turn.run.start_time or first,
+        interrupted=None,
+    )
+    turn.because(f"all {len(resumed)} engines have their places")
+    if transition.story.cause in _RECOVERIES:
+        _tell_of_recovery(turn, transition)
+    else:
+        sizes = sizes_in_words(placement.plan.sizes)
+        turn.emit(
+            "job_started" if is_first else "job_running",
+            f"training goes on from step {transition.target_steps} in pipelines of {sizes} nodes",
+            step=transition.target_steps,
+            pipeline_sizes=list(placement.plan.sizes),
+        )
+    _tell_of_fault_tolerance(turn, placement)
+
+
+def _tell_of_recovery(turn: Turn, transition: Transition) -> None:
+    number = turn.run.num_recoveries + 1
+    recovery = recovery_record(turn.run, transition, number)
+    turn.change(num_recoveries=number)
+    turn.actions.append(RecordRecovery(recovery=recovery))
+    turn.emit(
+        "recovery_finished",
+        _recovery_in_words(recovery, transition),
+        step=transition.target_steps,
+        pause_seconds=recovery.pause_seconds,
+        phases={phase.name: phase.duration_seconds for phase in recovery.phases},
+        redone_microbatches=recovery.redone_microbatches,
+        copied_bytes=recovery.copied_bytes,
+        nodes_lost=list(recovery.nodes_lost),
+        nodes_joined=list(recovery.nodes_joined),
+    )
+
+
+def _recovery_in_words(recovery: Recovery, transition: Transition) -> str:
+    phases = ", ".join(
+        f"{phase.name} {phase.duration_seconds * 1000:.0f} ms" for phase in recovery.phases
+    )
+    before = sizes_in_words(recovery.pipeline_sizes_before)
+    after = sizes_in_words(recovery.pipeline_sizes_after)
+    return (
+        f"training goes on from step {transition.target_steps} after a pause of "
+        f"{recovery.pause_seconds:.3f} s, in pipelines of {after} nodes instead of {before} "
+        f"({phases})"
+    )
+
+
+def _tell_of_fault_tolerance(turn: Turn, placement: Placement) -> None:
+    wanted = turn.run.requirements.fault_tolerance
+    now = placement.plan.fault_tolerance
+    before = turn.run.announced_fault_tolerance
+    turn.change(announced_fault_tolerance=now)
+    reference = wanted if before is None else min(before, wanted)
+    if now < wanted and now != reference:
+        turn.emit(
+            "fault_tolerance_reduced" if now < reference else "fault_tolerance_improved",
+            f"the job survives losing {now} nodes at once now; {wanted} are wanted",
+            fault_tolerance=now,
+            wanted=wanted,
+        )
+    elif now >= wanted > reference:
+        turn.emit(
+            "fault_tolerance_restored",
+            f"the job survives losing {now} nodes at once again",
+            fault_tolerance=now,
+            wanted=wanted,
+        )

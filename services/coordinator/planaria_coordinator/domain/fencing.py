@@ -1,0 +1,189 @@
+"""Bring everyone to one version: quiesce, hear every survivor, roll stragglers forward.
+
+ALGORITHMS.md 7 (2, 3) and rules 2 to 4 of docs/design.md.
+"""
+
+from dataclasses import replace
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.directive import (
+    Commit,
+    CommitRecord,
+    Committed,
+    FenceReport,
+    Quiesce,
+    QuiesceMode,
+)
+from planaria_coordinator.domain.ending import fail, stand_still
+from planaria_coordinator.domain.finishing import begin_digesting
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.placing import choose_plan, nodes_to_plan_on, plan_query
+from planaria_coordinator.domain.replicas import (
+    holdings_of_placement,
+    layers_of_version,
+    layers_without_replica,
+    stragglers,
+    target_steps,
+    witness_record,
+)
+from planaria_coordinator.domain.run import Cause, Pending, Phase
+from planaria_coordinator.domain.turn import Turn
+
+_KEEP_THEIR_STATE = (Cause.START, Cause.PAUSED, Cause.FINISHED)
+"""Causes whose transitions do not show as a recovery."""
+
+
+def begin_quiescing(turn: Turn) -> None:
+    """Tell every engine to stand still and report; a job that never trained has nobody to tell."""
+    transition, run = turn.transition, turn.run
+    if not run.has_trained:
+        choose_plan(turn)
+        return
+    participants = tuple(sorted(run.prepared_engines))
+    mode = transition.mode or QuiesceMode.IMMEDIATE
+    if transition.story.cause not in _KEEP_THEIR_STATE:
+        turn.set_state(JobState.RECOVERING)
+    if mode is QuiesceMode.IMMEDIATE:
+        finishing = transition.story.cause is Cause.FINISHED
+        turn.account(Activity.FINISHING if finishing else Activity.QUIESCE)
+    turn.enter(
+        Phase.QUIESCING,
+        f"{len(participants)} engines are told to stand still, {mode.lower()}",
+        participants=participants,
+        mode=mode,
+    )
+    if not participants:
+        _decide_version(turn)
+        return
+    command = Quiesce(mode=mode, lost_engine_ids=transition.story.engines_lost)
+    allow = turn.limits.directive_seconds
+    if mode is QuiesceMode.AT_COMMIT:
+        allow = max(turn.limits.at_commit_seconds, 10 * run.last_step_seconds)
+    for engine_id in participants:
+        turn.send(run.engines[engine_id], command, allow_seconds=allow)
+    _ask_ahead(turn)
+
+
+def _ask_ahead(turn: Turn) -> None:
+    """Ask the planner before the reports are in, supposing that everyone holds what it should."""
+    run = turn.run
+    enough = len(nodes_to_plan_on(run)) >= run.nodes_per_replica
+    if run.placement is None or run.pause_wanted or not enough:
+        return
+    if turn.transition.story.cause is Cause.FINISHED:
+        return
+    turn.ask(plan_query(run, holdings_of_placement(run.placement, run.prepared_engines.keys())))
+
+
+def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:
+    """An engine stands still; when all do, the version everyone is brought to is known."""
+    transition = turn.transition
+    turn.note(reports={**transition.reports, pending.engine_id: report})
+    if transition.mode is QuiesceMode.AT_COMMIT:
+        turn.account(Activity.QUIESCE, at=report.park_time)
+    if not turn.is_awaiting("quiesce"):
+        _decide_version(turn)
+
+
+def _decide_version(turn: Turn) -> None:
+    transition, run = turn.transition, turn.run
+    reports = transition.reports
+    # With nobody left to ask, the steps that were told of are gone with their engines.
+    target = target_steps(reports) if reports else run.committed_steps
+    turn.note(
+        target_steps=target,
+        holdings={e: layers_of_version(report.layers, target) for e, report in reports.items()},
+    )
+    turn.change(committed_steps=target)
+    _note_redone(turn)
+    record = witness_record(reports, target)
+    placement = run.placement
+    same_generation = record and placement and record.generation == placement.generation
+    behind = stragglers(reports, target, placement) if same_generation else ()
+    turn.emit(
+        "fence_complete",
+        f"all {len(reports)} engines stand still at step {target}",
+        step=target,
+        engines=len(reports),
+    )
+    if record is not None and behind:
+        _roll_forward(turn, record, behind)
+    else:
+        version_reached(turn)
+
+
+def _note_redone(turn: Turn) -> None:
+    """Count what was computed for the step in flight: it is thrown away and computed again."""
+    transition = turn.transition
+    current = [
+        report
+        for report in transition.reports.values()
+        if report.committed_steps == transition.target_steps and report.step_compute_seconds > 0
+    ]
+    if not current or transition.mode is not QuiesceMode.IMMEDIATE:
+        return
+    finished = {m for report in current for m in report.finished_microbatches}
+    story = replace(
+        transition.story,
+        redone_microbatches=transition.story.redone_microbatches + len(finished),
+        redone_seconds=transition.story.redone_seconds
+        + sum(report.step_compute_seconds for report in current),
+    )
+    turn.note(story=story)
+    run = turn.run
+    resumed = run.placement.resume_time if run.placement else None
+    starts = [time for time in (run.last_commit_time, resumed) if time is not None]
+    if starts:
+        seconds = (story.start_time - max(starts)).total_seconds()
+        turn.change(ledger=run.ledger.move(Activity.PRODUCTIVE, Activity.REDONE, seconds))
+
+
+def _roll_forward(turn: Turn, record: CommitRecord, behind: tuple[str, ...]) -> None:
+    turn.enter(Phase.COMMITTING, f"{len(behind)} engines apply step {record.step} from its record")
+    turn.emit(
+        "step_rolled_forward",
+        f"step {record.step} had passed its exchange: {len(behind)} engines that had not applied "
+        "it yet do so now",
+        step=record.step,
+        engines=len(behind),
+    )
+    for engine_id in behind:
+        turn.send(
+            turn.run.engines[engine_id],
+            Commit(record=record),
+            allow_seconds=turn.limits.directive_seconds,
+        )
+
+
+def committed(turn: Turn, pending: Pending, outcome: Committed | None) -> None:
+    """An engine applied the step, but for stale layers; None: it could not at all."""
+    transition = turn.transition
+    if outcome is not None and outcome.committed_steps == transition.target_steps:
+        report = transition.reports[pending.engine_id]
+        layers = layers_of_version(report.layers, transition.target_steps - 1)
+        fresh = tuple(layer for layer in layers if layer not in outcome.stale_layers)
+        turn.note(holdings={**transition.holdings, pending.engine_id: fresh})
+    if not turn.is_awaiting("commit"):
+        version_reached(turn)
+
+
+def version_reached(turn: Turn) -> None:
+    """Everyone stands at T*: what comes next?"""
+    transition, run = turn.transition, turn.run
+    target = transition.target_steps
+    lost = layers_without_replica(transition.holdings, run.requirements.num_layers)
+    if lost and target > 0:
+        layers = ",".join(str(layer) for layer in lost)
+        fail(
+            turn,
+            ErrorReason.STATE_LOST,
+            f"every replica of layers {layers} is gone at step {target}",
+            {"layers": layers},
+        )
+    elif target >= run.requirements.steps:
+        begin_digesting(turn)
+    elif run.pause_wanted:
+        stand_still(turn, JobState.PAUSED, f"the job stands still at step {target}")
+    else:
+        choose_plan(turn)

@@ -1,0 +1,141 @@
+"""The end of training: digest every layer, write the output, let the engines go."""
+
+import hashlib
+from collections.abc import Mapping
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.directive import (
+    Digested,
+    DigestLayers,
+    Export,
+    Exported,
+    Failure,
+    LayerSource,
+)
+from planaria_coordinator.domain.ending import end, fail
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.placing import seconds_for_layers
+from planaria_coordinator.domain.replicas import MAX_SOURCES
+from planaria_coordinator.domain.run import Pending, Phase
+from planaria_coordinator.domain.turn import Turn
+
+
+def final_digest(layer_digests: Mapping[int, str]) -> str:
+    """Return the SHA-256 over the layers' SHA-256 digests in layer order, hexadecimal."""
+    combined = hashlib.sha256()
+    for layer in sorted(layer_digests):
+        combined.update(bytes.fromhex(layer_digests[layer]))
+    return combined.hexdigest()
+
+
+def begin_digesting(turn: Turn) -> None:
+    """Every replica digests every layer it holds: that they agree is worth knowing."""
+    transition = turn.transition
+    turn.enter(Phase.DIGESTING, f"all {transition.target_steps} steps are committed")
+    turn.account(Activity.FINISHING)
+    turn.set_state(JobState.RUNNING)
+    for engine_id, layers in sorted(transition.holdings.items()):
+        if layers:
+            turn.send(
+                turn.run.engines[engine_id],
+                DigestLayers(layers=layers),
+                allow_seconds=seconds_for_layers(turn, layers),
+            )
+
+
+def digested(turn: Turn, pending: Pending, outcome: Digested) -> None:
+    """An engine has digested its layers; when all have, the model is known."""
+    transition = turn.transition
+    if outcome.version != transition.target_steps:
+        turn.silent_engines[pending.engine_id] = (
+            f"it digested version {outcome.version} instead of {transition.target_steps}"
+        )
+        return
+    turn.note(digests={**transition.digests, pending.engine_id: dict(outcome.digests)})
+    if turn.is_awaiting("digest_layers"):
+        return
+    by_layer = _agreed_digests(turn)
+    if by_layer is None:
+        return
+    turn.change(final_digest=final_digest(by_layer))
+    if turn.run.requirements.output_path:
+        _begin_export(turn)
+    else:
+        end(turn, JobState.SUCCEEDED)
+
+
+def _agreed_digests(turn: Turn) -> dict[int, str] | None:
+    by_layer: dict[int, str] = {}
+    differing: set[int] = set()
+    for _, digests in sorted(turn.transition.digests.items()):
+        for layer, digest in digests.items():
+            if by_layer.setdefault(layer, digest) != digest:
+                differing.add(layer)
+    absent = set(range(turn.run.requirements.num_layers)) - by_layer.keys()
+    if absent:
+        fail(
+            turn,
+            ErrorReason.INTERNAL,
+            f"no engine digested layers {_listed(absent)}",
+            {"part": "engine", "layers": _listed(absent)},
+        )
+        return None
+    if differing:
+        message = f"replicas of layers {_listed(differing)} differ at the end"
+        if turn.run.requirements.reproducible:
+            fail(turn, ErrorReason.INTERNAL, message, {"layers": _listed(differing)})
+            return None
+        turn.emit("replicas_differ", message, layers=sorted(differing))
+    return by_layer
+
+
+def _listed(layers: set[int]) -> str:
+    return ",".join(str(layer) for layer in sorted(layers))
+
+
+def _begin_export(turn: Turn) -> None:
+    run, transition = turn.run, turn.transition
+    holdings = transition.holdings
+    writer = min(holdings, key=lambda engine_id: (-len(holdings[engine_id]), engine_id))
+    layers = tuple(
+        LayerSource(
+            layer=layer,
+            addresses=()
+            if layer in holdings[writer]
+            else tuple(
+                run.engines[holder].data_address
+                for holder in sorted(holdings)
+                if layer in holdings[holder]
+            )[:MAX_SOURCES],
+        )
+        for layer in range(run.requirements.num_layers)
+    )
+    requirements = run.requirements
+    turn.enter(Phase.EXPORTING, f"{writer} writes {requirements.output_path}")
+    turn.send(
+        run.engines[writer],
+        Export(path=requirements.output_path, format=requirements.output_format, layers=layers),
+        # Writing includes fetching, and shared disks are slow.
+        allow_seconds=turn.limits.prepare_seconds
+        + 2 * seconds_for_layers(turn, tuple(range(requirements.num_layers))),
+    )
+
+
+def exported(turn: Turn, outcome: Exported) -> None:
+    """The model is written: the job is done."""
+    turn.emit(
+        "output_written",
+        f"{outcome.num_bytes} bytes written to {outcome.path}",
+        path=outcome.path,
+        bytes=outcome.num_bytes,
+    )
+    end(turn, JobState.SUCCEEDED)
+
+
+def export_failed(turn: Turn, failure: Failure) -> None:
+    """A source may have died: try again. Anything else the next try would meet as well."""
+    if failure.reason in (ErrorReason.COPY_FAILED, ErrorReason.ENGINE_FAILED):
+        turn.retry_reason = f"the output could not be written: {failure.message}"
+    else:
+        fail(turn, failure.reason, failure.message, failure.metadata)

@@ -1,0 +1,232 @@
+"""What is gone, and what that means: rules 1 and 2 of docs/design.md."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.directive import Failure, QuiesceMode
+from planaria_coordinator.domain.ending import fail
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.opening import (
+    carried_story,
+    new_story,
+    open_again,
+    open_transition,
+)
+from planaria_coordinator.domain.preparing import (
+    await_nodes,
+    check_prepared,
+    note_failure,
+    prepare_failed,
+    refuse_node,
+)
+from planaria_coordinator.domain.run import Cause, Pending, Phase, Story
+from planaria_coordinator.domain.signals import EngineLost, EnginesStuck, NodeLost
+from planaria_coordinator.domain.turn import Turn
+
+
+def node_lost(turn: Turn, signal: NodeLost) -> None:
+    """A node is gone with everything on it."""
+    run = turn.run
+    node_id = signal.node_id
+    for engine_id in [e for e, node in run.stopping.items() if node == node_id]:
+        turn.forget_stopping(engine_id)
+    gone = [engine.id for engine in run.engines.values() if engine.node_id == node_id]
+    turn.remove_engines(gone)
+    turn.change(
+        nodes={key: facts for key, facts in turn.run.nodes.items() if key != node_id},
+        draining=tuple(key for key in turn.run.draining if key != node_id),
+        refused={key: why for key, why in turn.run.refused.items() if key != node_id},
+        failure_times={k: t for k, t in turn.run.failure_times.items() if k != node_id},
+    )
+    if turn.run.state.is_terminal:
+        return
+    reason = f"{node_id} is lost ({signal.reason})"
+    _after_loss(turn, gone, reason, fault_time=signal.fault_time, node_id=node_id)
+
+
+def engine_lost(turn: Turn, signal: EngineLost) -> None:
+    """An engine is gone, or is made to go."""
+    engine_id = signal.engine_id
+    if engine_id in turn.run.stopping and signal.process_ended:
+        turn.forget_stopping(engine_id)
+        return
+    engine = turn.run.engines.get(engine_id)
+    if engine is None:
+        return
+    if not engine.prepared:
+        message = f"an engine on {engine.node_id} did not start: {signal.reason}"
+        metadata = {"node_id": engine.node_id, "detail": signal.reason}
+        failure = Failure(reason=ErrorReason.ENGINE_FAILED, message=message, metadata=metadata)
+        prepare_failed(turn, engine, failure)
+        return
+    if signal.process_ended:
+        turn.remove_engines([engine_id])
+    else:
+        turn.stop_engines([engine_id], signal.reason)
+    _strike(turn, engine.node_id, engine_id, signal.reason)
+    reason = f"{engine_id} is lost ({signal.reason})"
+    _after_loss(turn, [engine_id], reason, fault_time=signal.fault_time)
+
+
+def _strike(turn: Turn, node_id: str, engine_id: str, reason: str) -> None:
+    turn.emit("engine_lost", f"{engine_id} is lost: {reason}", node_id=node_id, engine_id=engine_id)
+    if note_failure(turn, node_id) >= turn.limits.num_attempts:
+        refuse_node(turn, node_id, f"{turn.limits.num_attempts} engines failed on it")
+
+
+def lose_silent_engines(turn: Turn) -> None:
+    """Declare lost those that this decision has found wanting, all in one transition."""
+    silent = {e: why for e, why in turn.silent_engines.items() if e in turn.run.engines}
+    turn.silent_engines.clear()
+    if not silent:
+        return
+    nodes = {engine_id: turn.run.engines[engine_id].node_id for engine_id in silent}
+    for engine_id, why in silent.items():
+        turn.stop_engines([engine_id], why)
+    for engine_id, why in silent.items():
+        _strike(turn, nodes[engine_id], engine_id, why)
+    reasons = "; ".join(f"{engine_id} is lost ({why})" for engine_id, why in silent.items())
+    _after_loss(turn, list(silent), reasons, fault_time=turn.now.time)
+
+
+def _after_loss(
+    turn: Turn,
+    gone: list[str],
+    reason: str,
+    *,
+    fault_time: datetime,
+    node_id: str = "",
+) -> None:
+    run = turn.run
+    transition = run.transition
+    placed = run.placement.engine_ids if run.placement else frozenset()
+    if transition is None:
+        if placed.intersection(gone):
+            _open_recovery(turn, _loss_story(turn, fault_time), gone, reason, node_id)
+    elif transition.phase is Phase.PREPARING:
+        if placed.intersection(gone):
+            _open_recovery(turn, _loss_story(turn, fault_time), gone, reason, node_id)
+        else:
+            _recreate(turn, gone)
+            check_prepared(turn)
+    elif _concerns(turn, gone):
+        _open_recovery(turn, _merged_story(turn, fault_time), gone, reason, node_id)
+    elif node_id and any(e.split("/")[1] == node_id for e in transition.story.engines_lost):
+        # Its engine was seen to die first: now it is known that all of the node is gone.
+        turn.note(story=_with_losses(transition.story, [], node_id))
+        turn.because(f"{reason}, as its engine was before")
+
+
+def _concerns(turn: Turn, gone: Iterable[str]) -> bool:
+    """Whether the transition under way counts on somebody who is gone."""
+    transition = turn.transition
+    counted_on = set(transition.participants)
+    if turn.run.placement is not None:
+        counted_on |= turn.run.placement.engine_ids
+    if transition.target is not None:
+        counted_on |= transition.target.engine_ids
+    if not turn.run.has_trained:
+        # The first plan is made for all engines there are.
+        return bool(set(gone))
+    return not counted_on.isdisjoint(gone)
+
+
+def _recreate(turn: Turn, gone: Iterable[str]) -> None:
+    """Start another engine where one that was awaited has died on a living node."""
+    awaited = [
+        node_id
+        for node_id in turn.transition.awaited_nodes
+        if node_id in turn.run.nodes and any(e.split("/")[1] == node_id for e in gone)
+    ]
+    if awaited:
+        await_nodes(turn, tuple(awaited))
+
+
+def _loss_story(turn: Turn, fault_time: datetime) -> Story:
+    fault_time = min(fault_time, turn.now.time)
+    return new_story(turn, Cause.ENGINE_LOST, start_time=fault_time)
+
+
+def _merged_story(turn: Turn, fault_time: datetime) -> Story:
+    story = carried_story(turn)
+    stands = turn.transition.mode is QuiesceMode.IMMEDIATE or story.cause is Cause.START
+    if not stands:  # it was a change at leisure; the fault is what counts now
+        story = replace(story, start_time=min(fault_time, turn.now.time))
+    cause = story.cause if story.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST
+    return replace(story, cause=cause, num_attempts=0)
+
+
+def _with_losses(story: Story, engine_ids: Iterable[str], node_id: str) -> Story:
+    engines_lost = tuple(dict.fromkeys((*story.engines_lost, *engine_ids)))
+    nodes_joined = tuple(n for n in story.nodes_joined if n != node_id)
+    if not node_id:
+        return replace(story, engines_lost=engines_lost)
+    return replace(
+        story,
+        cause=story.cause if story.cause is Cause.START else Cause.NODE_LOST,
+        engines_lost=engines_lost,
+        nodes_lost=tuple(dict.fromkeys((*story.nodes_lost, node_id))),
+        nodes_joined=nodes_joined,
+    )
+
+
+def _open_recovery(
+    turn: Turn, story: Story, gone: Iterable[str], reason: str, node_id: str
+) -> None:
+    story = _with_losses(story, gone, node_id)
+    turn.change(num_losses=turn.run.num_losses + 1)
+    if turn.run.state is JobState.RUNNING:
+        turn.account(Activity.DETECT, at=story.start_time)
+    awaited = () if turn.run.has_trained else tuple(turn.run.nodes)
+    open_transition(turn, story, reason, awaited_nodes=awaited)
+
+
+def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
+    """Somebody hangs: a fence shows who, since that one does not answer."""
+    if turn.run.transition is None and turn.run.state is JobState.RUNNING:
+        story = new_story(turn, Cause.ENGINE_LOST)
+        open_transition(turn, story, f"no engine has advanced for {signal.seconds:.1f} s")
+
+
+def overdue(turn: Turn) -> None:
+    """Act on what has not been answered in time."""
+    late = sorted(
+        (p for p in turn.run.pending.values() if p.deadline_seconds <= turn.now.seconds),
+        key=lambda pending: pending.directive_id,
+    )
+    for pending in late:
+        if pending.directive_id in turn.run.pending:
+            _overdue(turn, pending)
+
+
+def _overdue(turn: Turn, pending: Pending) -> None:
+    transition = turn.run.transition
+    if pending.kind == "stop":
+        turn.forget_stopping(pending.engine_id)
+    elif pending.kind == "prepare":
+        engine = turn.run.engines[pending.engine_id]
+        turn.stop_engines([engine.id], "it did not start in time")
+        detail = f"not ready after {turn.limits.prepare_seconds:.0f} s"
+        message = f"an engine on {engine.node_id} did not start: {detail}"
+        metadata = {"node_id": engine.node_id, "detail": detail}
+        failure = Failure(reason=ErrorReason.ENGINE_FAILED, message=message, metadata=metadata)
+        prepare_failed(turn, engine, failure)
+    elif pending.kind == "quiesce" and transition and transition.mode is QuiesceMode.AT_COMMIT:
+        open_again(turn, "the step in flight does not end", counts=False)
+    else:
+        turn.silent_engines[pending.engine_id] = f"no answer to {pending.kind} in time"
+
+
+def retry_or_give_up(turn: Turn) -> None:
+    """Begin the transition anew when it failed with everyone alive, a few times."""
+    reason, turn.retry_reason = turn.retry_reason, ""
+    if not reason or turn.run.transition is None:
+        return
+    if turn.transition.story.num_attempts + 1 >= turn.limits.num_attempts:
+        message = f"{turn.limits.num_attempts} attempts failed: {reason}"
+        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": reason})
+    else:
+        open_again(turn, reason)

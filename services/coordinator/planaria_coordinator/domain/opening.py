@@ -1,0 +1,117 @@
+"""Opening a transition: generation g + 1 is written first, then everyone is told [4, 7]."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from planaria_coordinator.domain.directive import QuiesceMode
+from planaria_coordinator.domain.fencing import begin_quiescing
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.preparing import begin_preparing
+from planaria_coordinator.domain.run import Cause, JobRun, Phase, Story, Transition
+from planaria_coordinator.domain.turn import Turn
+
+_LEAST_HORIZON_SECONDS = 60.0
+_FIRST_HORIZON_SECONDS = 3600.0
+"""Until a first node is lost nobody knows how often that happens here."""
+
+_EVENTS = {
+    Cause.START: "job_starting",
+    Cause.NODE_LOST: "recovery_started",
+    Cause.ENGINE_LOST: "recovery_started",
+    Cause.COORDINATOR_RESTARTED: "recovery_started",
+    Cause.NODE_JOINED: "join_started",
+    Cause.NODE_DRAINED: "drain_started",
+    Cause.PAUSED: "job_pausing",
+    Cause.RESUMED: "job_resuming",
+    Cause.FINISHED: "job_finishing",
+}
+
+
+def new_story(turn: Turn, cause: Cause, *, start_time: datetime | None = None) -> Story:
+    """Begin the account of a change, or go on with that of a recovery that waits for nodes."""
+    run = turn.run
+    if run.interrupted is not None:
+        return replace(run.interrupted, num_attempts=0)
+    return Story(
+        cause=cause,
+        start_time=start_time or turn.now.time,
+        first_open_time=turn.now.time,
+        sizes_before=run.placement.plan.sizes if run.placement else (),
+    )
+
+
+def open_transition(
+    turn: Turn,
+    story: Story,
+    reason: str,
+    *,
+    mode: QuiesceMode | None = QuiesceMode.IMMEDIATE,
+    awaited_nodes: tuple[str, ...] = (),
+) -> None:
+    """Let generation g + 1 take the place of whatever is under way.
+
+    Args:
+        turn: the decision.
+        story: what the transition is about.
+        reason: why it is opened, in words.
+        mode: when engines stop.
+        awaited_nodes: nodes whose engines must be ready before anyone is told.
+    """
+    generation = turn.run.generation + 1
+    turn.drop_superseded()
+    turn.change(
+        generation=generation,
+        interrupted=None,
+        transition=Transition(
+            generation=generation,
+            phase=Phase.PREPARING,
+            story=story,
+            open_time=turn.now.time,
+            horizon_seconds=horizon_seconds(turn.run, turn.now.time),
+            mode=mode,
+        ),
+    )
+    turn.save_generation(story.cause)
+    turn.because(reason)
+    turn.emit(
+        _EVENTS[story.cause],
+        f"{reason}: generation {generation} begins",
+        cause=str(story.cause),
+        nodes_lost=list(story.nodes_lost),
+        nodes_joined=list(story.nodes_joined),
+    )
+    if not turn.run.has_trained:
+        turn.set_state(JobState.STARTING)
+        turn.account(Activity.STARTING)
+    if awaited_nodes:
+        begin_preparing(turn, awaited_nodes)
+    else:
+        begin_quiescing(turn)
+
+
+def horizon_seconds(run: JobRun, now: datetime) -> float:
+    """Return the expected time to the next change (H of ALGORITHMS.md 5)."""
+    if not run.num_losses or run.start_time is None:
+        return _FIRST_HORIZON_SECONDS
+    elapsed = (now - run.start_time).total_seconds()
+    return max(_LEAST_HORIZON_SECONDS, elapsed / run.num_losses)
+
+
+def open_again(turn: Turn, reason: str, *, counts: bool = True) -> None:
+    """Begin the transition under way anew in the next generation: nobody new was lost."""
+    transition = turn.transition
+    story = carried_story(turn)
+    if counts:
+        story = replace(story, num_attempts=story.num_attempts + 1)
+    awaited: tuple[str, ...] = ()
+    if not turn.run.has_trained:
+        awaited = tuple(n for n in transition.awaited_nodes if n in turn.run.nodes)
+    open_transition(turn, story, reason, awaited_nodes=awaited)
+
+
+def carried_story(turn: Turn) -> Story:
+    """Return the story of the transition under way, for the one that takes its place."""
+    story = turn.transition.story
+    num_bytes = sum(outcome.num_bytes for outcome in turn.transition.copied.values())
+    return replace(story, copied_bytes=story.copied_bytes + num_bytes)

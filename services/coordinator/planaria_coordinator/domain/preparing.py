@@ -1,0 +1,186 @@
+"""Engines that start: on the job's first nodes, and on joiners while the others train."""
+
+from collections import Counter
+from dataclasses import replace
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.directive import Failure, Prepared
+from planaria_coordinator.domain.ending import fail, stand_still
+from planaria_coordinator.domain.fencing import begin_quiescing
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.run import Engine, Pending, Phase
+from planaria_coordinator.domain.turn import Turn
+
+_WORTH_ANOTHER_TRY = (ErrorReason.ENGINE_FAILED, ErrorReason.UNAVAILABLE, ErrorReason.INTERNAL)
+
+
+def begin_preparing(turn: Turn, node_ids: tuple[str, ...]) -> None:
+    """Start the engines that these nodes lack, and go on when all are ready."""
+    turn.enter(Phase.PREPARING, f"engines start on {', '.join(node_ids)}")
+    await_nodes(turn, node_ids)
+    check_prepared(turn)
+
+
+def await_nodes(turn: Turn, node_ids: tuple[str, ...]) -> None:
+    """Add nodes to those whose engines the transition waits for."""
+    awaited = tuple(dict.fromkeys((*turn.transition.awaited_nodes, *node_ids)))
+    turn.note(awaited_nodes=awaited)
+    for node_id in node_ids:
+        present = {e.accelerator for e in turn.run.engines.values() if e.node_id == node_id}
+        for accelerator in range(turn.run.nodes[node_id].num_accelerators):
+            if accelerator not in present:
+                turn.create_engine(node_id, accelerator)
+
+
+def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
+    """An engine is ready; it may belong to a transition that a newer one has replaced."""
+    engine = replace(
+        turn.run.engines[pending.engine_id],
+        prepared=True,
+        data_address=outcome.engine.data_address,
+        store_address=outcome.engine.store_address,
+        data_digest=outcome.data_digest,
+        fingerprint=dict(outcome.fingerprint),
+        measured_layers=outcome.measured_layers,
+    )
+    turn.change(engines={**turn.run.engines, engine.id: engine})
+    difference = _difference(turn, engine) if turn.run.data_digest else None
+    if difference is not None:
+        refuse_node(turn, engine.node_id, difference.message)
+    check_prepared(turn)
+
+
+def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
+    """An engine could not start: try again, do without its node, or give up the job."""
+    if engine.id in turn.run.engines:
+        turn.remove_engines([engine.id])
+    retryable = failure.reason in _WORTH_ANOTHER_TRY
+    starting = not turn.run.has_trained
+    if starting and not retryable:
+        fail(turn, failure.reason, failure.message, failure.metadata)
+        return
+    turn.emit("engine_not_started", failure.message, node_id=engine.node_id)
+    awaited = turn.run.transition is not None and (
+        engine.node_id in turn.run.transition.awaited_nodes
+    )
+    if retryable and note_failure(turn, engine.node_id) < turn.limits.num_attempts:
+        if awaited and turn.transition.phase is Phase.PREPARING:
+            turn.create_engine(engine.node_id, engine.accelerator)
+        return
+    refuse_node(turn, engine.node_id, failure.message)
+    if starting and len(turn.run.nodes) < turn.run.nodes_per_replica:
+        fail(turn, failure.reason, failure.message, failure.metadata)
+        return
+    check_prepared(turn)
+
+
+def note_failure(turn: Turn, node_id: str) -> int:
+    """Count a failure against a node, and return how many it has had lately."""
+    window = turn.limits.failure_window_seconds
+    recent = tuple(
+        time
+        for time in turn.run.failure_times.get(node_id, ())
+        if (turn.now.time - time).total_seconds() < window
+    )
+    times = (*recent, turn.now.time)
+    turn.change(failure_times={**turn.run.failure_times, node_id: times})
+    return len(times)
+
+
+def refuse_node(turn: Turn, node_id: str, reason: str) -> None:
+    """Do without a node for the rest of this job."""
+    turn.change(refused={**turn.run.refused, node_id: reason})
+    turn.stop_engines([e.id for e in turn.run.engines.values() if e.node_id == node_id], reason)
+    turn.release_empty_nodes()
+    turn.emit("node_refused", f"{node_id} cannot serve this job: {reason}", node_id=node_id)
+
+
+def check_prepared(turn: Turn) -> None:
+    """Go on with the transition when nobody is awaited any more."""
+    run = turn.run
+    if run.transition is None or run.transition.phase is not Phase.PREPARING:
+        return
+    awaited = [n for n in run.transition.awaited_nodes if n in run.nodes]
+    usable = run.usable_nodes
+    if any(node_id not in usable for node_id in awaited):
+        return
+    if run.has_trained:
+        _go_on_with_joiners(turn, awaited)
+    else:
+        _go_on_with_start(turn)
+
+
+def _go_on_with_joiners(turn: Turn, joiners: list[str]) -> None:
+    if joiners:
+        story = replace(turn.transition.story, nodes_joined=tuple(joiners))
+        turn.note(story=story)
+        begin_quiescing(turn)
+        return
+    turn.drop_superseded()
+    turn.change(transition=None)
+    turn.emit("join_cancelled", "the nodes that were to join are gone; training goes on as it was")
+    turn.because("nobody is left to join")
+
+
+def _go_on_with_start(turn: Turn) -> None:
+    run = turn.run
+    if len(run.usable_nodes) < run.nodes_per_replica:
+        stand_still(
+            turn,
+            JobState.PENDING,
+            f"{len(run.usable_nodes)} nodes are ready and the model needs "
+            f"{run.nodes_per_replica}: the job waits for nodes",
+        )
+        return
+    if not run.data_digest:
+        _take_reference(turn)
+        for engine in tuple(turn.run.prepared_engines.values()):
+            difference = _difference(turn, engine)
+            if difference is not None:
+                fail(turn, difference.reason, difference.message, difference.metadata)
+                return
+    if run.pause_wanted:
+        stand_still(turn, JobState.PAUSED, "the job stands still before its first step")
+    else:
+        begin_quiescing(turn)
+
+
+def _take_reference(turn: Turn) -> None:
+    """What most nodes see is what the job is trained on."""
+    engines = sorted(turn.run.prepared_engines.values(), key=lambda engine: engine.node_id)
+
+    def view(engine: Engine) -> tuple[str, tuple[tuple[str, str], ...]]:
+        return engine.data_digest, tuple(sorted(engine.fingerprint.items()))
+
+    counts = Counter(view(engine) for engine in engines)
+    reference = max(engines, key=lambda engine: counts[view(engine)])
+    turn.change(
+        data_digest=reference.data_digest,
+        fingerprint=reference.fingerprint,
+        reference_node_id=reference.node_id,
+    )
+
+
+def _difference(turn: Turn, engine: Engine) -> Failure | None:
+    """Say how a node differs from the one that the job's data and environment were taken from."""
+    run = turn.run
+    if engine.data_digest != run.data_digest:
+        path = run.requirements.data_path
+        return Failure(
+            reason=ErrorReason.DATA_MISMATCH,
+            message=f"{engine.node_id} sees other contents at {path} than "
+            f"{run.reference_node_id}: the files must be the same on all nodes",
+            metadata={"node_id": engine.node_id, "path": path},
+        )
+    if not run.requirements.reproducible:
+        return None
+    for name in sorted(run.fingerprint.keys() | engine.fingerprint.keys()):
+        mine, reference = engine.fingerprint.get(name, ""), run.fingerprint.get(name, "")
+        if mine != reference:
+            return Failure(
+                reason=ErrorReason.ENVIRONMENT_MISMATCH,
+                message=f"{engine.node_id} has {name} {mine or 'unset'}, {run.reference_node_id} "
+                f"has {reference or 'unset'}: a reproducible job needs them equal",
+                metadata={"node_id": engine.node_id, "field": name},
+            )
+    return None

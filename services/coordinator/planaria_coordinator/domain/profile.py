@@ -1,0 +1,157 @@
+"""The model profile of a job: sizes from its file, times as measured where they have been."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+
+from planaria.job import JobSpec
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.model_sizes import ModelConfig, layer_sizes
+from planaria_coordinator.domain.planning import (
+    HardwareProfile,
+    LayerProfile,
+    ModelProfile,
+    NodeKind,
+    PlanNode,
+    Problem,
+)
+from planaria_coordinator.domain.requirements import NodeFacts, Requirements
+from planaria_coordinator.domain.run import Engine
+
+# Before anything is measured only the proportions of layers matter to a plan; these rates make
+# the seconds of the right order.
+_FLOPS_PER_SECOND = 2e10
+_INTRA_NODE_BYTES_PER_SECOND = 1e10
+_INTER_NODE_BYTES_PER_SECOND = 1e9
+_LINK_LATENCY_SECONDS = 1e-4
+_LEAST_SECONDS = 1e-5
+"""A layer without arithmetic, such as the embedding, still takes time."""
+
+
+def estimated_layers(spec: JobSpec) -> tuple[LayerProfile, ...]:
+    """Return the sizes and estimated times of a job's layers, from its file alone.
+
+    Raises:
+        PlanariaError: INVALID_JOB when no such model can be built.
+    """
+    try:
+        config = ModelConfig.create(
+            **{key: value for key, value in spec.model.model_dump().items() if value is not None}
+        )
+        sizes = layer_sizes(
+            config,
+            spec.training.microbatch_size,
+            spec.data.sequence_length,
+            dtype=spec.training.dtype,
+            reproducible=spec.training.reproducible,
+        )
+    except ValueError as error:
+        message = str(error)
+        field = message.partition(":")[0]
+        raise PlanariaError(ErrorReason.INVALID_JOB, message, {"field": field}) from error
+    return tuple(
+        LayerProfile(
+            name=size.name,
+            forward_seconds=max(_LEAST_SECONDS, size.forward_flops / _FLOPS_PER_SECOND),
+            backward_seconds=max(_LEAST_SECONDS, 2 * size.forward_flops / _FLOPS_PER_SECOND),
+            parameter_bytes=size.parameter_bytes,
+            state_bytes=size.state_bytes,
+            activation_bytes=size.activation_bytes,
+            output_bytes=size.output_bytes,
+        )
+        for size in sizes
+    )
+
+
+def measured_layers(
+    layers: tuple[LayerProfile, ...], engines: Iterable[Engine]
+) -> tuple[LayerProfile, ...]:
+    """Put the median of what engines measured in the place of the estimates.
+
+    Engines measure one of the layers that are alike: a block stands for every block. As long as
+    some layer has no measurement all times stay estimates, since the two do not mix.
+    """
+    samples: dict[int, list[tuple[float, float]]] = {}
+    for engine in engines:
+        for measured in engine.measured_layers:
+            kind = _kind_of(measured.layer, len(layers))
+            samples.setdefault(kind, []).append(
+                (measured.forward_seconds, measured.backward_seconds)
+            )
+    if any(_kind_of(layer, len(layers)) not in samples for layer in range(len(layers))):
+        return layers
+    times = {
+        kind: (median(f for f, _ in values), median(b for _, b in values))
+        for kind, values in samples.items()
+    }
+    return tuple(
+        replace(
+            layer,
+            forward_seconds=max(_LEAST_SECONDS, times[_kind_of(index, len(layers))][0]),
+            backward_seconds=max(_LEAST_SECONDS, times[_kind_of(index, len(layers))][1]),
+        )
+        for index, layer in enumerate(layers)
+    )
+
+
+def _kind_of(layer: int, num_layers: int) -> int:
+    """Return which of the three kinds a layer is: embedding 0, block 1, head 2."""
+    if layer == 0:
+        return 0
+    return 2 if layer == num_layers - 1 else 1
+
+
+def kind_name(facts: NodeFacts) -> str:
+    """Return the name of the kind of node that a node is."""
+    return (
+        f"{facts.accelerator_kind}-{facts.num_accelerators}x{facts.accelerator_memory_bytes >> 20}M"
+    )
+
+
+def model_profile(
+    layers: tuple[LayerProfile, ...], microbatch_size: int, nodes: Iterable[NodeFacts]
+) -> ModelProfile:
+    """Return the profile that describes a model on these nodes."""
+    kinds = {
+        kind_name(facts): NodeKind(
+            name=kind_name(facts),
+            accelerators_per_node=facts.num_accelerators,
+            accelerator_memory_bytes=facts.accelerator_memory_bytes,
+        )
+        for facts in nodes
+    }
+    return ModelProfile(
+        microbatch_size=microbatch_size,
+        hardware=HardwareProfile(
+            node_kinds=tuple(kinds[name] for name in sorted(kinds)),
+            intra_node_bytes_per_second=_INTRA_NODE_BYTES_PER_SECOND,
+            inter_node_bytes_per_second=_INTER_NODE_BYTES_PER_SECOND,
+            link_latency_seconds=_LINK_LATENCY_SECONDS,
+        ),
+        layers=layers,
+    )
+
+
+def planning_problem(
+    requirements: Requirements,
+    nodes: Mapping[str, NodeFacts],
+    engines: Iterable[Engine] = (),
+    *,
+    fault_tolerance: int | None = None,
+) -> Problem:
+    """Return what every question to the planner about this job begins with."""
+    layers = measured_layers(requirements.layers, engines)
+    wanted = requirements.fault_tolerance if fault_tolerance is None else fault_tolerance
+    return Problem(
+        profile=model_profile(layers, requirements.microbatch_size, nodes.values()),
+        num_microbatches=requirements.num_microbatches,
+        fault_tolerance=wanted,
+        min_nodes_per_pipeline=requirements.min_nodes_per_pipeline,
+    )
+
+
+def plan_nodes(nodes: Mapping[str, NodeFacts], node_ids: Iterable[str]) -> tuple[PlanNode, ...]:
+    """Return nodes as the planner is told of them."""
+    return tuple(
+        PlanNode(node_id=node_id, kind=kind_name(nodes[node_id])) for node_id in sorted(node_ids)
+    )

@@ -1,0 +1,149 @@
+"""Who holds which layers in which version: ALGORITHMS.md 7, rules 3 and 4 of docs/design.md."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from planaria_coordinator.domain.directive import CommitRecord, FenceReport, HeldLayer, LayerSource
+from planaria_coordinator.domain.plan import Plan
+from planaria_coordinator.domain.planning import Holding, LayerCopy
+from planaria_coordinator.domain.run import Engine, Placement, Places
+
+MAX_SOURCES = 4
+"""So many addresses are named for a layer: one to fetch from, the others in case it dies."""
+
+Holdings = Mapping[str, tuple[int, ...]]
+"""By engine: the layers it holds in version T*."""
+
+
+def target_steps(reports: Mapping[str, FenceReport]) -> int:
+    """Return T*: the largest number of committed steps reported."""
+    return max((report.committed_steps for report in reports.values()), default=0)
+
+
+def witness_record(reports: Mapping[str, FenceReport], target: int) -> CommitRecord | None:
+    """Return the record of step T* - 1 from somebody who has passed its exchange."""
+    for engine_id in sorted(reports):
+        report = reports[engine_id]
+        if report.committed_steps == target and report.last_commit is not None:
+            return report.last_commit
+    return None
+
+
+def stragglers(
+    reports: Mapping[str, FenceReport], target: int, placement: Placement | None
+) -> tuple[str, ...]:
+    """Return the engines one step behind that have the sums of step T* - 1.
+
+    Those are the ones that had a place in the generation that computed it; an engine parked since
+    an earlier plan is behind as well, but its layers are of no use.
+    """
+    if placement is None:
+        return ()
+    return tuple(
+        engine_id
+        for engine_id, report in sorted(reports.items())
+        if report.committed_steps == target - 1 and engine_id in placement.engine_ids
+    )
+
+
+def layers_of_version(layers: Iterable[HeldLayer], version: int) -> tuple[int, ...]:
+    """Return the layers that are held in a version, in order."""
+    return tuple(sorted(held.layer for held in layers if held.version == version))
+
+
+def layers_without_replica(holdings: Holdings, num_layers: int) -> tuple[int, ...]:
+    """Return the layers that nobody holds in version T*."""
+    held = {layer for layers in holdings.values() for layer in layers}
+    return tuple(layer for layer in range(num_layers) if layer not in held)
+
+
+def holdings_by_node(
+    holdings: Holdings, engines: Mapping[str, Engine], node_ids: Collection[str]
+) -> tuple[Holding, ...]:
+    """Return what the planner is told: layers by node, among the nodes that may be used."""
+    by_node: dict[str, set[int]] = {node_id: set() for node_id in node_ids}
+    for engine_id, layers in holdings.items():
+        engine = engines.get(engine_id)
+        if engine is not None and engine.node_id in by_node:
+            by_node[engine.node_id].update(layers)
+    return tuple(
+        Holding(node_id=node_id, layers=tuple(sorted(by_node[node_id])))
+        for node_id in sorted(by_node)
+        if by_node[node_id]
+    )
+
+
+def holdings_of_placement(placement: Placement, engine_ids: Collection[str]) -> Holdings:
+    """Return what engines hold if each holds exactly what its place needs."""
+    return {
+        engine_id: tuple(stage.layers)
+        for pipeline, engines in zip(placement.plan.pipelines, placement.places, strict=True)
+        for stage, engine_id in zip(pipeline.stages, engines, strict=True)
+        if engine_id in engine_ids
+    }
+
+
+def assign_places(plan: Plan, engines: Iterable[Engine]) -> Places:
+    """Return the engine of each stage; KeyError when a stage has none."""
+    by_accelerator = {(e.node_id, e.accelerator): e.id for e in engines if e.prepared}
+    return tuple(
+        tuple(by_accelerator[stage.node_id, stage.accelerators[0]] for stage in pipeline.stages)
+        for pipeline in plan.pipelines
+    )
+
+
+def missing_layers(plan: Plan, places: Places, holdings: Holdings) -> dict[str, tuple[int, ...]]:
+    """Return, by engine, the layers that its place needs and that it does not hold."""
+    missing: dict[str, tuple[int, ...]] = {}
+    for pipeline, engine_ids in zip(plan.pipelines, places, strict=True):
+        for stage, engine_id in zip(pipeline.stages, engine_ids, strict=True):
+            held = holdings.get(engine_id, ())
+            lacking = tuple(layer for layer in stage.layers if layer not in held)
+            if lacking:
+                missing[engine_id] = lacking
+    return missing
+
+
+def choose_sources(
+    missing: Mapping[str, Sequence[int]],
+    holdings: Holdings,
+    engines: Mapping[str, Engine],
+    proposed: Iterable[LayerCopy] = (),
+    *,
+    skip: int = 0,
+) -> dict[str, tuple[LayerSource, ...]]:
+    """Name, for each missing layer, engines to fetch it from, the preferred one first.
+
+    The planner's proposal comes first where its source still holds the layer; otherwise the holder
+    that serves the fewest layers so far. A layer that nobody holds gets no address: it is made from
+    the job's seed.
+
+    Args:
+        missing: the layers needed, by engine.
+        holdings: who holds what in version T*.
+        engines: the living engines.
+        proposed: the planner's copies.
+        skip: rotate the holders so often: another try prefers another source.
+    """
+    wished = {(copy.destination_node_id, copy.layer): copy.source_node_id for copy in proposed}
+    holders_of: dict[int, list[str]] = {}
+    for engine_id in sorted(holdings):
+        for layer in holdings[engine_id]:
+            holders_of.setdefault(layer, []).append(engine_id)
+    num_served: dict[str, int] = {}
+
+    def source(engine_id: str, layer: int) -> LayerSource:
+        wish = wished.get((engines[engine_id].node_id, layer))
+        holders = sorted(
+            holders_of.get(layer, ()),
+            key=lambda holder: (engines[holder].node_id != wish, num_served.get(holder, 0)),
+        )
+        if holders:
+            turn = skip % len(holders)
+            holders = (holders[turn:] + holders[:turn])[:MAX_SOURCES]
+            num_served[holders[0]] = num_served.get(holders[0], 0) + 1
+        return LayerSource(layer=layer, addresses=tuple(engines[h].data_address for h in holders))
+
+    return {
+        engine_id: tuple(source(engine_id, layer) for layer in missing[engine_id])
+        for engine_id in sorted(missing)
+    }

@@ -1,0 +1,48 @@
+"""What a job asks for, as far as coordination needs it."""
+
+from dataclasses import dataclass, field
+
+from planaria_coordinator.domain.planning import LayerProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """The fixed facts of a job, from its file."""
+
+    job_spec: str
+    """The job file as canonical JSON, for engines."""
+    job_secret: str = field(repr=False)
+    """Shared by the job's engines."""
+    steps: int
+    num_microbatches: int
+    microbatch_size: int
+    fault_tolerance: int
+    min_nodes: int
+    max_nodes: int | None
+    min_nodes_per_pipeline: int
+    reproducible: bool
+    data_path: str
+    output_path: str
+    """Where the trained model goes; empty for nowhere."""
+    output_format: str
+    layers: tuple[LayerProfile, ...]
+    """Estimated costs; measured ones take their place as engines report them."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that are placed: the embedding, the blocks and the head."""
+        return len(self.layers)
+
+    def nodes_to_start(self, nodes_per_replica: int) -> int:
+        """Return the fewest nodes to start on: enough for the fault tolerance asked for."""
+        return max(self.min_nodes, (self.fault_tolerance + 1) * nodes_per_replica)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What planning needs to know of a node."""
+
+    node_id: str
+    num_accelerators: int
+    accelerator_kind: str
+    accelerator_memory_bytes: int

@@ -1,0 +1,162 @@
+"""What a job's state machine is told."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.directive import CommitRecord, DirectiveResult, Failure
+from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.requirements import NodeFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesGranted:
+    """The job gets nodes: to start, to go on after waiting, or to grow."""
+
+    nodes: tuple[NodeFacts, ...]
+    nodes_per_replica: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """A node of the job is gone."""
+
+    node_id: str
+    fault_time: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLost:
+    """An engine is gone, or is to be treated so."""
+
+    engine_id: str
+    fault_time: datetime
+    reason: str
+    process_ended: bool
+    """Its agent saw the process end; otherwise it is told to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesStuck:
+    """No engine has advanced for too long: somebody hangs, and a fence will show who."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFaulted:
+    """Every engine would meet this error again."""
+
+    engine_id: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultArrived:
+    """An engine answered a directive."""
+
+    result: DirectiveResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanArrived:
+    """The planner, and a custom scheduler where there is one, answered."""
+
+    query: PlanQuery
+    answer: PlanAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRefused:
+    """The planner says that there is no plan."""
+
+    query: PlanQuery
+    reason: ErrorReason
+    message: str
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommitted:
+    """An engine told of a committed step."""
+
+    record: CommitRecord
+    commit_time: datetime
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFinished:
+    """An engine has committed the last step and stands still."""
+
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainWanted:
+    """A node of the job is to be freed."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainEnded:
+    """A node of the job may be kept after all."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseWanted:
+    """The user wants the job to stand still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeWanted:
+    """The user wants the job to go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelWanted:
+    """The user wants the job to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """The coordinator itself stood still: nobody is to blame for that time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarted:
+    """The coordinator has started again with what its database knew."""
+
+
+Signal = (
+    NodesGranted
+    | NodeLost
+    | EngineLost
+    | EnginesStuck
+    | JobFaulted
+    | ResultArrived
+    | PlanArrived
+    | PlanRefused
+    | StepCommitted
+    | EngineFinished
+    | DrainWanted
+    | DrainEnded
+    | PauseWanted
+    | ResumeWanted
+    | CancelWanted
+    | Tick
+    | Stalled
+    | Restarted
+)

@@ -1,0 +1,256 @@
+"""A job's reconfiguration as an explicit state machine: decide(now, run, signal) -> Decision.
+
+The phases and rules are those of docs/design.md, each in its module, in the order they happen:
+
+    opening      generation g + 1 is written            losses    what is gone, and what it means
+    preparing    engines start                          wishes    what users and schedulers want
+    fencing      everyone stands still at one version   ending    failed, cancelled, standing still
+    placing      plan, copy, activate
+    completion   training goes on
+    finishing    digest, export, stop
+
+Nothing here reads a clock, waits or sends: a decision is the new state and the actions that the
+application carries out, persisting first and telling others second.
+"""
+
+from dataclasses import dataclass, replace
+
+from planaria_coordinator.domain import losses, wishes
+from planaria_coordinator.domain.actions import Action
+from planaria_coordinator.domain.completion import complete
+from planaria_coordinator.domain.directive import (
+    Activated,
+    Committed,
+    Copied,
+    Digested,
+    Exported,
+    Failure,
+    FenceReport,
+    Prepared,
+)
+from planaria_coordinator.domain.ending import fail
+from planaria_coordinator.domain.fencing import committed, fence_reported
+from planaria_coordinator.domain.finishing import digested, export_failed, exported
+from planaria_coordinator.domain.opening import open_again
+from planaria_coordinator.domain.placing import (
+    activated,
+    activation_failed,
+    copied,
+    copy_failed,
+    plan_arrived,
+    plan_refused,
+)
+from planaria_coordinator.domain.preparing import prepare_failed, prepared
+from planaria_coordinator.domain.run import JobRun, Limits, Moment, Pending, Phase
+from planaria_coordinator.domain.signals import (
+    CancelWanted,
+    DrainEnded,
+    DrainWanted,
+    EngineFinished,
+    EngineLost,
+    EnginesStuck,
+    JobFaulted,
+    NodeLost,
+    NodesGranted,
+    PauseWanted,
+    PlanArrived,
+    PlanRefused,
+    Restarted,
+    ResultArrived,
+    ResumeWanted,
+    Signal,
+    Stalled,
+    StepCommitted,
+    Tick,
+)
+from planaria_coordinator.domain.turn import Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What follows from a signal."""
+
+    run: JobRun
+    actions: tuple[Action, ...]
+    reason: str
+    """Why, in words; empty when nothing changed."""
+    durable: bool
+    """Whether the run must be stored before the actions are carried out."""
+
+
+def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision:
+    """Decide what follows from a signal. Pure: equal arguments give equal decisions."""
+    turn = Turn(now=now, run=run, limits=limits)
+    if run.state.is_terminal:
+        _after_the_end(turn, signal)
+    else:
+        _dispatch(turn, signal)
+        while turn.silent_engines or turn.retry_reason:
+            losses.lose_silent_engines(turn)
+            losses.retry_or_give_up(turn)
+        wishes.follow_up(turn)
+    return Decision(
+        run=turn.run,
+        actions=tuple(turn.actions),
+        reason="; ".join(turn.reasons),
+        durable=turn.durable,
+    )
+
+
+def _after_the_end(turn: Turn, signal: Signal) -> None:
+    """All that is left is to hear that engines have stopped."""
+    match signal:
+        case ResultArrived(result=result) if result.directive_id in turn.run.pending:
+            turn.forget_stopping(turn.run.pending[result.directive_id].engine_id)
+        case EngineLost(engine_id=engine_id) if engine_id in turn.run.stopping:
+            turn.forget_stopping(engine_id)
+        case NodeLost():
+            losses.node_lost(turn, signal)
+        case Tick():
+            losses.overdue(turn)
+        case Restarted():
+            _restart_deadlines(turn)
+        case _:
+            pass
+
+
+def _dispatch(turn: Turn, signal: Signal) -> None:
+    match signal:
+        case ResultArrived(result=result):
+            pending = turn.run.pending.get(result.directive_id)
+            if pending is not None:  # else: late, repeated, or of a generation that is over
+                turn.settle(pending.directive_id)
+                _result(turn, pending, result.outcome)
+        case StepCommitted():
+            _step_committed(turn, signal)
+        case EngineFinished(engine_id=engine_id):
+            if turn.run.placement and engine_id in turn.run.placement.engine_ids:
+                turn.run = replace(turn.run, committed_steps=turn.run.requirements.steps)
+        case NodeLost():
+            losses.node_lost(turn, signal)
+        case EngineLost():
+            losses.engine_lost(turn, signal)
+        case EnginesStuck():
+            losses.engines_stuck(turn, signal)
+        case Tick():
+            losses.overdue(turn)
+        case PlanArrived(query=query, answer=answer):
+            plan_arrived(turn, query, answer)
+        case PlanRefused():
+            plan_refused(turn, signal.query, signal.reason, signal.message, signal.metadata)
+        case JobFaulted(engine_id=engine_id, failure=failure):
+            if engine_id in turn.run.engines:
+                fail(turn, failure.reason, failure.message, failure.metadata)
+        case Stalled(seconds=seconds):
+            _shift_deadlines(turn, seconds)
+        case Restarted():
+            _restarted(turn)
+        case _:
+            _wish(turn, signal)
+
+
+def _wish(turn: Turn, signal: Signal) -> None:
+    match signal:
+        case NodesGranted():
+            wishes.nodes_granted(turn, signal)
+        case PauseWanted():
+            wishes.pause_wanted(turn)
+        case ResumeWanted():
+            wishes.resume_wanted(turn)
+        case CancelWanted():
+            wishes.cancel_wanted(turn)
+        case DrainWanted(node_id=node_id):
+            wishes.drain_wanted(turn, node_id)
+        case DrainEnded(node_id=node_id):
+            wishes.drain_ended(turn, node_id)
+        case _:
+            pass
+
+
+def _result(turn: Turn, pending: Pending, outcome: object) -> None:
+    match outcome, pending.kind:
+        case _, "stop":
+            turn.forget_stopping(pending.engine_id)
+        case Prepared(), "prepare":
+            prepared(turn, pending, outcome)
+        case FenceReport(), "quiesce":
+            fence_reported(turn, pending, outcome)
+        case Committed(), "commit":
+            committed(turn, pending, outcome)
+        case Copied(), "copy":
+            copied(turn, pending, outcome)
+        case Activated(), "activate":
+            if activated(turn, pending, outcome):
+                complete(turn)
+        case Digested(), "digest_layers":
+            digested(turn, pending, outcome)
+        case Exported(), "export":
+            exported(turn, outcome)
+        case Failure(), _:
+            _failed(turn, pending, outcome)
+        case _:
+            turn.silent_engines[pending.engine_id] = f"it answered {pending.kind} with nonsense"
+
+
+def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
+    match pending.kind:
+        case "prepare":
+            prepare_failed(turn, turn.run.engines[pending.engine_id], failure)
+        case "commit":
+            committed(turn, pending, None)
+        case "copy":
+            copy_failed(turn, pending, failure.message)
+        case "activate":
+            activation_failed(turn, failure)
+        case "export":
+            export_failed(turn, failure)
+        case _:
+            turn.silent_engines[pending.engine_id] = f"{pending.kind} failed: {failure.message}"
+
+
+def _step_committed(turn: Turn, signal: StepCommitted) -> None:
+    """Note a step; what is lost of this with the coordinator, reports tell again."""
+    run = turn.run
+    num_steps = signal.record.step + 1
+    if num_steps <= run.committed_steps:
+        return
+    turn.run = replace(
+        run,
+        committed_steps=num_steps,
+        last_commit=signal.record,
+        last_commit_time=signal.commit_time,
+        last_step_seconds=signal.step_seconds,
+    )
+
+
+# -- the coordinator's own faults ------------------------------------------------------------------
+
+
+def _shift_deadlines(turn: Turn, seconds: float) -> None:
+    pending = {
+        key: replace(p, deadline_seconds=p.deadline_seconds + seconds)
+        for key, p in turn.run.pending.items()
+    }
+    turn.run = replace(turn.run, pending=pending)
+
+
+def _restart_deadlines(turn: Turn) -> None:
+    """The clock that deadlines were set by ended with the process that set them."""
+    limits = turn.limits
+    pending = {
+        key: replace(
+            p,
+            deadline_seconds=turn.now.seconds
+            + (limits.prepare_seconds if p.kind == "prepare" else limits.directive_seconds),
+        )
+        for key, p in turn.run.pending.items()
+    }
+    turn.change(pending=pending)
+
+
+def _restarted(turn: Turn) -> None:
+    """Whatever was under way is collected anew; engines that only start are waited for."""
+    _restart_deadlines(turn)
+    transition = turn.run.transition
+    if transition is not None and transition.phase is not Phase.PREPARING:
+        open_again(turn, "the coordinator has started again", counts=False)

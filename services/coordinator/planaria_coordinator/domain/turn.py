@@ -1,0 +1,225 @@
+"""One decision being made: the run as it becomes, and what is to be done about it.
+
+A Turn lives inside one call of `transition.decide`; outside of that call nothing is mutable.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from planaria_coordinator.domain.actions import (
+    Action,
+    AskPlanner,
+    Drop,
+    Emit,
+    RecordPhase,
+    SaveGeneration,
+    Send,
+)
+from planaria_coordinator.domain.directive import Command, Directive, Prepare, Stop
+from planaria_coordinator.domain.event import EventDraft
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.planning import PlanQuery
+from planaria_coordinator.domain.run import (
+    Engine,
+    JobRun,
+    Limits,
+    Moment,
+    Pending,
+    Phase,
+    Transition,
+)
+
+_SURVIVES_A_FENCE = ("prepare", "stop")
+"""Kinds of directives that mean the same in whatever generation they are answered."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """A decision being made."""
+
+    now: Moment
+    run: JobRun
+    limits: Limits
+    actions: list[Action] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    durable: bool = False
+    """Whether the run must be stored before anybody is told."""
+    silent_engines: dict[str, str] = field(default_factory=dict)
+    """Engines to be declared lost before the decision ends, and why."""
+    retry_reason: str = ""
+    """Why the transition must begin anew, with nobody lost."""
+
+    def change(self, **changes: Any) -> None:
+        """Replace fields of the run; to be stored."""
+        self.run = replace(self.run, **changes)
+        self.durable = True
+
+    @property
+    def transition(self) -> Transition:
+        """The transition under way."""
+        if self.run.transition is None:
+            raise AssertionError(f"{self.run.job_id} has no transition under way")
+        return self.run.transition
+
+    def note(self, **changes: Any) -> None:
+        """Replace fields of the transition that may be lost with the coordinator."""
+        self.run = replace(self.run, transition=replace(self.transition, **changes))
+
+    def because(self, reason: str) -> None:
+        """Add to the reason of the decision, in words."""
+        self.reasons.append(reason)
+
+    def emit(self, event_type: str, message: str, *, node_id: str = "", **details: Any) -> None:
+        """Tell people."""
+        self.actions.append(
+            Emit(
+                event=EventDraft(
+                    time=self.now.time,
+                    type=event_type,
+                    message=message,
+                    job_id=self.run.job_id,
+                    node_id=node_id,
+                    generation=self.run.generation,
+                    details=details,
+                )
+            )
+        )
+        self.durable = True
+
+    def account(self, activity: Activity, at: datetime | None = None) -> None:
+        """Name what the job's time goes to from now on, or from an earlier moment on."""
+        moment = min(at, self.now.time) if at else self.now.time
+        self.change(ledger=self.run.ledger.switch(activity, moment))
+
+    def set_state(self, state: JobState) -> None:
+        self.change(state=state)
+
+    def enter(self, phase: Phase, reason: str, **changes: Any) -> None:
+        """Begin a phase of the transition."""
+        starts = (*self.transition.phase_starts, (phase, self.now.time))
+        self.note(phase=phase, phase_starts=starts, **changes)
+        self.actions.append(
+            RecordPhase(generation=self.transition.generation, phase=phase, reason=reason)
+        )
+        self.because(reason)
+        self.durable = True
+
+    def save_generation(self, cause: str, **changes: Any) -> None:
+        self.actions.append(
+            SaveGeneration(
+                generation=self.run.generation, cause=cause, open_time=self.now.time, **changes
+            )
+        )
+        self.durable = True
+
+    def ask(self, query: PlanQuery) -> None:
+        """Ask the planner, unless this very question is the last one asked."""
+        if self.transition.query == query:
+            return
+        self.note(query=query, answer=None, asked_time=self.now.time, answered_time=None)
+        self.actions.append(AskPlanner(query=query))
+
+    # -- directives --------------------------------------------------------------------------------
+
+    def send(
+        self, engine: Engine, command: Command, *, allow_seconds: float, attempt: int = 1
+    ) -> None:
+        """Send a directive of the newest generation; it is overdue after `allow_seconds`."""
+        number = self.run.num_directives + 1
+        directive = Directive(
+            id=f"{self.run.job_id}/{self.run.generation}/{number}",
+            job_id=self.run.job_id,
+            generation=self.run.generation,
+            engine_id=engine.id,
+            node_id=engine.node_id,
+            command=command,
+        )
+        pending = Pending(
+            directive_id=directive.id,
+            engine_id=engine.id,
+            node_id=engine.node_id,
+            kind=command.kind,
+            deadline_seconds=self.now.seconds + allow_seconds,
+            num_attempt=attempt,
+        )
+        self.change(num_directives=number, pending={**self.run.pending, directive.id: pending})
+        self.actions.append(Send(directive=directive))
+
+    def drop(self, directive_ids: Iterable[str]) -> None:
+        """Forget directives: their results mean nothing any more."""
+        dropped = tuple(directive_ids)
+        if not dropped:
+            return
+        kept = {key: p for key, p in self.run.pending.items() if key not in dropped}
+        self.change(pending=kept)
+        self.actions.append(Drop(directive_ids=dropped))
+
+    def settle(self, directive_id: str) -> None:
+        """Take a directive off the list: it has its result."""
+        kept = {key: p for key, p in self.run.pending.items() if key != directive_id}
+        self.run = replace(self.run, pending=kept)
+
+    def is_awaiting(self, *kinds: str) -> bool:
+        """Whether a directive of one of these kinds has no result yet."""
+        return any(pending.kind in kinds for pending in self.run.pending.values())
+
+    def drop_superseded(self) -> None:
+        """Forget what an older generation has asked for."""
+        self.drop(key for key, p in self.run.pending.items() if p.kind not in _SURVIVES_A_FENCE)
+
+    # -- engines -----------------------------------------------------------------------------------
+
+    def create_engine(self, node_id: str, accelerator: int) -> None:
+        """Start an engine on an accelerator."""
+        number = self.run.num_engines + 1
+        engine = Engine(
+            id=f"{self.run.job_id}/{node_id}/{accelerator}/{number}",
+            node_id=node_id,
+            accelerator=accelerator,
+        )
+        self.change(num_engines=number, engines={**self.run.engines, engine.id: engine})
+        requirements = self.run.requirements
+        command = Prepare(
+            job_spec=requirements.job_spec,
+            accelerator=accelerator,
+            job_secret=requirements.job_secret,
+        )
+        self.send(engine, command, allow_seconds=self.limits.prepare_seconds)
+
+    def remove_engines(self, engine_ids: Iterable[str]) -> None:
+        """Strike engines off the roster, with what they were asked for."""
+        gone = frozenset(engine_ids)
+        self.change(engines={k: e for k, e in self.run.engines.items() if k not in gone})
+        self.drop(key for key, p in self.run.pending.items() if p.engine_id in gone)
+
+    def stop_engines(self, engine_ids: Iterable[str], reason: str) -> None:
+        """Strike engines off the roster and end their processes."""
+        engines = [self.run.engines[engine_id] for engine_id in engine_ids]
+        self.remove_engines(engine.id for engine in engines)
+        for engine in engines:
+            self.change(stopping={**self.run.stopping, engine.id: engine.node_id})
+            self.send(engine, Stop(reason=reason), allow_seconds=self.limits.directive_seconds)
+
+    def forget_stopping(self, engine_id: str) -> None:
+        """An engine that was told to stop is gone."""
+        left = {key: node for key, node in self.run.stopping.items() if key != engine_id}
+        self.change(stopping=left)
+        self.drop(key for key, p in self.run.pending.items() if p.engine_id == engine_id)
+        self.release_empty_nodes()
+
+    def release_empty_nodes(self) -> None:
+        """Give back draining nodes that have no engine any more, and all nodes of an ended job."""
+        busy = {engine.node_id for engine in self.run.engines.values()}
+        ended = self.run.state.is_terminal
+        kept = {
+            node_id: facts
+            for node_id, facts in self.run.nodes.items()
+            if node_id in busy
+            or not (ended or node_id in self.run.draining or node_id in self.run.refused)
+        }
+        if kept != self.run.nodes:
+            draining = tuple(node_id for node_id in self.run.draining if node_id in kept)
+            self.change(nodes=kept, draining=draining)

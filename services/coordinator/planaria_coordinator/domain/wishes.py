@@ -1,0 +1,148 @@
+"""What users and the scheduler want: nodes granted, pause, resume, cancel, drain."""
+
+from dataclasses import replace
+
+from planaria_coordinator.domain.directive import QuiesceMode
+from planaria_coordinator.domain.ending import end
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.opening import new_story, open_transition
+from planaria_coordinator.domain.placing import nodes_to_plan_on
+from planaria_coordinator.domain.preparing import await_nodes, check_prepared
+from planaria_coordinator.domain.run import Cause, Phase
+from planaria_coordinator.domain.signals import NodesGranted
+from planaria_coordinator.domain.turn import Turn
+
+
+def nodes_granted(turn: Turn, signal: NodesGranted) -> None:
+    """Start on nodes, or let them join. In the middle of a transition nobody new is let in."""
+    run = turn.run
+    granted = tuple(facts for facts in signal.nodes if facts.node_id not in run.refused)
+    node_ids = tuple(facts.node_id for facts in granted)
+    preparing = run.transition is not None and run.transition.phase is Phase.PREPARING
+    standing = run.state is JobState.PAUSED or run.pause_wanted
+    if not granted or standing or (run.transition is not None and not preparing):
+        turn.because("nodes are not let in now")
+        return
+    nodes = {**run.nodes, **{facts.node_id: facts for facts in granted}}
+    turn.change(nodes=nodes, nodes_per_replica=signal.nodes_per_replica)
+    if preparing:
+        await_nodes(turn, node_ids)
+        check_prepared(turn)
+    elif not run.has_trained:
+        awaited = tuple(sorted(nodes))
+        story = new_story(turn, Cause.START)
+        open_transition(turn, story, f"starts on {', '.join(awaited)}", awaited_nodes=awaited)
+    else:
+        waiting = run.state is JobState.WAITING
+        story = replace(new_story(turn, Cause.NODE_JOINED), nodes_joined=node_ids)
+        open_transition(
+            turn,
+            story,
+            f"{', '.join(node_ids)} join{'s' if len(node_ids) == 1 else ''}: {signal.reason}",
+            mode=QuiesceMode.IMMEDIATE if waiting else QuiesceMode.AT_COMMIT,
+            awaited_nodes=node_ids,
+        )
+
+
+def pause_wanted(turn: Turn) -> None:
+    """Stand still after a commit; a change under way reaches one version first."""
+    run = turn.run
+    if run.pause_wanted or run.state is JobState.PAUSED:
+        return
+    turn.change(pause_wanted=True)
+    if run.state in (JobState.PENDING, JobState.WAITING) and run.transition is None:
+        turn.set_state(JobState.PAUSED)
+        turn.account(Activity.PAUSED)
+        turn.emit("job_paused", "the job stands still")
+    else:
+        follow_up(turn)
+
+
+def resume_wanted(turn: Turn) -> None:
+    """Go on after a pause, or do not pause after all."""
+    turn.change(pause_wanted=False)
+    run = turn.run
+    if run.state is not JobState.PAUSED:
+        return
+    enough = len(nodes_to_plan_on(run)) >= run.nodes_per_replica
+    if enough:
+        awaited = () if run.has_trained else tuple(sorted(run.nodes))
+        cause = Cause.RESUMED if run.has_trained else Cause.START
+        open_transition(turn, new_story(turn, cause), "resumed", awaited_nodes=awaited)
+        return
+    turn.set_state(JobState.WAITING if run.has_trained else JobState.PENDING)
+    turn.account(Activity.WAITING)
+    turn.emit("job_waiting", "resumed: the job waits for nodes")
+
+
+def cancel_wanted(turn: Turn) -> None:
+    """End the job in whatever it is doing."""
+    end(turn, JobState.CANCELLED)
+
+
+def drain_wanted(turn: Turn, node_id: str) -> None:
+    """Free a node: at once when it has no place, else by a transition after the next commit."""
+    run = turn.run
+    if node_id not in run.held_nodes or node_id in run.draining:
+        return
+    turn.change(draining=(*run.draining, node_id))
+    follow_up(turn)
+
+
+def drain_ended(turn: Turn, node_id: str) -> None:
+    """Keep a node after all."""
+    turn.change(draining=tuple(n for n in turn.run.draining if n != node_id))
+
+
+def follow_up(turn: Turn) -> None:
+    """Begin what was wanted while another transition was under way."""
+    if not _may_open(turn):
+        return
+    _free_drained_nodes(turn)
+    run = turn.run
+    if not _may_open(turn) or not run.has_trained or run.state is not JobState.RUNNING:
+        return
+    if run.committed_steps >= run.requirements.steps:
+        story = new_story(turn, Cause.FINISHED)
+        open_transition(turn, story, "the last step is committed")
+    elif run.pause_wanted:
+        story = new_story(turn, Cause.PAUSED)
+        open_transition(turn, story, "pause is wanted", mode=QuiesceMode.AT_COMMIT)
+    elif leaving := _leaving_nodes(turn):
+        story = new_story(turn, Cause.NODE_DRAINED)
+        reason = f"{', '.join(leaving)} is to be freed"
+        open_transition(turn, story, reason, mode=QuiesceMode.AT_COMMIT)
+
+
+def _may_open(turn: Turn) -> bool:
+    """Whether nothing is under way, or only engines that start beside training."""
+    transition = turn.run.transition
+    beside = transition is None or transition.phase is Phase.PREPARING
+    return beside and not turn.run.state.is_terminal
+
+
+def _leaving_nodes(turn: Turn) -> tuple[str, ...]:
+    """Draining nodes with a place, when the job can go on without them."""
+    run = turn.run
+    placed = run.placement.plan.node_ids if run.placement else ()
+    leaving = tuple(node_id for node_id in run.draining if node_id in placed)
+    can_go = not set(nodes_to_plan_on(run)) & set(run.draining)
+    return leaving if can_go else ()
+
+
+def _free_drained_nodes(turn: Turn) -> None:
+    """Stop engines on draining nodes that have no place in the plan that runs."""
+    run = turn.run
+    if run.state not in (JobState.RUNNING, JobState.PENDING):
+        return
+    placed = run.placement.engine_ids if run.placement else frozenset()
+    idle = [
+        engine.id
+        for engine in run.engines.values()
+        if engine.node_id in run.draining and engine.id not in placed
+    ]
+    if idle:
+        turn.stop_engines(idle, "its node is to be freed")
+        turn.release_empty_nodes()
+        check_prepared(turn)
