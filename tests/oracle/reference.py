@@ -52,6 +52,14 @@ class ReferenceResult:
 
 
 @dataclass(kw_only=True)
+class _Current:
+    """Which microbatch is being computed: what dropout depends on."""
+
+    step: int = 0
+    index: int = 0
+
+
+@dataclass(kw_only=True)
 class _Parameter:
     """One distinct parameter: its uses in the graph, its integer sum and its moments."""
 
@@ -71,13 +79,15 @@ class _Parameter:
 
 def train(job: ReferenceJob) -> ReferenceResult:
     """Runs the job from its initial values to its end."""
-    module, parameters = _build(job)
+    current = _Current()
+    module, parameters = _build(job, current)
     losses, norms = [], []
     num_tokens = job.num_microbatches * job.microbatch_size * job.dataset.sequence_length
     for step in range(job.num_steps):
         total_loss = 0
         for index in range(job.num_microbatches):
-            total_loss += _microbatch(job, module, parameters, step, index)
+            current.step, current.index = step, index
+            total_loss += _microbatch(job, module, parameters, current)
         norm = _norm(job, parameters) / num_tokens
         for parameter in parameters:
             _update(job, parameter, step, num_tokens, norm)
@@ -99,7 +109,7 @@ def _unit_exponent(job: ReferenceJob) -> int:
     return min(48, 51 - sum_bits) - token_bits
 
 
-def _build(job: ReferenceJob) -> tuple[nn.Module, list[_Parameter]]:
+def _build(job: ReferenceJob, current: _Current) -> tuple[nn.Module, list[_Parameter]]:
     """The whole model; where two modules share a parameter, each gets a leaf of its own."""
     config = huggingface_config(job.model)
     config.tie_word_embeddings = False
@@ -121,22 +131,19 @@ def _build(job: ReferenceJob) -> tuple[nn.Module, list[_Parameter]]:
             parameters.append(_Parameter(name=name, layer=layer, value=value.clone(), uses=uses))
     assert not names, f"parameters without a layer: {sorted(names)}"
     if job.model.dropout:
-        _seed_each_layer(job, module)
+        _seed_each_layer(job, module, current)
     return module, parameters
 
 
 _EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
-_current = {"step": 0, "index": 0}
 
 
-def _seed_each_layer(job: ReferenceJob, module: nn.Module) -> None:
+def _seed_each_layer(job: ReferenceJob, module: nn.Module, current: _Current) -> None:
     """Dropout's randomness is a function of (seed, step, microbatch, layer)."""
     blocks = "transformer.h" if job.model.family == "gpt2" else "model.layers"
 
     def seed(layer: int) -> None:
-        torch.manual_seed(
-            derive_seed(job.seed, "dropout", _current["step"], _current["index"], layer)
-        )
+        torch.manual_seed(derive_seed(job.seed, "dropout", current.step, current.index, layer))
 
     module.register_forward_pre_hook(lambda *_: seed(0))
     for index, block in enumerate(module.get_submodule(blocks).children()):
@@ -144,17 +151,16 @@ def _seed_each_layer(job: ReferenceJob, module: nn.Module) -> None:
 
 
 def _microbatch(
-    job: ReferenceJob, module: nn.Module, parameters: list[_Parameter], step: int, index: int
+    job: ReferenceJob, module: nn.Module, parameters: list[_Parameter], current: _Current
 ) -> int:
     """Adds one microbatch's rounded gradients; returns its loss in units of 2^-24."""
-    _current.update(step=step, index=index)
     order = SampleOrder(
         num_sequences=job.dataset.num_sequences,
         num_microbatches=job.num_microbatches,
         microbatch_size=job.microbatch_size,
         seed=job.seed,
     )
-    rows = torch.from_numpy(job.dataset.rows(order.microbatch(step, index)))
+    rows = torch.from_numpy(job.dataset.rows(order.microbatch(current.step, current.index)))
     logits = module(rows[:, :-1], use_cache=False).logits
     loss = nn.functional.cross_entropy(
         logits.float().reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1), reduction="sum"
