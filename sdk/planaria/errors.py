@@ -113,14 +113,18 @@ def from_problem(http_status: int, body: object) -> PlanariaError:
     """
     family = _FAMILY_OF_HTTP_STATUS.get(http_status, InternalError)
     problem: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-    reason = str(problem.get("reason") or "INTERNAL")
+    reason = str(problem.get("reason") or f"HTTP_{http_status}")
     errors = problem.get("errors") or ()
     if reason == "INVALID_JOB" and errors:
-        return InvalidJobError(
-            [FieldProblem(field=str(e["field"]), message=str(e["message"])) for e in errors]
-        )
+        return InvalidJobError([_field_problem(error) for error in errors])
     message = str(
         problem.get("detail") or problem.get("title") or f"the server answered {http_status}"
     )
     metadata = {str(k): str(v) for k, v in (problem.get("metadata") or {}).items()}
     return family(message, reason=reason, metadata=metadata)
+
+
+def _field_problem(error: Mapping[str, Any]) -> FieldProblem:
+    field = str(error.get("field", ""))
+    message = str(error.get("message", "")).removeprefix(f"{field}: ")
+    return FieldProblem(field=field, message=message)

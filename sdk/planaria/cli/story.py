@@ -8,7 +8,7 @@ from rich.text import Text
 from planaria.aio import AsyncClient
 from planaria.cli.output import local_time, state_text
 from planaria.errors import UnavailableError
-from planaria.models import Event, Job
+from planaria.models import Event, Job, Recovery
 
 Say = Callable[[Text], None]
 
@@ -22,6 +22,19 @@ def event_text(event: Event) -> Text:
     return Text.assemble(
         (local_time(event.time), "dim"), "  ", (event.message or event.type, _style(event.type))
     )
+
+
+def recovery_text(recovery: Recovery) -> Text:
+    """Return one line for what a recovery took."""
+    before, after = recovery.pipeline_sizes_before, recovery.pipeline_sizes_after
+    facts = [f"{phase.name} {phase.duration_seconds:.2f} s" for phase in recovery.phases]
+    facts += [
+        f"copied {recovery.copied_bytes / 1e6:.1f} MB",
+        f"redone {recovery.redone_microbatches} microbatches",
+        f"pipelines of {'+'.join(map(str, before))} -> {'+'.join(map(str, after))} nodes",
+        f"paused {recovery.pause_seconds:.2f} s",
+    ]
+    return Text(f"          {', '.join(facts)}", style="dim")
 
 
 def _style(event_type: str) -> str:
@@ -88,6 +101,13 @@ class Story:
         async for event in happened:
             self._sequence = event.sequence
             self._say(event_text(event))
+            if event.type == "recovery_finished":
+                await self._tell_recovery(event.generation)
+
+    async def _tell_recovery(self, generation: int) -> None:
+        for recovery in await self._client.job_recoveries(self._job_id):
+            if recovery.generation == generation:
+                self._say(recovery_text(recovery))
 
     async def _tell_progress(self, events: asyncio.Task[None]) -> Job:
         while True:

@@ -143,8 +143,9 @@ def test_dry_run_prints_the_plan_and_starts_nothing(
 def follow_answers(coordinator: FakeCoordinator, **end: Any) -> None:
     coordinator.answer("POST /jobs", Answer(status=201, body=job(state="PENDING")))
     coordinator.answer("GET /jobs/job-1", Answer(body=job()), Answer(body=job(**end)))
-    coordinator.answer("STREAM /jobs/job-1/events", stream(event(1)))
-    rest = {"events": [event(2, "job_succeeded")], "next_page_token": ""}
+    coordinator.answer("STREAM /jobs/job-1/events", stream(event(1), event(2, "recovery_finished")))
+    coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": [RECOVERY]}))
+    rest = {"events": [event(3, "job_succeeded")], "next_page_token": ""}
     coordinator.answer("GET /jobs/job-1/events", Answer(body=rest))
 
 
@@ -158,6 +159,11 @@ def test_follow_tells_the_story_to_its_end(
     assert lines[0] == "job-1"
     assert "RUNNING  step 3/10  loss 5.2500  1,234 tokens/s" in lines
     assert sum("event 1 [of node_lost]" in line for line in lines) == 1, "told once"
+    recovery = (
+        "          detect 0.01 s, copied 2.5 MB, redone 2 microbatches, "
+        "pipelines of 2+1 -> 2 nodes, paused 0.12 s"
+    )
+    assert lines.count(recovery) == 1
     assert lines[-1] == "final digest abcd"
 
 

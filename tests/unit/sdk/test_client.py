@@ -139,11 +139,12 @@ def test_a_problem_becomes_its_family_with_reason_and_metadata(
 def test_a_job_that_the_coordinator_refuses_names_its_fields(
     coordinator: FakeCoordinator, job_file: Path
 ) -> None:
-    errors = [{"field": "training.steps", "message": "must be at least 1, not 0"}]
+    message = "training.steps: must be at least 1, not 0"
+    errors = [{"field": "training.steps", "message": message}]
     coordinator.answer("POST /jobs", problem(422, "INVALID_JOB", "bad job", errors=errors))
     with Client() as client, pytest.raises(planaria.InvalidJobError) as caught:
         client.submit(load_job_file(job_file))
-    assert str(caught.value) == "training.steps: must be at least 1, not 0"
+    assert str(caught.value) == message
 
 
 def test_what_is_not_a_coordinator_is_recognised() -> None:
