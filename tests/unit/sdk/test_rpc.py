@@ -33,7 +33,7 @@ async def server() -> AsyncIterator[GrpcServer]:
         part="tester",
         services={
             "planaria.api.coordinator.v1.JobService": lambda grpc_server: (
-                job_service_pb2_grpc.add_JobServiceServicer_to_server(Jobs(), grpc_server)
+                job_service_pb2_grpc.add_JobServiceServicer_to_server(Jobs(), grpc_server)  # type: ignore[abstract]
             )
         },
         host="127.0.0.1",
