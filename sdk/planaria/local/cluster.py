@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planaria.errors import ConflictError, NotFoundError
 from planaria.local import state as local_state
-from planaria.local.processes import ProcessIdentity, find_by_argument, is_alive, reap
+from planaria.local.processes import ProcessIdentity, find_workers, is_alive, reap
 from planaria.local.processes import stop as stop_processes
 from planaria.local.startup import STOP_GRACE_SECONDS, ClusterOptions, Startup
 from planaria.local.state import LocalCluster
@@ -79,8 +79,7 @@ def _recorded(cluster: LocalCluster) -> set[ProcessIdentity]:
 
 def _processes(cluster: LocalCluster) -> set[ProcessIdentity]:
     """Return what `up` started, and the engines and agents that work in its folder."""
-    engines = find_by_argument(f"{cluster.data_dir}{os.sep}", "planaria_worker")
-    return _recorded(cluster) | set(engines)
+    return _recorded(cluster) | set(find_workers(cluster.data_dir))
 
 
 def _require_parts() -> None:

@@ -5,6 +5,7 @@ its pid and the moment at which the kernel started it, and signals go through a 
 """
 
 import os
+import re
 import select
 import signal
 import sys
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_WORKER = re.compile("planaria[_-]worker")  # the module, or the installed command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +86,8 @@ def reap(process: ProcessIdentity) -> None:
             os.waitpid(process.pid, os.WNOHANG)
 
 
-def find_by_argument(prefix: str, module_prefix: str) -> Iterator[ProcessIdentity]:
-    """Yield our own user's processes of some modules that were given a path below a folder.
-
-    Args:
-        prefix: how one of the arguments begins.
-        module_prefix: what appears in one of the arguments too.
-    """
+def find_workers(folder: str) -> Iterator[ProcessIdentity]:
+    """Yield this user's agents and engines that were given a path below a folder."""
     for entry in _PROC.iterdir():
         if not entry.name.isdigit():
             continue
@@ -100,8 +97,8 @@ def find_by_argument(prefix: str, module_prefix: str) -> Iterator[ProcessIdentit
             arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        named = any(argument.startswith(prefix) for argument in arguments)
-        if named and any(module_prefix in argument for argument in arguments):
+        inside = any(argument.startswith(f"{folder}{os.sep}") for argument in arguments)
+        if inside and any(_WORKER.search(argument) for argument in arguments):
             found = identify(int(entry.name))
             if found is not None:
                 yield found

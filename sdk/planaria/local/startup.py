@@ -14,7 +14,7 @@ from planaria.client import Client
 from planaria.errors import UnavailableError
 from planaria.local.processes import (
     ProcessIdentity,
-    find_by_argument,
+    find_workers,
     is_alive,
     reap,
     start_module,
@@ -113,9 +113,9 @@ class Startup:
 
     def undo(self) -> None:
         """Stop everything that was started."""
-        engines = find_by_argument(f"{self._options.data_dir}{os.sep}", "planaria_worker")
+        workers = set(find_workers(str(self._options.data_dir)))
         identities = {started.identity for started in self._started}
-        stop_processes(identities | set(engines), grace_seconds=STOP_GRACE_SECONDS)
+        stop_processes(identities | workers, grace_seconds=STOP_GRACE_SECONDS)
         for identity in identities:
             reap(identity)
 

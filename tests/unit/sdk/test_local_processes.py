@@ -11,7 +11,7 @@ import pytest
 
 from planaria.local.processes import (
     ProcessIdentity,
-    find_by_argument,
+    find_workers,
     identify,
     is_alive,
     start_module,
@@ -88,14 +88,14 @@ def test_a_name_with_parentheses_and_spaces_is_no_problem(spawn: Spawn) -> None:
     assert identity(process).start_ticks > 0
 
 
-def test_processes_are_found_by_a_path_below_a_folder(spawn: Spawn, tmp_path: Path) -> None:
-    inside = spawn(SLEEPS, "the_module", f"{tmp_path}/a/config.json")
-    beside = spawn(SLEEPS, "the_module", f"{tmp_path}-other/config.json")
-    other = spawn(SLEEPS, "another", f"{tmp_path}/a/config.json")
-    found = set(find_by_argument(f"{tmp_path}{os.sep}", "the_module"))
-    assert found == {identity(inside)}
-    assert identity(beside) not in found
-    assert identity(other) not in found
+def test_agents_and_engines_are_found_by_a_path_below_a_folder(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    engine = spawn(SLEEPS, "planaria_worker.engine", f"{tmp_path}/a/config.json")
+    agent = spawn(SLEEPS, "/venv/bin/planaria-worker", f"{tmp_path}/b")
+    spawn(SLEEPS, "planaria_worker", f"{tmp_path}-other/config.json")
+    spawn(SLEEPS, "vim", f"{tmp_path}/a/config.json")
+    assert set(find_workers(str(tmp_path))) == {identity(engine), identity(agent)}
 
 
 def test_modules_run_in_a_session_of_their_own_with_all_output_in_the_log(tmp_path: Path) -> None:
