@@ -20,9 +20,13 @@ app = typer.Typer(help="What was submitted, how it goes, and why.", rich_markup_
 
 
 @app.callback(invoke_without_command=True)
-def _list_by_default(context: typer.Context) -> None:
+def _list_by_default(
+    context: typer.Context, address: options.Address = None, as_json: options.AsJson = False
+) -> None:
     if context.invoked_subcommand is None:
-        list_jobs()
+        list_jobs(address, as_json)
+    else:
+        options.refuse_before_subcommand(address, as_json)
 
 
 @app.command("list")

@@ -17,9 +17,13 @@ app = typer.Typer(help="The machines of the cluster.", rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
-def _list_by_default(context: typer.Context) -> None:
+def _list_by_default(
+    context: typer.Context, address: options.Address = None, as_json: options.AsJson = False
+) -> None:
     if context.invoked_subcommand is None:
-        list_nodes()
+        list_nodes(address, as_json)
+    else:
+        options.refuse_before_subcommand(address, as_json)
 
 
 @app.command("list")

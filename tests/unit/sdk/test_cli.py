@@ -108,6 +108,8 @@ def test_a_group_alone_lists(run: Run, coordinator: FakeCoordinator, group: str)
     status, out, _ = run(group)
     assert status == 0
     assert out.startswith(f"no {group}: ")
+    status, out, _ = run(group, "--json", "--address", coordinator.url)
+    assert json.loads(out) == {group: [], "next_page_token": ""}
 
 
 def test_a_node_is_removed(run: Run, coordinator: FakeCoordinator) -> None:
@@ -217,6 +219,7 @@ USAGE = [
     (("jobs", "lst"), "No such command 'lst'. Did you mean 'list'?"),
     (("--nope",), "No such option: --nope"),
     (("jobs", "get"), "Missing argument 'JOB'."),
+    (("jobs", "--json", "list"), "--json: belongs behind the subcommand"),
     (("nodes", "list", "--address", "foo"), "--address foo: must be a URL such as"),
     (("up", "--nodes", "0"), "Invalid value for '--nodes'"),
     (("submit", "/none/job.yaml"), "/none/job.yaml: cannot read the job file: No such file"),
