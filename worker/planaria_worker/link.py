@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -71,6 +71,29 @@ def receive_message(connection: socket.socket, message_type: type[MessageT]) -> 
     return _decode(body, message_type)
 
 
+class Decoder(Generic[MessageT]):
+    """Takes a stream apart into messages, however its bytes arrive."""
+
+    def __init__(self, message_type: type[MessageT]) -> None:
+        self._message_type = message_type
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[MessageT]:
+        """Yields the messages that are complete with these bytes.
+
+        Raises:
+            LinkError: what came is not a message.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _decode_length(self._buffer[: _LENGTH.size])
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield _decode(body, self._message_type)
+
+
 async def read_message(
     reader: asyncio.StreamReader, message_type: type[MessageT]
 ) -> MessageT | None:
@@ -110,7 +133,7 @@ def _receive(connection: socket.socket, num_bytes: int) -> bytes:
     return bytes(parts)
 
 
-def _decode_length(header: bytes) -> int:
+def _decode_length(header: bytes | bytearray) -> int:
     if len(header) < _LENGTH.size:
         raise LinkError("the connection ended within a message")
     (length,) = _LENGTH.unpack(header)

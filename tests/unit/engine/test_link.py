@@ -88,3 +88,13 @@ async def test_both_ends_speak_over_a_path_longer_than_the_kernel_allows(tmp_pat
     await writer.wait_closed()
     await asyncio.to_thread(thread.join)
     server.close()
+
+
+def test_a_decoder_does_not_mind_how_the_bytes_arrive() -> None:
+    stream = b"".join(link.encode(event(progress)) for progress in range(3))
+    for size in (1, 3, 7, len(stream)):
+        decoder = link.Decoder(EngineEvent)
+        received: list[EngineEvent] = []
+        for start in range(0, len(stream), size):
+            received += decoder.feed(stream[start : start + size])
+        assert received == [event(0), event(1), event(2)]

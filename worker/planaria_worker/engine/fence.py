@@ -72,12 +72,17 @@ class Fence:
     def fence_at_commit(self, generation: int) -> None:
         """Asks the training thread to park at the commit whose exchange says that all are asked.
 
+        An engine that stands still is fenced at once.
+
         Raises:
             StaleGenerationError: a newer one has been seen.
         """
         with self._lock:
             self._see(generation)
-            self._mark = generation
+            if self._is_busy:
+                self._mark = generation
+            else:
+                self._fenced = generation
 
     def check(self, generation: int) -> None:
         """Makes sure that work for a generation may start.
@@ -124,17 +129,17 @@ class Fence:
         """Called by the training thread before it acts for a generation.
 
         Raises:
-            StaleGenerationError: a newer one has been seen meanwhile.
+            FencedError: the engine has been fenced meanwhile.
         """
         with self._lock:
-            if generation < self._newest:
-                raise StaleGenerationError(generation, self._newest)
+            self.check(generation)
             self._is_busy = True
 
     def end(self) -> None:
         """Called by the training thread when it stands still; runs what waited for that."""
         with self._lock:
             self._is_busy = False
+            self._fenced, self._mark = max(self._fenced, self._mark), 0
             waiting, self._when_idle = self._when_idle, []
         for call in waiting:
             call()

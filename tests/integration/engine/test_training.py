@@ -1,0 +1,60 @@
+"""Real engines train one job under any plan, and end bit for bit where one plain loop ends."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from oracle.reference import ReferenceResult
+from support.engine_harness import EngineCluster, Pipeline
+from support.training_jobs import TrainingJob, training_job
+
+pytestmark = pytest.mark.integration
+
+ALL = list(range(6))
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
+    return training_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def expected(job: TrainingJob) -> ReferenceResult:
+    return job.run_reference()
+
+
+@pytest.fixture(scope="module")
+def cluster(job: TrainingJob, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCluster]:
+    with EngineCluster(tmp_path_factory.mktemp("engines"), job.files) as cluster:
+        yield cluster
+
+
+PLANS = {
+    "one engine": [Pipeline([("a", 7)], ALL)],
+    "one pipeline of two": [Pipeline([("a", 3), ("b", 4)], ALL)],
+    "two replicas": [Pipeline([("a", 7)], ALL[:4]), Pipeline([("b", 7)], ALL[4:])],
+    "two cuts on three": [
+        Pipeline([("a", 2), ("b", 5)], ALL[1:]),
+        Pipeline([("c", 7)], ALL[:1]),
+    ],
+    "three pipelines on five": [
+        Pipeline([("a", 3), ("b", 4)], [5, 0, 2]),
+        Pipeline([("c", 5), ("d", 2)], [1, 4]),
+        Pipeline([("e", 7)], [3]),
+    ],
+    "one pipeline of five": [
+        Pipeline([("e", 1), ("d", 2), ("c", 1), ("b", 2), ("a", 1)], ALL),
+    ],
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_invariant_6_the_plan_is_invisible_to_the_model(
+    cluster: EngineCluster, expected: ReferenceResult, plan: Sequence[Pipeline]
+) -> None:
+    names = [name for pipeline in plan for name, _ in pipeline.stages]
+    cluster.prepare(*names)
+    cluster.train(plan)
+    cluster.wait_until_finished(*names)
+    assert cluster.digest(plan) == expected.digest
+    assert cluster.losses() == expected.losses

@@ -1,0 +1,126 @@
+"""The first phase of a commit: everybody learns that everybody has the whole sums of the step.
+
+Claims go up the pipeline, side by side across the last ranks, and the verdict comes down. Passing
+it on or not is decided under the fence: this is the one place where a step becomes committed.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from planaria_worker.engine.communication import Group, GroupBroken
+from planaria_worker.engine.exchange import (
+    VERDICT_LENGTH,
+    ExchangeFormat,
+    Message,
+    Outcome,
+    Verdict,
+)
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.plan_view import PlanView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """How the exchange ended for this engine; with `COMMIT`, the update must follow."""
+
+    outcome: Outcome
+    parks: bool
+    """Whether everybody parks behind this commit."""
+    broken: GroupBroken | None
+    """The stages before this one could not be told; they will be, by the coordinator."""
+
+
+class Agreement:
+    """The exchange of one generation."""
+
+    def __init__(
+        self,
+        *,
+        view: PlanView,
+        generation: int,
+        exchange_format: ExchangeFormat,
+        forward_group: Group | None,
+        backward_group: Group | None,
+        last_ranks_group: Group | None,
+        fence: Fence,
+        device: torch.device,
+        failpoints: Failpoints,
+    ) -> None:
+        self._generation = generation
+        self._format = exchange_format
+        self._below = None if view.is_first else view.stage_index - 1
+        self._above = None if view.is_last else view.stage_index + 1
+        self._row = view.pipeline_index
+        self._num_rows = len(view.pipelines)
+        self._forward_group = forward_group
+        self._backward_group = backward_group
+        self._last_ranks_group = last_ranks_group
+        self._fence = fence
+        self._device = device
+        self._failpoints = failpoints
+
+    def run(self, claim: Message, step: int) -> Agreed:
+        """Exchanges claims for the verdict.
+
+        Raises:
+            GroupBroken: the verdict did not arrive.
+            FencedError: it did, but the engine had been fenced before: nothing is committed.
+            ExchangeMismatchError: somebody acts for another generation or step.
+        """
+        self._failpoints.hit("before_exchange", step)
+        claim = self._up(claim)
+        if self._above is None:
+            outcome = self._format.judge(self._across(claim))
+        else:
+            outcome = self._down(step)
+        parks = False
+        if outcome.verdict is Verdict.COMMIT:
+            parks = self._fence.pass_exchange(self._generation, outcome.park_mark)
+            self._failpoints.hit("after_exchange", step)
+        broken = None
+        try:
+            self._tell_below(outcome)
+        except GroupBroken as error:
+            broken = error
+        return Agreed(outcome=outcome, parks=parks, broken=broken)
+
+    def _up(self, claim: Message) -> Message:
+        """Adds this engine's claim to those of the stages before, and passes it on."""
+        if self._below is not None:
+            below = self._receive(self._forward_group, self._below, self._format.length)
+            claim = self._format.merge(below, claim)
+        if self._above is not None:
+            self._send(self._forward_group, self._above, claim)
+        return claim
+
+    def _across(self, claim: Message) -> Message:
+        """Puts the pipelines' claims side by side, [pipelines, length]."""
+        rows = np.zeros((self._num_rows, self._format.length), dtype=np.int64)
+        rows[self._row] = claim
+        if self._last_ranks_group is None:
+            return rows
+        tensor = torch.from_numpy(rows).to(self._device)
+        self._last_ranks_group.all_reduce(tensor)  # zeros elsewhere: the sum is the row itself
+        return np.asarray(tensor.cpu().numpy())
+
+    def _down(self, step: int) -> Outcome:
+        assert self._above is not None  # noqa: S101 - the last rank finds the verdict itself
+        message = self._receive(self._backward_group, self._above, VERDICT_LENGTH)
+        return Outcome.decode(message, generation=self._generation, step=step)
+
+    def _tell_below(self, outcome: Outcome) -> None:
+        if self._below is not None:
+            self._send(self._backward_group, self._below, outcome.encode())
+
+    def _send(self, group: Group | None, destination: int, message: Message) -> None:
+        assert group is not None  # noqa: S101 - a pipeline of one stage has no neighbours
+        group.send(torch.from_numpy(message).to(self._device), destination)
+
+    def _receive(self, group: Group | None, source: int, length: int) -> Message:
+        assert group is not None  # noqa: S101 - a pipeline of one stage has no neighbours
+        tensor = torch.empty(length, dtype=torch.int64, device=self._device)
+        group.recv(tensor, source)
+        return np.asarray(tensor.cpu().numpy())

@@ -1,0 +1,187 @@
+"""Puts an engine together from its parts; the only place that knows all of them."""
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import torch
+
+from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
+from planaria.api.worker.v1.report_pb2 import (
+    DirectiveResult,
+    EngineSnapshot,
+    EngineState,
+    MeasuredLayer,
+    PeerLost,
+    Prepared,
+)
+from planaria_common.clock import Clock
+from planaria_worker.engine import convert
+from planaria_worker.engine.communication import StoreServer
+from planaria_worker.engine.copying import CopyServer
+from planaria_worker.engine.directives import Directives
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.faults import Fault
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.job import open_job
+from planaria_worker.engine.layer_work import LayerWork
+from planaria_worker.engine.numerics.pins import fingerprint, pin_numerics
+from planaria_worker.engine.peer_watch import PeerWatch
+from planaria_worker.engine.state import LayerStore
+from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.engine.trainer import StepDone, Trainer
+from planaria_worker.engine.vitals import Vitals
+from planaria_worker.engine.warmup import LayerSeconds, warm_up
+from planaria_worker.engine_config import EngineConfig
+
+OPERATION_TIMEOUT_SECONDS = 300.0
+"""The last resort of every wait between engines; whoever learns of a loss ends it long before."""
+
+
+class Reports:
+    """Turns what the engine's threads meet into events for the agent."""
+
+    def __init__(
+        self, config: EngineConfig, post: Callable[[EngineEvent], None], fence: Fence, clock: Clock
+    ) -> None:
+        self._config = config
+        self._post = post
+        self._fence = fence
+        self._clock = clock
+
+    def step_done(self, done: StepDone) -> None:
+        report = convert.step_report(self._config.job_id, self._config.engine_id, done)
+        self._post(EngineEvent(step_report=report))
+
+    def fault(self, generation: int, fault: Fault) -> None:
+        event = convert.engine_fault(
+            self._config.job_id, self._config.engine_id, generation, fault, self._clock.now()
+        )
+        self._post(EngineEvent(fault=event))
+
+    def peer_lost(self, lost_engine_id: str, detect_time: datetime) -> None:
+        lost = PeerLost(
+            job_id=self._config.job_id,
+            engine_id=self._config.engine_id,
+            lost_engine_id=lost_engine_id,
+            generation=self._fence.newest,
+            detect_time=convert.timestamp(detect_time),
+        )
+        self._post(EngineEvent(peer_lost=lost))
+
+    def answer(self, result: DirectiveResult) -> None:
+        self._post(EngineEvent(result=result))
+
+
+class Engine:
+    """An engine that is warm and has its ports open."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        fence: Fence,
+        vitals: Vitals,
+        stopwatch: Stopwatch,
+        post: Callable[[EngineEvent], None],
+        stop: Callable[[], None],
+        clock: Clock,
+        failpoints: Failpoints,
+    ) -> None:
+        """Imports are done: reads the data, measures, opens ports.
+
+        Args:
+            config: what the agent said.
+            fence: also the control thread's.
+            vitals: also the control thread's.
+            stopwatch: counts the actions of the training thread.
+            post: sends an event to the agent.
+            stop: ends the process in order; called on the control thread.
+            clock: the time of reports.
+            failpoints: failures that a test wants.
+
+        Raises:
+            DataError: the data cannot be used.
+        """
+        pin_numerics()
+        device = torch.device("cpu")
+        if config.accelerator_kind == "cuda":
+            device = torch.device("cuda", config.accelerator)
+            torch.cuda.set_device(device)
+        self._config = config
+        self._vitals = vitals
+        self._stop = stop
+        self._reports = Reports(config, post, fence, clock)
+        self._job = open_job(config.job_id, config.job_spec, Path(config.data_path), device)
+        self._measured = warm_up(self._job)
+        store = LayerStore()
+        self._copy_server = CopyServer(
+            config.advertise_address,
+            engine_id=config.engine_id,
+            job_secret=config.job_secret,
+            source=store,
+            failpoints=failpoints,
+        )
+        self._store_server = StoreServer(config.advertise_address)
+        self._peer_watch = PeerWatch(
+            job_secret=config.job_secret, on_lost=self._peer_lost, clock=clock
+        )
+        self._trainer = Trainer(
+            engine_id=config.engine_id,
+            host=config.advertise_address,
+            job=self._job,
+            store=store,
+            fence=fence,
+            vitals=vitals,
+            peer_watch=self._peer_watch,
+            listener=self._reports,
+            clock=clock,
+            stopwatch=stopwatch,
+            failpoints=failpoints,
+            operation_timeout_seconds=OPERATION_TIMEOUT_SECONDS,
+        )
+        self.directives = Directives(
+            job_secret=config.job_secret,
+            fence=fence,
+            trainer=self._trainer,
+            layer_work=LayerWork(job=self._job, store=store, fence=fence),
+            store=store,
+            vitals=vitals,
+            answer=self._reports.answer,
+            stop=self._stop_in_order,
+            clock=clock,
+            failpoints=failpoints,
+        )
+        vitals.data_address = self._copy_server.address
+        vitals.store_address = self._store_server.address
+        vitals.enter(EngineState.ENGINE_STATE_PARKED)
+
+    def prepared(self, snapshot: EngineSnapshot) -> Prepared:
+        """The answer to the directive that started this engine."""
+        return Prepared(
+            engine=snapshot,
+            data_digest=self._config.data_digest,
+            num_tokens=len(self._job.dataset.file.tokens),
+            fingerprint=fingerprint(str(self._job.device)),
+            measured_layers=[_measured(*item) for item in self._measured.items()],
+        )
+
+    def run(self) -> None:
+        """Trains when it is told to, for ever; call it on the main thread."""
+        self._trainer.run()
+
+    def _peer_lost(self, engine_id: str, detect_time: datetime) -> None:
+        self._trainer.peer_lost(engine_id)
+        self._reports.peer_lost(engine_id, detect_time)
+
+    def _stop_in_order(self, _reason: str) -> None:
+        self._copy_server.close()
+        self._stop()
+
+
+def _measured(layer: int, seconds: LayerSeconds) -> MeasuredLayer:
+    return MeasuredLayer(
+        layer=layer,
+        forward_seconds=seconds.forward_seconds,
+        backward_seconds=seconds.backward_seconds,
+    )

@@ -1,0 +1,213 @@
+"""The control thread: the Unix socket of the agent, its lease, and what it is told.
+
+It answers while the engine imports, trains or hangs: nothing here waits for anybody. The agent may
+go away and come back; what it has not received waits for it, and the newest connection counts.
+"""
+
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from planaria.api.worker.v1.directive_pb2 import Directive
+from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent
+from planaria.api.worker.v1.report_pb2 import EngineSnapshot
+from planaria_common.logging import get_logger
+from planaria_worker.link import Decoder, LinkError, encode, socket_address
+
+SNAPSHOT_SECONDS = 1.0
+_READ_BYTES = 1 << 16
+
+_log = get_logger("control")
+
+
+class _Agent:
+    """One connection of the agent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.decoder = Decoder(EngineCommand)
+        self.sending = b""
+        self.num_sent = 0
+
+
+class Control:
+    """Serves one agent at a time, on a thread of its own."""
+
+    def __init__(
+        self,
+        socket_path: Path,
+        *,
+        lease_seconds: float,
+        snapshot: Callable[[], EngineSnapshot],
+        on_directive: Callable[[Directive], None],
+        on_lease_expired: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Binds the socket; nothing is served before `start`.
+
+        Args:
+            socket_path: where the agent connects; a socket that an earlier process left is removed.
+            lease_seconds: how long the engine goes on before the first Lease.
+            snapshot: what the engine is doing; sent first, then once a second and when it changes.
+            on_directive: called on this thread; must not wait for anything.
+            on_lease_expired: called on this thread when no Lease came in time.
+            monotonic: the clock of snapshots and lease.
+        """
+        self._snapshot = snapshot
+        self._on_directive = on_directive
+        self._on_lease_expired = on_lease_expired
+        self._monotonic = monotonic
+        self._lease_end = monotonic() + lease_seconds
+        self._next_snapshot = monotonic()
+        self._lock = threading.Lock()
+        self._events: deque[bytes] = deque()
+        self._drained = threading.Condition(self._lock)
+        self._agent: _Agent | None = None
+        self._selector = selectors.DefaultSelector()
+        self._waker, wakened = socket.socketpair()
+        self._waker.setblocking(False)
+        self._listener = _listen(socket_path)
+        self._selector.register(wakened, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self._thread.start()
+
+    def post(self, event: EngineEvent) -> None:
+        """Sends an event as soon as an agent is there; any thread."""
+        with self._lock:
+            self._events.append(encode(event))
+        self._wake()
+
+    def send_snapshot(self) -> None:
+        """Sends a snapshot now instead of within a second; any thread."""
+        self._next_snapshot = self._monotonic()
+        self._wake()
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Waits until everything posted was sent; not from the control thread itself."""
+        with self._drained:
+            return self._drained.wait_for(lambda: not self._events, timeout_seconds)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except Exception:  # a thread that answers no directive is worse than any error
+                _log.exception("control_failed")
+                self._hang_up()
+
+    def _turn(self) -> None:
+        now = self._monotonic()
+        wait_seconds = max(0.0, min(self._next_snapshot, self._lease_end) - now)
+        for key, mask in self._selector.select(wait_seconds):
+            key.data(mask)
+        if self._monotonic() >= self._lease_end:
+            self._lease_end = float("inf")
+            self._on_lease_expired()
+        self._send()
+
+    def _woken(self, _mask: int) -> None:
+        for key in list(self._selector.get_map().values()):
+            if key.data == self._woken and isinstance(key.fileobj, socket.socket):
+                key.fileobj.recv(_READ_BYTES)
+
+    def _accept(self, _mask: int) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        self._hang_up()  # a newer connection replaces the older
+        self._agent = _Agent(connection)
+        self._selector.register(connection, selectors.EVENT_READ, self._serve)
+        self._next_snapshot = self._monotonic()
+
+    def _serve(self, mask: int) -> None:
+        agent = self._agent
+        if agent is None or not mask & selectors.EVENT_READ:
+            return
+        try:
+            data = agent.connection.recv(_READ_BYTES)
+            if not data:
+                self._hang_up()
+            for command in agent.decoder.feed(data):
+                self._obey(command)
+        except BlockingIOError:
+            return
+        except (OSError, LinkError) as error:
+            _log.info("agent_lost", cause=str(error))
+            self._hang_up()
+
+    def _obey(self, command: EngineCommand) -> None:
+        if command.HasField("lease"):
+            self._lease_end = self._monotonic() + command.lease.duration.ToNanoseconds() / 1e9
+        elif command.HasField("directive"):
+            self._on_directive(command.directive)
+
+    def _send(self) -> None:
+        """Writes as much as the agent takes: a snapshot when one is due, then events in order."""
+        agent = self._agent
+        if agent is None:
+            self._next_snapshot = self._monotonic() + SNAPSHOT_SECONDS
+            return
+        try:
+            while self._load(agent):
+                sent = agent.connection.send(agent.sending[agent.num_sent :])
+                agent.num_sent += sent
+                self._unload(agent)
+            self._selector.modify(agent.connection, selectors.EVENT_READ, self._serve)
+        except BlockingIOError:
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(agent.connection, both, self._serve)
+            self._next_snapshot = max(self._next_snapshot, self._monotonic() + SNAPSHOT_SECONDS)
+        except OSError as error:
+            _log.info("agent_lost", cause=str(error))
+            self._hang_up()
+
+    def _load(self, agent: _Agent) -> bool:
+        """Takes up the next message, if there is one."""
+        if agent.sending:
+            return True
+        if self._monotonic() >= self._next_snapshot:
+            self._next_snapshot = self._monotonic() + SNAPSHOT_SECONDS
+            agent.sending = encode(EngineEvent(snapshot=self._snapshot()))
+        else:
+            with self._lock:
+                agent.sending = self._events[0] if self._events else b""
+        return bool(agent.sending)
+
+    def _unload(self, agent: _Agent) -> None:
+        """Forgets an event once all of it was sent: a broken one is sent again as a whole."""
+        if agent.num_sent < len(agent.sending):
+            return
+        with self._drained:
+            if self._events and self._events[0] is agent.sending:
+                self._events.popleft()
+                self._drained.notify_all()
+        agent.sending, agent.num_sent = b"", 0
+
+    def _hang_up(self) -> None:
+        if self._agent is not None:
+            self._selector.unregister(self._agent.connection)
+            self._agent.connection.close()
+            self._agent = None
+
+    def _wake(self) -> None:
+        try:
+            self._waker.send(b"w")
+        except BlockingIOError:
+            return  # it has enough to wake up for
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path.unlink(missing_ok=True)
+    with socket_address(path) as address:
+        listener.bind(address)
+    listener.listen()
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,85 @@
+"""Between protobuf and what the engine's parts understand; nothing else here."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from planaria.api.common.v1 import errors_pb2
+from planaria.api.worker.v1 import directive_pb2, report_pb2
+from planaria_common.errors import ErrorReason
+from planaria_worker.engine.faults import Fault
+from planaria_worker.engine.plan_view import PipelinePlan, StagePlace
+from planaria_worker.engine.trainer import Activated, Activation, StepDone
+
+
+def timestamp(time: datetime) -> Timestamp:
+    result = Timestamp()
+    result.FromDatetime(time)
+    return result
+
+
+def failure(reason: ErrorReason, message: str, metadata: Mapping[str, str]) -> report_pb2.Failure:
+    return report_pb2.Failure(
+        reason=errors_pb2.ErrorReason.Value(f"ERROR_REASON_{reason}"),
+        message=message,
+        metadata=dict(metadata),
+    )
+
+
+def activation(directive: directive_pb2.Directive) -> Activation:
+    activate = directive.activate
+    return Activation(
+        generation=directive.generation,
+        pipelines=tuple(
+            PipelinePlan(
+                stages=tuple(
+                    StagePlace(
+                        engine_id=stage.engine_id,
+                        data_address=stage.data_address,
+                        first_layer=stage.first_layer,
+                        num_layers=stage.num_layers,
+                    )
+                    for stage in pipeline.stages
+                ),
+                microbatches=tuple(pipeline.microbatches),
+            )
+            for pipeline in activate.pipelines
+        ),
+        committed_steps=activate.committed_steps,
+        store_address=activate.store_address,
+        rebuild_timeout_seconds=activate.rebuild_timeout.ToNanoseconds() / 1e9,
+    )
+
+
+def activated(result: Activated) -> report_pb2.Activated:
+    return report_pb2.Activated(
+        rebuild_start_time=timestamp(result.rebuild_start_time),
+        resume_time=timestamp(result.resume_time),
+        num_communicators=result.num_communicators,
+    )
+
+
+def step_report(job_id: str, engine_id: str, done: StepDone) -> report_pb2.StepReport:
+    return report_pb2.StepReport(
+        job_id=job_id,
+        engine_id=engine_id,
+        record=done.record.to_proto(),
+        learning_rate=done.learning_rate,
+        step_seconds=done.step_seconds,
+        seconds=done.seconds,
+        commit_time=timestamp(done.commit_time),
+    )
+
+
+def engine_fault(
+    job_id: str, engine_id: str, generation: int, fault: Fault, time: datetime
+) -> report_pb2.EngineFault:
+    return report_pb2.EngineFault(
+        job_id=job_id,
+        engine_id=engine_id,
+        generation=generation,
+        failure=failure(fault.reason, fault.message, fault.metadata),
+        fatal=fault.is_fatal,
+        detect_time=timestamp(time),
+    )

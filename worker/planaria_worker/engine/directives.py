@@ -1,0 +1,277 @@
+"""What the coordinator tells this engine and what comes of it; a directive takes effect once."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+
+from google.protobuf.message import Message
+
+from planaria.api.worker.v1.directive_pb2 import Directive, LayerSource, Quiesce
+from planaria.api.worker.v1.report_pb2 import (
+    Committed,
+    Copied,
+    Digested,
+    DirectiveResult,
+    Exported,
+    Failure,
+    FenceReport,
+    HeldLayer,
+    LayerDigest,
+    Stopped,
+)
+from planaria_common.clock import Clock
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.logging import get_logger
+from planaria_worker.engine import convert
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.copying import CopyInterrupted, LayerFetcher
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence, FencedError, StaleGenerationError
+from planaria_worker.engine.layer_work import LayerWork, Sources
+from planaria_worker.engine.state import LayerStore
+from planaria_worker.engine.trainer import Trainer
+from planaria_worker.engine.vitals import Vitals
+
+_NUM_REMEMBERED = 1024
+
+_log = get_logger("directives")
+
+
+class Directives:
+    """Carries out directives; `handle` is called on the control thread and waits for nothing."""
+
+    def __init__(
+        self,
+        *,
+        job_secret: str,
+        fence: Fence,
+        trainer: Trainer,
+        layer_work: LayerWork,
+        store: LayerStore,
+        vitals: Vitals,
+        answer: Callable[[DirectiveResult], None],
+        stop: Callable[[str], None],
+        clock: Clock,
+        failpoints: Failpoints,
+    ) -> None:
+        self._job_secret = job_secret
+        self._fence = fence
+        self._trainer = trainer
+        self._layer_work = layer_work
+        self._store = store
+        self._vitals = vitals
+        self._answer = answer
+        self._stop = stop
+        self._clock = clock
+        self._failpoints = failpoints
+        self._lock = threading.Lock()
+        self._results: OrderedDict[str, DirectiveResult | None] = OrderedDict()
+        self._fetchers: dict[LayerFetcher, int] = {}
+        self._handlers: dict[str, Callable[[Directive], None]] = {
+            "quiesce": self._quiesce,
+            "commit": self._commit,
+            "copy": self._copy,
+            "activate": self._activate,
+            "digest_layers": self._digest,
+            "export": self._export,
+            "stop": self._stop_engine,
+        }
+
+    def handle(self, directive: Directive) -> None:
+        """Begins to carry out a directive; a repetition is answered with the first result."""
+        with self._lock:
+            if directive.directive_id in self._results:
+                result = self._results[directive.directive_id]
+                is_new = False
+            else:
+                self._results[directive.directive_id] = result = None
+                is_new = True
+                while len(self._results) > _NUM_REMEMBERED:
+                    self._results.popitem(last=False)
+        if is_new:
+            self._guarded(directive, lambda: self._begin(directive))
+        elif result is not None:
+            self._answer(result)
+
+    def _begin(self, directive: Directive) -> None:
+        kind = directive.WhichOneof("command") or "nothing"
+        _log.info("directive", command=kind, generation=directive.generation)
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise PlanariaError(
+                ErrorReason.INVALID_ARGUMENT, f"an engine cannot {kind}", {"field": "command"}
+            )
+        self._fence.see(directive.generation)
+        handler(directive)
+
+    def _quiesce(self, directive: Directive) -> None:
+        fence_time = self._clock.now()
+        if directive.quiesce.mode == Quiesce.MODE_AT_COMMIT:
+            self._fence.fence_at_commit(directive.generation)
+        else:
+            self._fence.fence(directive.generation)
+            self._trainer.shut(f"fenced by generation {directive.generation}")
+        self._interrupt_copies(directive.generation)
+        self._fence.when_idle(lambda: self._report_fence(directive, fence_time))
+
+    def _report_fence(self, directive: Directive, fence_time: datetime) -> None:
+        """A promise: until the new generation is applied, no sum is joined, no exchange passed."""
+        committed_steps, last = self._vitals.committed_steps, self._trainer.last_commit
+        ledger = self._trainer.ledger
+        is_in_flight = ledger.step == committed_steps
+        report = FenceReport(
+            committed_steps=committed_steps,
+            last_commit=None if last is None else last.to_proto(),
+            layers=self._held_layers(),
+            finished_microbatches=ledger.finished if is_in_flight else (),
+            step_compute_seconds=ledger.compute_seconds if is_in_flight else 0.0,
+            fence_time=convert.timestamp(fence_time),
+            park_time=convert.timestamp(max(fence_time, self._trainer.park_time)),
+        )
+        self._finish(directive, fence_report=report)
+
+    def _commit(self, directive: Directive) -> None:
+        record = CommitRecord.from_proto(directive.commit.record)
+
+        def work() -> None:
+            stale = self._trainer.commit(directive.generation, record)
+            self._finish(
+                directive,
+                committed=Committed(
+                    committed_steps=self._vitals.committed_steps, stale_layers=stale
+                ),
+            )
+
+        self._trainer.submit(lambda: self._guarded(directive, work))
+
+    def _activate(self, directive: Directive) -> None:
+        activation = convert.activation(directive)
+
+        def work() -> None:
+            self._trainer.activate(
+                activation,
+                lambda done: self._finish(directive, activated=convert.activated(done)),
+            )
+
+        self._trainer.submit(lambda: self._guarded(directive, work))
+
+    def _copy(self, directive: Directive) -> None:
+        def work(fetcher: LayerFetcher) -> None:
+            start_time = self._clock.now()
+            num_bytes = self._layer_work.copy(
+                _sources(directive.copy.layers),
+                version=directive.copy.version,
+                generation=directive.generation,
+                fetcher=fetcher,
+            )
+            copied = Copied(
+                bytes=num_bytes,
+                layers=self._held_layers(),
+                start_time=convert.timestamp(start_time),
+                end_time=convert.timestamp(self._clock.now()),
+            )
+            self._finish(directive, copied=copied)
+
+        self._beside(directive, work)
+
+    def _digest(self, directive: Directive) -> None:
+        def work(_fetcher: LayerFetcher) -> None:
+            digests, version = self._layer_work.digest(directive.digest_layers.layers)
+            layers = [LayerDigest(layer=layer, sha256=value) for layer, value in digests.items()]
+            self._finish(directive, digested=Digested(layers=layers, version=version))
+
+        self._beside(directive, work)
+
+    def _export(self, directive: Directive) -> None:
+        export = directive.export
+
+        def work(fetcher: LayerFetcher) -> None:
+            if export.format != "huggingface":
+                raise PlanariaError(
+                    ErrorReason.INVALID_ARGUMENT,
+                    f"output.format: {export.format!r} is not huggingface",
+                    {"field": "output.format"},
+                )
+            num_bytes = self._layer_work.export(
+                Path(export.path),
+                _sources(export.layers),
+                version=self._vitals.committed_steps,
+                fetcher=fetcher,
+            )
+            self._finish(directive, exported=Exported(path=export.path, bytes=num_bytes))
+
+        self._beside(directive, work)
+
+    def _stop_engine(self, directive: Directive) -> None:
+        self._finish(directive, stopped=Stopped())
+        self._stop(directive.stop.reason)
+
+    def _beside(self, directive: Directive, work: Callable[[LayerFetcher], None]) -> None:
+        """Runs work on a thread of its own, with a fetcher that a newer generation interrupts."""
+        fetcher = LayerFetcher(job_secret=self._job_secret, failpoints=self._failpoints)
+        with self._lock:
+            self._fetchers[fetcher] = directive.generation
+
+        def run() -> None:
+            self._guarded(directive, lambda: work(fetcher))
+            with self._lock:
+                del self._fetchers[fetcher]
+
+        threading.Thread(target=run, name="layer-work", daemon=True).start()
+
+    def _interrupt_copies(self, generation: int) -> None:
+        with self._lock:
+            older = [fetcher for fetcher, of in self._fetchers.items() if of < generation]
+        for fetcher in older:
+            fetcher.interrupt()
+
+    def _guarded(self, directive: Directive, work: Callable[[], None]) -> None:
+        """Answers with a failure whatever goes wrong."""
+        try:
+            work()
+        except Exception as error:
+            _log.warning(
+                "directive_failed", command=directive.WhichOneof("command"), cause=str(error)
+            )
+            self._finish(directive, failure=self._failure(error, directive.generation))
+
+    def _failure(self, error: Exception, generation: int) -> Failure:
+        match error:
+            case StaleGenerationError() | FencedError() | CopyInterrupted():
+                newest = self._fence.newest
+                return convert.failure(
+                    ErrorReason.STALE_GENERATION,
+                    f"generation {generation} is over: the newest is {newest}",
+                    {"generation": str(generation), "newest": str(newest)},
+                )
+            case PlanariaError():
+                return convert.failure(error.reason, error.message, error.metadata)
+            case _:
+                _log.exception("directive_error", exc_info=error)
+                detail = f"{type(error).__name__}: {error}".partition("\n")[0]
+                return convert.failure(ErrorReason.ENGINE_FAILED, detail, {"detail": detail})
+
+    def _finish(self, directive: Directive, **outcome: Message) -> None:
+        """Answers a directive, unless it has been answered."""
+        result = DirectiveResult(
+            directive_id=directive.directive_id,
+            job_id=directive.job_id,
+            engine_id=directive.engine_id,
+            generation=directive.generation,
+            **outcome,  # type: ignore[arg-type]  # one field of the oneof, by its name
+        )
+        with self._lock:
+            if self._results.get(directive.directive_id) is not None:
+                return
+            self._results[directive.directive_id] = result
+        self._answer(result)
+
+    def _held_layers(self) -> list[HeldLayer]:
+        held = self._store.held().items()
+        return [HeldLayer(layer=layer, version=version) for layer, version in held]
+
+
+def _sources(layers: Iterable[LayerSource]) -> Sources:
+    return {source.layer: tuple(source.addresses) for source in layers}

@@ -1,0 +1,64 @@
+"""What stopped the training thread, in the words of a report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.communication import GroupBroken
+from planaria_worker.engine.data.errors import DataError
+from planaria_worker.engine.exchange import ExchangeMismatchError, Verdict
+from planaria_worker.engine.step import RefusedStepError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why the engine cannot go on by itself."""
+
+    reason: ErrorReason
+    message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    is_fatal: bool
+    """Whether every engine would meet it again, so that the job must fail."""
+
+
+def fault_of(error: Exception, step: int) -> Fault:
+    """Classifies an error that ended step `step`: is it ours alone, our peers', or everybody's?"""
+    match error:
+        case RefusedStepError():
+            return _refused(error)
+        case DataError():
+            return Fault(reason=ErrorReason.DATA_UNUSABLE, message=str(error), is_fatal=True)
+        case GroupBroken() | ExchangeMismatchError():
+            # The engine itself is sound: whoever is to blame is found by those who watch it.
+            return Fault(reason=ErrorReason.UNAVAILABLE, message=str(error), is_fatal=False)
+        case PlanariaError():
+            return Fault(
+                reason=error.reason, message=str(error), metadata=error.metadata, is_fatal=False
+            )
+        case _:
+            detail = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return Fault(
+                reason=ErrorReason.ENGINE_FAILED,
+                message=f"step {step}: {detail}",
+                metadata={"step": str(step), "detail": detail},
+                is_fatal=False,
+            )
+
+
+def _refused(error: RefusedStepError) -> Fault:
+    metadata = {"layer": str(error.layer), "step": str(error.step)}
+    where = f"step {error.step}, layer {error.layer}"
+    match error.verdict:
+        case Verdict.OUT_OF_RANGE:
+            reason = ErrorReason.GRADIENT_OUT_OF_RANGE
+            message = (
+                f"{where}: a gradient or the loss is not finite or too large; "
+                "a lower training.optimizer.learning_rate may help"
+            )
+        case Verdict.DIVERGED:
+            reason = ErrorReason.INTERNAL
+            message = f"{where}: replicas have different gradient sums; suspect a node's memory"
+        case _:
+            reason = ErrorReason.INTERNAL
+            message = f"{where}: a microbatch is missing in a gradient sum, or is in it twice"
+    return Fault(reason=reason, message=message, metadata=metadata, is_fatal=True)

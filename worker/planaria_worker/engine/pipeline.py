@@ -1,0 +1,154 @@
+"""One stage of a pipeline, doing what the 1F1B schedule says."""
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from planaria_worker.engine.communication import Group, Work
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.job import Job
+from planaria_worker.engine.ledger import Ledger
+from planaria_worker.engine.numerics.accumulate import GradientSums
+from planaria_worker.engine.numerics.loss import summed_cross_entropy
+from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.schedule import Verb, max_in_flight, one_forward_one_backward
+from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.models.stage import Microbatch, Stage
+
+
+class PipelineStage:
+    """Runs a stage's microbatches and adds up their gradients.
+
+    Tensors that are received go into buffers made once: an input is needed until its microbatch's
+    backward pass, a gradient only until it has been used.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        view: PlanView,
+        stage: Stage,
+        sums: GradientSums,
+        forward_group: Group | None,
+        backward_group: Group | None,
+        stopwatch: Stopwatch,
+        failpoints: Failpoints,
+    ) -> None:
+        num_stages = len(view.pipeline.stages)
+        self._job = job
+        self._stage = stage
+        self._sums = sums
+        self._forward_group = forward_group
+        self._backward_group = backward_group
+        self._stopwatch = stopwatch
+        self._failpoints = failpoints
+        self._rank = view.stage_index
+        microbatches = view.pipeline.microbatches
+        self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
+        self._actions = one_forward_one_backward(microbatches, self._rank, num_stages)
+        num_inputs = max_in_flight(len(microbatches), self._rank, num_stages)
+        self._input_buffers = [] if view.is_first else self._allocate(num_inputs)
+        self._gradient_buffers = [] if view.is_last else self._allocate(1)
+        self._sends: deque[tuple[Work, Tensor]] = deque()
+        self._max_sends = num_stages
+        self._inputs: dict[int, Tensor] = {}
+        self._outputs: dict[int, Tensor] = {}
+        self._gradients: dict[int, Tensor] = {}
+        self._ledger = Ledger(step=-1, generation=-1)
+        self._verbs = {
+            Verb.RECEIVE_INPUT: self._receive_input,
+            Verb.FORWARD: self._forward,
+            Verb.SEND_OUTPUT: self._send_output,
+            Verb.RECEIVE_GRADIENT: self._receive_gradient,
+            Verb.BACKWARD: self._backward,
+            Verb.SEND_GRADIENT: self._send_gradient,
+        }
+
+    def run(self, ledger: Ledger) -> None:
+        """Computes the step's microbatches; what is finished is entered in the ledger.
+
+        Raises:
+            GroupBroken: a neighbour is gone, or the group was shut.
+        """
+        self._ledger = ledger
+        for action in self._actions:
+            self._verbs[action.verb](action.microbatch)
+        self._finish_sends(0)
+        self._stopwatch.lap("wait")
+
+    def _receive_input(self, microbatch: int) -> None:
+        place = self._places[microbatch] % len(self._input_buffers)
+        buffer = self._input_buffers[place].detach()  # a leaf of its own, the same memory
+        self._receive(self._forward_group, buffer, self._rank - 1, microbatch)
+        self._inputs[microbatch] = buffer.requires_grad_()
+
+    def _forward(self, microbatch: int) -> None:
+        step = self._ledger.step
+        self._failpoints.hit("forward", step, microbatch)
+        stage, tokens = self._stage, None
+        if stage.is_first or stage.is_last:
+            tokens = self._tokens(step, microbatch)
+        if stage.is_first and tokens is not None:
+            inputs = tokens[:, :-1]
+        else:
+            inputs = self._inputs[microbatch]
+        outputs = stage(inputs, Microbatch(step=step, index=microbatch))
+        if stage.is_last and tokens is not None:
+            outputs = summed_cross_entropy(outputs, tokens[:, 1:])
+            self._ledger.losses[microbatch] = outputs.detach()
+        self._outputs[microbatch] = outputs
+        self._ledger.compute_seconds += self._stopwatch.lap("forward")
+
+    def _send_output(self, microbatch: int) -> None:
+        outputs = self._outputs[microbatch].detach().contiguous()
+        self._send(self._forward_group, outputs, self._rank + 1)
+
+    def _receive_gradient(self, microbatch: int) -> None:
+        (buffer,) = self._gradient_buffers
+        self._receive(self._backward_group, buffer, self._rank + 1, microbatch)
+        self._gradients[microbatch] = buffer
+
+    def _backward(self, microbatch: int) -> None:
+        self._failpoints.hit("backward", self._ledger.step, microbatch)
+        outputs = self._outputs.pop(microbatch)
+        torch.autograd.backward(outputs, self._gradients.pop(microbatch, None))
+        self._ledger.out_of_range.update(self._sums.take(self._stage.leaves))
+        self._ledger.finished.append(microbatch)
+        self._ledger.compute_seconds += self._stopwatch.lap("backward")
+
+    def _send_gradient(self, microbatch: int) -> None:
+        gradient = self._inputs.pop(microbatch).grad
+        if gradient is None:  # no path through this stage depends on its input
+            raise RuntimeError(f"microbatch {microbatch} gave no gradient for the stage before")
+        self._send(self._backward_group, gradient.contiguous(), self._rank - 1)
+
+    def _tokens(self, step: int, microbatch: int) -> Tensor:
+        job = self._job
+        rows = job.dataset.rows(job.order.microbatch(step, microbatch))
+        return torch.from_numpy(rows).to(job.device, non_blocking=True)
+
+    def _receive(self, group: Group | None, buffer: Tensor, source: int, microbatch: int) -> None:
+        self._failpoints.hit("wait_peer", self._ledger.step, microbatch)
+        assert group is not None  # noqa: S101 - only the schedule of several stages receives
+        group.recv(buffer, source)
+        self._stopwatch.lap("wait")
+
+    def _send(self, group: Group | None, tensor: Tensor, destination: int) -> None:
+        assert group is not None  # noqa: S101 - only the schedule of several stages sends
+        self._sends.append((group.isend(tensor, destination), tensor))
+        self._finish_sends(self._max_sends)
+        self._stopwatch.lap("wait")
+
+    def _finish_sends(self, num_allowed: int) -> None:
+        while len(self._sends) > num_allowed:
+            work, _ = self._sends.popleft()
+            work.wait()
+
+    def _allocate(self, count: int) -> list[Tensor]:
+        job = self._job
+        shape = (job.microbatch_size, job.dataset.sequence_length, job.model_config.hidden_size)
+        return [
+            torch.empty(shape, dtype=job.compute_dtype, device=job.device) for _ in range(count)
+        ]
