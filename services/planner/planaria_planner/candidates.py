@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planaria_planner.cost import PipelineCost, Stage, pipeline_cost
+from planaria_planner.cost import CostModel, PipelineCost, Stage
 from planaria_planner.nodes import Node, in_order
 from planaria_planner.plans import Choice, select
 from planaria_planner.problem import Problem
@@ -84,9 +84,10 @@ def survey(
     """Sort the running pipelines into whole and broken ones, and find the free nodes."""
     available = {node.node_id: node for node in nodes}
     whole, broken = [], []
+    model = CostModel(problem.profile)
     for pipeline in sorted(running, key=lambda p: min(p.node_ids)):
         left = tuple(available.pop(i) for i in pipeline.node_ids if i in available)
-        cost = _running_cost(problem, pipeline, left)
+        cost = _running_cost(problem, model, pipeline, left)
         if cost is None:
             broken.append((len(pipeline.node_ids), left))
         else:
@@ -99,12 +100,12 @@ def survey(
 
 
 def _running_cost(
-    problem: Problem, pipeline: RunningPipeline, nodes: Sequence[Node]
+    problem: Problem, model: CostModel, pipeline: RunningPipeline, nodes: Sequence[Node]
 ) -> PipelineCost | None:
     """Return the cost of a pipeline that can go on as it is, None for one that cannot."""
     if len(nodes) < max(len(pipeline.node_ids), problem.min_nodes_per_pipeline):
         return None
-    cost = pipeline_cost(problem.profile, pipeline.stages, [node.kind for node in nodes])
+    cost = model.pipeline_cost(pipeline.stages, [node.kind for node in nodes])
     if cost.max_microbatches == 0:
         return None
     return cost.slowed(min(node.relative_speed for node in nodes))

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from planaria_planner.cost import Stage, stage_seconds
+from planaria_planner.cost import CostModel, Stage
 from planaria_planner.instantiate import Instantiation
 from planaria_planner.nodes import Node
 from planaria_planner.problem import Pipeline, Problem
@@ -26,6 +26,7 @@ def draw_plan(
     """Print a plan; of equal pipelines side by side one stands for all."""
     out = console or Console(highlight=False, markup=False, soft_wrap=True)
     plan = answer.plan
+    model = CostModel(problem.profile)
     kinds = {node.node_id: node.kind for node in nodes}
     table = Table("PIPELINES", "NODES", "MICROBATCHES", "SECONDS", "STAGES", box=None)
     groups = _equal_neighbours(plan.pipelines)
@@ -37,7 +38,7 @@ def draw_plan(
             str(len(pipeline.node_ids)),
             str(len(pipeline.microbatches)),
             f"{pipeline.iteration_seconds:.6g}",
-            _stages(problem, pipeline, [kinds[node_id] for node_id in pipeline.node_ids]),
+            _stages(model, pipeline, [kinds[node_id] for node_id in pipeline.node_ids]),
         )
     out.print(table)
     if len(groups) > _SHOWN:
@@ -62,7 +63,7 @@ def _look(pipeline: Pipeline) -> tuple[object, ...]:
     return pipeline.stages, pipeline.cost, len(pipeline.microbatches)
 
 
-def _stages(problem: Problem, pipeline: Pipeline, kinds: Sequence[int]) -> Text:
+def _stages(model: CostModel, pipeline: Pipeline, kinds: Sequence[int]) -> Text:
     """Draw the stages; a node's stages stand between the same bars, loads are relative to b."""
     text = Text()
     node = -1
@@ -70,8 +71,7 @@ def _stages(problem: Problem, pipeline: Pipeline, kinds: Sequence[int]) -> Text:
     for stage, after in zip(pipeline.stages, following, strict=True):
         text.append(" │" if stage.node != node else " ", style="bold")
         node = stage.node
-        kind = problem.profile.hardware.node_kinds[kinds[node]]
-        seconds = stage_seconds(problem.profile, kind, stage, after)
+        seconds = model.stage_seconds(kinds[node], stage, after)
         load = min(seconds / pipeline.cost.microbatch_seconds, 1.0)
         layers = str(stage.first_layer)
         if stage.num_layers > 1:

@@ -5,12 +5,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planaria_planner.cost import PipelineCost, stage_seconds
+from planaria_planner.cost import CostModel, PipelineCost
 from planaria_planner.instantiate import Instantiation, usable_nodes
 from planaria_planner.nodes import Node, in_order
 from planaria_planner.plans import Selection, select
 from planaria_planner.problem import Pipeline, Problem, sizes_in_words
-from planaria_planner.profile import ModelProfile
 
 Size = tuple[int, ...]
 """The kinds of a pipeline's nodes, sorted: pipelines of equal size can run on the same nodes."""
@@ -46,7 +45,7 @@ def explain(problem: Problem, nodes: Sequence[Node], answer: Instantiation) -> E
         range(len(plan.pipelines)), key=lambda i: (plan.pipelines[i].iteration_seconds, -i)
     )
     kinds = {node.node_id: node.kind for node in nodes}
-    seconds = _stage_seconds(problem.profile, plan.pipelines[slowest], kinds)
+    seconds = _stage_seconds(CostModel(problem.profile), plan.pipelines[slowest], kinds)
     stage = max(range(len(seconds)), key=lambda i: (seconds[i], -i))
     without = select(
         answer.templates.templates,
@@ -67,15 +66,10 @@ def explain(problem: Problem, nodes: Sequence[Node], answer: Instantiation) -> E
     )
 
 
-def _stage_seconds(profile: ModelProfile, pipeline: Pipeline, kinds: dict[str, int]) -> list[float]:
+def _stage_seconds(model: CostModel, pipeline: Pipeline, kinds: dict[str, int]) -> list[float]:
     stages = pipeline.stages
     return [
-        stage_seconds(
-            profile,
-            profile.hardware.node_kinds[kinds[pipeline.node_ids[stage.node]]],
-            stage,
-            following,
-        )
+        model.stage_seconds(kinds[pipeline.node_ids[stage.node]], stage, following)
         for stage, following in zip(stages, [*stages[1:], None], strict=True)
     ]
 

@@ -30,7 +30,7 @@ class Place:
             cheap assignments the one that moves fewer nodes is chosen.
     """
 
-    layers: tuple[int, ...]
+    layers: Sequence[int]
     kind: int
     min_relative_speed: float
     heir_of: str = ""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.cost import PipelineCost, Stage
-from planaria_planner.plans import share_microbatches
+from planaria_planner.cost import PipelineCost, Stage, layers_by_node
+from planaria_planner.plans import share_microbatches, slowest_seconds
 from planaria_planner.profile import ModelProfile
 
 MAX_MICROBATCHES = 1 << 20
@@ -86,9 +86,9 @@ class Pipeline:
         """Seconds of one step of this pipeline."""
         return self.cost.iteration_seconds(len(self.microbatches))
 
-    def layers_of(self, node: int) -> tuple[int, ...]:
-        """Return the layers on the node of this index."""
-        return tuple(layer for stage in self.stages if stage.node == node for layer in stage.layers)
+    def layers_by_node(self) -> tuple[range, ...]:
+        """Return for each node, in pipeline order, the layers that it holds."""
+        return layers_by_node(self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +98,12 @@ class Plan:
     Attributes:
         pipelines: ordered by their smallest node id; each microbatch is in exactly one.
         idle_node_ids: nodes that are left idle, sorted.
+        iteration_seconds: seconds of one step, those of the slowest pipeline.
     """
 
     pipelines: tuple[Pipeline, ...]
     idle_node_ids: tuple[str, ...]
-
-    @property
-    def iteration_seconds(self) -> float:
-        """Seconds of one step: the slowest pipeline's."""
-        return max(pipeline.iteration_seconds for pipeline in self.pipelines)
+    iteration_seconds: float
 
     @property
     def fault_tolerance(self) -> int:
@@ -129,7 +126,8 @@ def make_plan(
 ) -> Plan:
     """Share the microbatches among placed pipelines, each a run of consecutive ids."""
     ordered = sorted(placed, key=lambda pipeline: min(pipeline[0]))
-    shares = share_microbatches([cost for _, _, cost in ordered], num_microbatches)
+    costs = [cost for _, _, cost in ordered]
+    shares = share_microbatches(costs, num_microbatches)
     ends = list(itertools.accumulate(shares))
     return Plan(
         pipelines=tuple(
@@ -142,4 +140,5 @@ def make_plan(
             for (node_ids, stages, cost), share, end in zip(ordered, shares, ends, strict=True)
         ),
         idle_node_ids=tuple(sorted(idle_node_ids)),
+        iteration_seconds=slowest_seconds(costs, shares),
     )

@@ -17,6 +17,7 @@ from planaria_planner.candidates import (
     targets,
 )
 from planaria_planner.copies import LayerCopy, busiest_bytes, choose_sources
+from planaria_planner.cost import layers_by_node
 from planaria_planner.instantiate import (
     most_pipelines,
     nodes_needed,
@@ -192,17 +193,14 @@ class _Change:
                 heirs.remove(heir)
             places.extend(
                 Place(
-                    layers=tuple(
-                        layer
-                        for stage in template.stages
-                        if stage.node == node
-                        for layer in stage.layers
-                    ),
+                    layers=layers,
                     kind=kind,
                     min_relative_speed=choice.relative_speed,
                     heir_of=heir.node_ids[node] if heir else "",
                 )
-                for node, kind in enumerate(template.node_kinds)
+                for node, (kind, layers) in enumerate(
+                    zip(template.node_kinds, layers_by_node(template.stages), strict=True)
+                )
             )
         nodes = iter(assign(self.problem.profile, places, target.pool, self.holdings))
         placed = []
@@ -216,9 +214,10 @@ class _Change:
     def _missing(self, plan: Plan) -> dict[str, tuple[int, ...]]:
         missing = {}
         for pipeline in plan.pipelines:
-            for index, node_id in enumerate(pipeline.node_ids):
+            wanted = zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
+            for node_id, layers in wanted:
                 held = self.holdings.get(node_id, frozenset())
-                lacking = tuple(i for i in pipeline.layers_of(index) if i not in held)
+                lacking = tuple(layer for layer in layers if layer not in held)
                 if lacking:
                     missing[node_id] = lacking
         return missing

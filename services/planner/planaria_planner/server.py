@@ -11,7 +11,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcserver import GrpcServer
 from planaria_common.logging import get_logger
 from planaria_planner import convert
-from planaria_planner.cost import pipeline_cost
+from planaria_planner.cost import CostModel
 from planaria_planner.explain import explain, in_words
 from planaria_planner.instantiate import instantiate
 from planaria_planner.reconfigure import check_running, invalid_argument, reconfigure
@@ -114,6 +114,7 @@ def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:
     check_running(problem, running)
     if not running:
         raise invalid_argument("plan.pipelines", "empty; there is nothing to simulate")
+    model = CostModel(problem.profile)
     shares = [pipeline.microbatches for pipeline in request.plan.pipelines]
     num_actions = sum(
         2 * len(pipeline.stages) * len(share)
@@ -126,7 +127,7 @@ def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:
             {"field": "plan", "actions": str(num_actions)},
         )
     simulations = [
-        simulate(problem.profile, pipeline.stages, len(share))
+        simulate(model, pipeline.stages, len(share))
         for pipeline, share in zip(running, shares, strict=True)
     ]
     actions = [
@@ -137,7 +138,7 @@ def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:
     return pb.SimulateResponse(
         iteration_seconds=max(simulation.iteration_seconds for simulation in simulations),
         predicted_seconds=max(
-            pipeline_cost(problem.profile, pipeline.stages).iteration_seconds(len(share))
+            model.pipeline_cost(pipeline.stages).iteration_seconds(len(share))
             for pipeline, share in zip(running, shares, strict=True)
         ),
         actions=sorted(actions, key=lambda action: (action.start_seconds, action.pipeline)),

@@ -10,8 +10,7 @@ each stage sums its gradients with the other replicas; the step ends when all ha
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planaria_planner.cost import Stage, send_seconds, sync_seconds
-from planaria_planner.profile import ModelProfile
+from planaria_planner.cost import CostModel, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -58,7 +57,7 @@ def schedule_1f1b(num_stages: int, stage: int, num_microbatches: int) -> Iterato
 
 
 def simulate(
-    profile: ModelProfile,
+    model: CostModel,
     stages: Sequence[Stage],
     num_microbatches: int,
     *,
@@ -68,15 +67,14 @@ def simulate(
     """Run one step of a pipeline.
 
     Args:
-        profile: the model.
+        model: the costs of the model.
         stages: the stages in layer order.
         num_microbatches: how many microbatches the pipeline runs.
         node_kinds: for each node of the pipeline the index of its kind; the first kind by default.
         relative_speed: that of the slowest node; it slows everything, as in the cost model.
     """
     lengths = [
-        _durations(profile, stages, index, node_kinds, relative_speed)
-        for index in range(len(stages))
+        _durations(model, stages, index, node_kinds, relative_speed) for index in range(len(stages))
     ]
     queues = [
         list(schedule_1f1b(len(stages), i, num_microbatches))[::-1] for i in range(len(stages))
@@ -104,7 +102,7 @@ def simulate(
         )
         ends[stage, microbatch, backward] = free_at[stage] = action.end_seconds
         actions.append(action)
-    syncs = (sync_seconds(profile, stage) / relative_speed for stage in stages)
+    syncs = (model.sync_seconds(stage) / relative_speed for stage in stages)
     return Simulation(
         iteration_seconds=max(end + sync for end, sync in zip(free_at, syncs, strict=True)),
         actions=tuple(sorted(actions)),
@@ -112,7 +110,7 @@ def simulate(
 
 
 def _durations(
-    profile: ModelProfile,
+    model: CostModel,
     stages: Sequence[Stage],
     index: int,
     node_kinds: Sequence[int] | None,
@@ -120,6 +118,7 @@ def _durations(
 ) -> tuple[float, float]:
     """Return the seconds of a stage's forward and backward pass, with half of its sends each."""
     stage = stages[index]
+    profile = model.profile
     kind = profile.hardware.node_kinds[node_kinds[stage.node] if node_kinds else 0]
     layers = [profile.layers[layer] for layer in stage.layers]
     speed = kind.relative_speed
@@ -127,7 +126,7 @@ def _durations(
     backward = sum(layer.backward_seconds[stage.accelerators] / speed for layer in layers)
     if index + 1 < len(stages):
         same_node = stages[index + 1].node == stage.node
-        send = send_seconds(profile, stage.end_layer, same_node=same_node) / 2
+        send = model.send_seconds(stage.end_layer, same_node=same_node) / 2
         forward, backward = forward + send, backward + send
     return forward / relative_speed, backward / relative_speed
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria_planner.cost import layer_seconds, send_seconds
+from planaria_planner.cost import CostModel
 from planaria_planner.profile import ModelProfile, invalid_profile, widths_up_to
 
 FEMTOSECONDS = 1e15
@@ -56,19 +56,22 @@ def cost_tables(profile: ModelProfile, max_width: int | None = None) -> CostTabl
     Raises:
         PlanariaError: INVALID_PROFILE when a width that stages may have was not measured.
     """
+    model = CostModel(profile)
     widths = _widths(profile, max_width)
     kinds = profile.hardware.node_kinds
-    layers = range(profile.num_layers)
     ends = range(profile.num_layers + 1)
     return CostTables(
         compute=np.array(
             [
-                [_prefix_time(layer_seconds(profile, kind, i, g) for i in layers) for g in widths]
+                [
+                    _prefix_time(model.layer_seconds(kind, layer, g) for layer in profile.layers)
+                    for g in widths
+                ]
                 for kind in kinds
             ]
         ),
-        intra=_times(send_seconds(profile, end, same_node=True) if end else 0.0 for end in ends),
-        inter=_times(send_seconds(profile, end, same_node=False) if end else 0.0 for end in ends),
+        intra=_times(model.send_seconds(end, same_node=True) if end else 0.0 for end in ends),
+        inter=_times(model.send_seconds(end, same_node=False) if end else 0.0 for end in ends),
         sync=_sync(profile, widths),
         state=_prefix(layer.state_bytes for layer in profile.layers),
         activation=_prefix(layer.activation_bytes for layer in profile.layers),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.cost import PipelineCost, Stage, pipeline_cost
+from planaria_planner.cost import CostModel, PipelineCost, Stage
 from planaria_planner.fronts import END, FRESH, KIND, PARENT, WIDTH, pareto_fronts
 from planaria_planner.profile import ModelProfile
 from planaria_planner.tables import CostTables, Int64Array, cost_tables
@@ -94,7 +94,8 @@ def _front(
 ) -> tuple[Template, ...]:
     counts, without = _node_counts(nodes_per_kind, profile.num_layers)
     labels, complete = pareto_fronts(tables, without, counts.sum(axis=1))
-    templates = [_template(profile, labels, int(label)) for _, label in complete]
+    model = CostModel(profile)
+    templates = [_template(model, labels, int(label)) for _, label in complete]
     return tuple(
         sorted(
             templates,
@@ -121,7 +122,7 @@ def _node_counts(nodes_per_kind: Sequence[int], most: int) -> tuple[Int64Array, 
     return np.array(counts, dtype=np.int64), np.array(without, dtype=np.int64)
 
 
-def _template(profile: ModelProfile, labels: Int64Array, label: int) -> Template:
+def _template(model: CostModel, labels: Int64Array, label: int) -> Template:
     """Read the stages off a chain of labels, from the first layer to the last."""
     stages: list[Stage] = []
     kinds: list[int] = []
@@ -144,7 +145,7 @@ def _template(profile: ModelProfile, labels: Int64Array, label: int) -> Template
     return Template(
         stages=tuple(stages),
         node_kinds=tuple(kinds),
-        cost=pipeline_cost(profile, stages, kinds),
+        cost=model.pipeline_cost(stages, kinds),
     )
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.cost import pipeline_cost
+from planaria_planner.cost import CostModel
 from planaria_planner.nodes import Node
 from planaria_planner.plans import select
 from planaria_planner.profile import ModelProfile
@@ -170,7 +170,7 @@ def test_costs_are_those_of_the_cost_model() -> None:
                 None,
             )
             if template is not None:
-                cost = pipeline_cost(profile, template.stages, template.node_kinds)
+                cost = CostModel(profile).pipeline_cost(template.stages, template.node_kinds)
                 assert agree(cost.fixed_seconds, partition.a)
                 assert agree(cost.microbatch_seconds, partition.b)
                 assert (cost.max_microbatches or math.inf) == partition.cap

@@ -33,9 +33,9 @@ def running(plan: Plan) -> list[RunningPipeline]:
 
 def holdings(plan: Plan) -> dict[str, frozenset[int]]:
     return {
-        node_id: frozenset(pipeline.layers_of(index))
+        node_id: frozenset(layers)
         for pipeline in plan.pipelines
-        for index, node_id in enumerate(pipeline.node_ids)
+        for node_id, layers in zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
     }
 
 
@@ -77,7 +77,7 @@ class Cluster:
             )
         except PlanariaError as error:
             self.check_impossible(error)
-            self.plan = Plan(pipelines=(), idle_node_ids=())
+            self.plan = Plan(pipelines=(), idle_node_ids=(), iteration_seconds=0.0)
             return
         again = reconfigure(
             self.problem,
@@ -122,8 +122,8 @@ def check_answer(
     needed = {
         (layer, node_id)
         for pipeline in plan.pipelines
-        for index, node_id in enumerate(pipeline.node_ids)
-        for layer in pipeline.layers_of(index)
+        for node_id, layers in zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
+        for layer in layers
         if layer not in held.get(node_id, frozenset())
     }
     assert {(copy.layer, copy.destination) for copy in answer.chosen.copies} == needed

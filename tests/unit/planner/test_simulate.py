@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 
+from planaria_planner.cost import CostModel
 from planaria_planner.simulate import Action, schedule_1f1b, simulate
 from planaria_planner.templates import generate_templates
 from unit.planner.profiles import equal_layers, random_profile
@@ -18,7 +19,9 @@ def test_the_formula_is_exact_for_equal_stages() -> None:
         if 8 % template.num_nodes:
             continue
         for microbatches in (1, 2, 7, 40):
-            simulated = simulate(profile, template.stages, microbatches).iteration_seconds
+            simulated = simulate(
+                CostModel(profile), template.stages, microbatches
+            ).iteration_seconds
             predicted = template.cost.iteration_seconds(microbatches)
             assert predicted == pytest.approx(simulated, rel=1e-3)
 
@@ -35,7 +38,9 @@ def test_the_formula_is_close_for_the_templates_of_random_models(
         rng = random.Random(seed)
         profile = random_profile(rng, num_layers=rng.randint(4, 16))
         for template in generate_templates(profile, [6]).templates:
-            simulated = simulate(profile, template.stages, microbatches).iteration_seconds
+            simulated = simulate(
+                CostModel(profile), template.stages, microbatches
+            ).iteration_seconds
             errors.append(template.cost.iteration_seconds(microbatches) / simulated - 1)
     assert statistics.median(map(abs, errors)) < median
     assert max(map(abs, errors)) < worst
@@ -46,7 +51,7 @@ def test_every_stage_runs_every_microbatch_once_in_each_direction() -> None:
     rng = random.Random(5)
     profile = random_profile(rng, num_layers=9)
     template = generate_templates(profile, [4]).of_size(4)[0]
-    actions = simulate(profile, template.stages, 6).actions
+    actions = simulate(CostModel(profile), template.stages, 6).actions
 
     for stage in range(4):
         mine = sorted(a for a in actions if a.stage == stage)
