@@ -22,7 +22,7 @@ def test_an_engine_that_passed_first_is_not_asked_again() -> None:
         fence.check(3)
 
 
-@pytest.mark.parametrize("late", [Fence.see, Fence.fence, Fence.fence_at_commit, Fence.begin])
+@pytest.mark.parametrize("late", [Fence.see, Fence.fence, Fence.fence_at_commit])
 def test_invariant_4_older_directives_are_refused(late: "object") -> None:
     fence = Fence(3)
     fence.see(5)
@@ -31,8 +31,19 @@ def test_invariant_4_older_directives_are_refused(late: "object") -> None:
     assert (refusal.value.generation, refusal.value.newest) == (4, 5)
 
 
+def test_invariant_4_a_fenced_engine_takes_no_place_of_an_older_generation() -> None:
+    """An Activate that waited in the queue while the engine was fenced is not carried out."""
+    for fence_it in (Fence.fence, Fence.fence_at_commit):
+        fence = Fence(3)
+        fence_it(fence, 4)
+        with pytest.raises(FencedError):
+            fence.begin(3)
+        fence.begin(4)
+
+
 def test_at_commit_goes_on_until_everybody_holds_the_mark() -> None:
     fence = Fence(3)
+    fence.begin(3)
     fence.fence_at_commit(4)
     assert fence.mark == 4
     assert fence.pass_exchange(3, 0) is False
@@ -43,8 +54,20 @@ def test_at_commit_goes_on_until_everybody_holds_the_mark() -> None:
     fence.check(4)
 
 
+def test_an_engine_that_stops_with_a_mark_is_fenced() -> None:
+    """It has reported for generation 4 by then, and promised not to act for an older one."""
+    fence = Fence(3)
+    fence.begin(3)
+    fence.fence_at_commit(4)
+    fence.end()
+    assert fence.mark == 0
+    with pytest.raises(FencedError):
+        fence.begin(3)
+
+
 def test_an_immediate_fence_overtakes_a_patient_one() -> None:
     fence = Fence(3)
+    fence.begin(3)
     fence.fence_at_commit(4)
     fence.fence(5)
     assert fence.mark == 0
