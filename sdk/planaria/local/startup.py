@@ -12,6 +12,7 @@ from typing import TypeVar
 import planaria
 from planaria.client import Client
 from planaria.errors import UnavailableError
+from planaria.local.gpus import agent_environment, visible_gpus
 from planaria.local.processes import (
     ProcessIdentity,
     find_workers,
@@ -100,8 +101,8 @@ class Startup:
         _ensure_token(self._token_file)
         planner = self._wait_ready(self._start_planner())
         coordinator = self._wait_ready(self._start_coordinator(planner["grpc_address"]))
-        for index in range(1, options.num_nodes + 1):
-            self._start_agent(f"node-{index}", coordinator["grpc_address"])
+        for index in range(options.num_nodes):
+            self._start_agent(index, coordinator["grpc_address"])
         self._wait_nodes(coordinator["http_url"])
         return LocalCluster(
             http_url=coordinator["http_url"],
@@ -138,7 +139,8 @@ class Startup:
         environment = {"PLANARIA_COORDINATOR_DATABASE_URL": url} if url else {}
         return self._start("coordinator", "planaria_coordinator", arguments, environment)
 
-    def _start_agent(self, node_id: str, grpc_address: str) -> _Started:
+    def _start_agent(self, index: int, grpc_address: str) -> _Started:
+        node_id = f"node-{index + 1}"
         arguments = {
             "--coordinator": grpc_address,
             "--node-id": node_id,
@@ -146,7 +148,15 @@ class Startup:
             "--advertise-address": "127.0.0.1",
             "--num-accelerators": str(self._options.accelerators_per_node),
         }
-        return self._start(node_id, "planaria_worker", arguments)
+        own_gpus = agent_environment(
+            visible_gpus(os.environ),
+            node_index=index,
+            num_nodes=self._options.num_nodes,
+            accelerators_per_node=self._options.accelerators_per_node,
+        )
+        # What the user has set counts more.
+        environment = {**own_gpus, **_set_by_user("PLANARIA_WORKER_ACCELERATOR_KIND")}
+        return self._start(node_id, "planaria_worker", arguments, environment)
 
     def _start(
         self,
@@ -197,6 +207,10 @@ class Startup:
                 raise _failed(part, f"waited {_READY_TIMEOUT_SECONDS:.0f} s for {what}")
             time.sleep(_POLL_SECONDS)
         return found
+
+
+def _set_by_user(variable: str) -> dict[str, str]:
+    return {variable: os.environ[variable]} if variable in os.environ else {}
 
 
 def _failed(started: _Started, problem: str) -> UnavailableError:
