@@ -20,8 +20,7 @@ def agent_environment(
 ) -> dict[str, str]:
     """Return what makes an agent take its own share of the GPUs, or the CPU if they are too few.
 
-    Args:
-        node_index: counted from 0.
+    Nodes are counted from 0.
     """
     if len(gpus) < num_nodes * accelerators_per_node:
         return {"PLANARIA_WORKER_ACCELERATOR_KIND": "cpu"}

@@ -143,9 +143,11 @@ def test_a_part_that_fails_is_shown_and_everything_is_stopped(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
+    coordinator: FakeCoordinator,
     broken: str,
 ) -> None:
     monkeypatch.setenv("BROKEN", broken)
+    coordinator.answer("GET /nodes", Answer(body={"nodes": [node("node-1"), node("node-3")]}))
     assert up(data_dir) == 1
     error = capsys.readouterr().err
     name = broken.removeprefix("planaria_")
