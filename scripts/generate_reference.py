@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from planaria.cli.main import app
+from planaria.errors import ConflictError
 from planaria.job import JobSpec
 from planaria_common.settings import ServiceSettings
 from planaria_coordinator.settings import CoordinatorSettings
@@ -115,13 +116,15 @@ def settings() -> Iterator[str]:
 
 
 def commands() -> Iterator[str]:
-    """Yield the help of each command, as a terminal of 88 columns shows it."""
+    """Yield the help of each command, as a terminal shows it."""
     pending: list[tuple[str, ...]] = [()]
     while pending:
         words = pending.pop(0)
         result = CliRunner().invoke(
             app, [*words, "--help"], prog_name="planaria", env={"COLUMNS": "88"}
         )
+        if isinstance(result.exception, ConflictError):
+            continue  # a command of a part that does not bring it yet
         if result.exit_code:
             raise SystemExit(f"planaria {' '.join(words)} --help fails: {result.output}")
         yield f"## `{' '.join(('planaria', *words))}`"
