@@ -12,7 +12,7 @@ SOURCES := sdk services worker tests benchmarks examples scripts
 NODES ?= 3
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install proto format lint typecheck test test-all web up down demo docs check \
+.PHONY: help install proto openapi format lint typecheck test test-all web up down demo docs check \
 	protocheck constraints
 
 help: ## list the targets
@@ -27,6 +27,9 @@ $(STAMP): pyproject.toml constraints.txt scripts/install.sh
 proto: $(STAMP) ## format the protocol and generate its Python code into sdk/planaria/api
 	$(BIN)/buf format --write protos
 	$(PY) scripts/generate_protos.py
+
+openapi: $(STAMP) ## write the description of REST to services/coordinator/openapi.json
+	$(PY) scripts/generate_openapi.py
 
 format: $(STAMP) ## rewrite Python and protos in the house style
 	$(BIN)/ruff format $(SOURCES)

@@ -1,7 +1,7 @@
 """What streams to watchers have in common: they end when the server stops, and may fill silence."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -40,3 +40,6 @@ async def until_stopped(
         stopped.cancel()
         if upcoming is not None:
             upcoming.cancel()
+            await asyncio.wait({upcoming})
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()

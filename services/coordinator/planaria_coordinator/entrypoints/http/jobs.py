@@ -1,8 +1,8 @@
 """/api/v1/jobs"""
 
 from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 
-from planaria_coordinator.application.jobs import Submission
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.recovery import Recovery
@@ -17,22 +17,19 @@ _NO_CHANGE = models.Change()
 @router.post(
     "",
     status_code=201,
-    response_model=models.Job | models.DryRun,
-    responses={
-        200: {"model": models.DryRun, "description": "The plan of a dry run."},
-        201: {"model": models.Job, "description": "The job; Location names it."},
-    },
+    response_model=models.Job,
+    response_description="The job; Location names it.",
+    responses={200: {"model": models.DryRun, "description": "What a dry run would start."}},
 )
 async def create_job(
     submission: models.JobSubmission, jobs: JobsDep, response: Response
-) -> Job | Submission:
+) -> Job | JSONResponse:
     """Submit a job, or only plan it. Repeating a request_id returns the same job."""
     created = await jobs.create(
         submission.spec, request_id=submission.request_id, dry_run=submission.dry_run
     )
     if submission.dry_run:
-        response.status_code = 200
-        return created
+        return JSONResponse(models.DryRun.model_validate(created).model_dump(mode="json"))
     response.headers["Location"] = f"{router.prefix}/{created.job.id}"
     return created.job
 

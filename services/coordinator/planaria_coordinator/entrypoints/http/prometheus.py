@@ -26,7 +26,7 @@ _PREFIX: Final = "planaria_coordinator"
 _MAX_ITEMS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # registries hash their collectors
 class Snapshot(Collector):
     """What is known at one moment: the metrics follow from it.
 
