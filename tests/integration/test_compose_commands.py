@@ -18,7 +18,7 @@ import yaml
 
 from planaria import Client
 from planaria_common.netutil import free_port
-from support.postgres import PASSWORD, postgres_server
+from support.postgres import PASSWORD, needs_postgres, postgres_server
 from support.repository import ROOT
 
 pytestmark = pytest.mark.integration
@@ -125,6 +125,7 @@ def _wait_for_nodes(client: Client, wanted: set[str]) -> None:
         time.sleep(POLL_SECONDS)
 
 
+@needs_postgres
 def test_the_commands_make_a_cluster(tmp_path: Path) -> None:
     """Token, planner, coordinator on PostgreSQL and two workers find each other."""
     (tmp_path / "run").mkdir(mode=0o700)

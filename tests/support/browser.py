@@ -13,7 +13,7 @@ WEB = ROOT / "web"
 # Skipped where a browser is missing, but never in CI, which has to have one.
 needs_browser = pytest.mark.skipif(
     "CI" not in os.environ and not (shutil.which("node") and shutil.which("chromium")),
-    reason="needs node and chromium",
+    reason="needs Node 20.19+ and Chromium: apt-get install nodejs npm chromium",
 )
 
 

@@ -4,6 +4,7 @@
         ...
 
 It needs Debian's package `postgresql`, but no server that is already running and no privileges.
+Tests that use it are marked `needs_postgres`.
 """
 
 import os
@@ -14,6 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from planaria_common.netutil import free_port
 
@@ -30,6 +33,13 @@ def programs() -> Path | None:
         return installed[-1]
     found = shutil.which("initdb")
     return Path(found).parent if found else None
+
+
+# Skipped where it is missing, but never in CI, which has to have it.
+needs_postgres = pytest.mark.skipif(
+    "CI" not in os.environ and programs() is None,
+    reason="needs PostgreSQL: apt-get install postgresql",
+)
 
 
 @contextmanager
