@@ -43,6 +43,7 @@ from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent, L
 from planaria.api.worker.v1.report_pb2 import (
     CommitRecord,
     DirectiveResult,
+    EngineFault,
     EngineSnapshot,
     EngineState,
     FenceReport,
@@ -167,6 +168,7 @@ class EngineCluster:
         self._module = module
         self._changed = threading.Condition()
         self._num_started = 0
+        self._members: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -245,7 +247,7 @@ class EngineCluster:
         return self.ask_all({name: {"activate": command} for name in _names(plan)})
 
     def activation(self, plan: Sequence[Pipeline], rebuild_seconds: int = 60) -> Activate:
-        names = _names(plan)
+        names = self._members = _names(plan)
         return Activate(
             pipelines=[self._assignment(pipeline) for pipeline in plan],
             committed_steps=self.committed_steps,
@@ -255,7 +257,7 @@ class EngineCluster:
 
     def train(self, plan: Sequence[Pipeline]) -> None:
         """Begins the job anew in a new generation, whatever the engines did before."""
-        self.quiesce()
+        self.quiesce(dict.fromkeys([*_alive(self, self._members), *_names(plan)]))
         with self._changed:
             for engine in self.engines.values():
                 engine.events.clear()
@@ -268,9 +270,9 @@ class EngineCluster:
         names: Iterable[str] | None = None,
         mode: "Quiesce.Mode.ValueType" = Quiesce.MODE_IMMEDIATE,
     ) -> dict[str, FenceReport]:
-        """Opens a new generation and collects what every survivor reports."""
+        """Opens a new generation and collects what every survivor of the plan reports."""
         self.generation += 1
-        chosen = list(self.survivors if names is None else names)
+        chosen = _alive(self, self._members) if names is None else list(names)
         results = self.ask_all({name: {"quiesce": Quiesce(mode=mode)} for name in chosen})
         for name, result in results.items():
             assert result.HasField("fence_report"), (name, result)
@@ -293,8 +295,8 @@ class EngineCluster:
             if report.committed_steps == newest and report.HasField("last_commit"):
                 record = report.last_commit
         held = {n: {h.layer: h.version for h in report.layers} for n, report in reports.items()}
-        behind = [n for n, r in reports.items() if newest - 1 == r.committed_steps and r.layers]
-        assert all(r.committed_steps >= newest - 1 for n, r in reports.items() if r.layers)
+        behind = [name for name, r in reports.items() if r.committed_steps < newest]
+        assert all(reports[name].committed_steps == newest - 1 for name in behind)
         for name in behind:
             assert record is not None
             result = self.ask(name, commit=Commit(record=record))
@@ -359,6 +361,13 @@ class EngineCluster:
         return self.wait_for(
             f"step {step} of {name}",
             lambda: next((r for r in self.step_reports(name) if r.record.step == step), None),
+        )
+
+    def wait_for_fault(self, name: str) -> EngineFault:
+        engine = self.engines[name]
+        return self.wait_for(
+            f"fault of {name}",
+            lambda: next((e.fault for e in engine.events if e.HasField("fault")), None),
         )
 
     def step_reports(self, *names: str) -> list[StepReport]:
@@ -490,6 +499,10 @@ class EngineCluster:
 
 def _names(plan: Sequence[Pipeline]) -> list[str]:
     return [name for pipeline in plan for name, _ in pipeline.stages]
+
+
+def _alive(cluster: EngineCluster, names: Iterable[str]) -> list[str]:
+    return [name for name in names if cluster.is_alive(name)]
 
 
 def _layer_sources(sources: Mapping[int, Sequence[str]]) -> list[LayerSource]:

@@ -78,13 +78,13 @@ class Reduction:
                 free.append(self._finish(ledger, *in_flight.popleft()))
             buffer = free.pop()
             filled = self._fill(bucket, buffer, counts)
-            self._failpoints.hit("reduce", ledger.step)
             in_flight.append((bucket, buffer, bucket.group.iall_reduce(filled)))
         while in_flight:
             self._finish(ledger, *in_flight.popleft())
         self._stopwatch.lap("reduce")
 
     def _finish(self, ledger: Ledger, bucket: _Bucket, buffer: Tensor, work: Work) -> Tensor:
+        self._failpoints.hit("reduce", ledger.step, bucket.layers[0])
         work.wait()
         counts = self._spread(bucket, buffer)
         self._enter(ledger, bucket, counts)

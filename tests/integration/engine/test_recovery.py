@@ -1,0 +1,225 @@
+"""Engines that die, stop, raise or are fenced in the middle of a step: the model does not notice.
+
+Two pipelines that are cut differently. One engine fails at a named place of step 2; the survivors
+are collected, rolled forward, given new places and fetch what they miss from each other. No process
+that did not die is started again.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from oracle.reference import ReferenceResult
+from planaria.api.common.v1.errors_pb2 import ErrorReason
+from planaria.api.worker.v1.directive_pb2 import Commit, Quiesce
+from planaria.api.worker.v1.report_pb2 import CommitRecord, EngineState
+from support.engine_harness import EngineCluster, Pipeline
+from support.training_jobs import TrainingJob, training_job
+
+pytestmark = pytest.mark.integration
+
+BEFORE = [Pipeline([("a", 3), ("b", 4)], [0, 1, 2]), Pipeline([("c", 5), ("d", 2)], [3, 4, 5])]
+WITHOUT_B = [Pipeline([("a", 7)], [0, 1]), Pipeline([("c", 5), ("d", 2)], [2, 3, 4, 5])]
+FAILED_STEP = 2
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
+    return training_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def expected(job: TrainingJob) -> ReferenceResult:
+    return job.run_reference()
+
+
+@pytest.fixture(scope="module")
+def cluster(job: TrainingJob, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCluster]:
+    with EngineCluster(tmp_path_factory.mktemp("engines"), job.files) as cluster:
+        yield cluster
+
+
+def finish(cluster: EngineCluster, plan: list[Pipeline], expected: ReferenceResult) -> None:
+    """The job ends as if nothing had happened."""
+    names = [name for pipeline in plan for name, _ in pipeline.stages]
+    cluster.wait_until_finished(*names)
+    assert cluster.digest(plan) == expected.digest
+    assert cluster.losses() == expected.losses
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        {"at": "forward", "microbatch": 1},
+        {"at": "backward", "microbatch": 0},
+        {"at": "wait_peer", "microbatch": 2},
+        {"at": "reduce"},
+        {"at": "before_exchange"},
+        {"at": "before_update"},
+    ],
+    ids=lambda failpoint: failpoint["at"],
+)
+def test_an_engine_is_killed_within_a_step(
+    cluster: EngineCluster, expected: ReferenceResult, failpoint: dict[str, object]
+) -> None:
+    fatal = {"action": "kill", "step": FAILED_STEP, **failpoint}
+    cluster.prepare("a", "b", "c", "d", failpoints={"b": [fatal]})
+    pids = {name: cluster.engines[name].process.pid for name in "acd"}
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    cluster.recover(WITHOUT_B)
+    finish(cluster, WITHOUT_B, expected)
+    assert pids == {name: cluster.engines[name].process.pid for name in cluster.survivors}
+
+
+def test_a_kill_between_the_phases_of_a_commit_is_rolled_forward(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    """c, the last rank, has passed the exchange; b dies having passed, before it tells a."""
+    plan = [Pipeline([("a", 2), ("b", 3), ("c", 2)], [0, 1, 2]), Pipeline([("d", 7)], [3, 4, 5])]
+    cluster.prepare(
+        "a",
+        "b",
+        "c",
+        "d",
+        failpoints={"b": [{"at": "after_exchange", "action": "kill", "step": FAILED_STEP}]},
+    )
+    cluster.train(plan)
+    cluster.wait_until_dead("b")
+    reports = cluster.quiesce()
+    assert {name: report.committed_steps for name, report in reports.items()} == {
+        "a": FAILED_STEP,
+        "c": FAILED_STEP + 1,
+        "d": FAILED_STEP + 1,
+    }
+    held = cluster.roll_forward(reports)
+    # a had the very sums of the record: it needs no copy, though it never saw the verdict.
+    assert held["a"] == {0: FAILED_STEP + 1, 1: FAILED_STEP + 1}
+    after = [Pipeline([("a", 2), ("c", 5)], [0, 2, 4]), Pipeline([("d", 7)], [1, 3, 5])]
+    copied = cluster.copy_missing(after, held)
+    assert copied.keys() == {"c"}
+    assert copied["c"].copied.bytes > 0
+    cluster.activate(after)
+    finish(cluster, after, expected)
+
+
+def test_a_rank_without_the_very_sums_of_a_record_says_that_it_is_stale(
+    cluster: EngineCluster,
+) -> None:
+    """Sums of another generation may differ by rounding: they are not applied."""
+    cluster.prepare("a", "b", "c", "d")
+    cluster.train(BEFORE)
+    cluster.wait_for_step("d", 0)
+    report = cluster.quiesce()["a"]
+    record = CommitRecord(step=report.committed_steps, generation=1, num_tokens=288)
+    committed = cluster.ask("a", commit=Commit(record=record)).committed
+    assert committed.committed_steps == report.committed_steps + 1
+    assert committed.stale_layers == [0, 1, 2]
+    assert cluster.ask("a", commit=Commit(record=record)).committed == committed
+
+
+def test_a_healthy_job_may_be_fenced_at_any_moment(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    cluster.prepare("a", "b", "c", "d")
+    cluster.train(BEFORE)
+    for step in range(cluster.job.num_steps - 1):
+        cluster.wait_for_step("d", step)
+        cluster.recover(BEFORE)
+    finish(cluster, BEFORE, expected)
+
+
+def test_an_exception_parks_the_engine_which_goes_on_in_the_next_generation(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    raising = {"at": "backward", "action": "raise", "step": FAILED_STEP, "microbatch": 4}
+    cluster.prepare("a", "b", "c", "d", failpoints={"c": [raising]})
+    cluster.train(BEFORE)
+    fault = cluster.wait_for_fault("c")
+    assert not fault.fatal
+    assert fault.failure.reason == ErrorReason.ERROR_REASON_ENGINE_FAILED
+    assert "failpoint at backward" in fault.failure.message
+    cluster.wait_for_state(EngineState.ENGINE_STATE_PARKED, "a", "b", "c", "d")
+    cluster.recover(BEFORE)
+    finish(cluster, BEFORE, expected)
+
+
+def test_a_stopped_engine_holds_up_nobody_who_is_told(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    """SIGSTOP: nothing shows on the network; the survivors are woken by the fence alone."""
+    stopping = {"at": "wait_peer", "action": "stop", "step": FAILED_STEP}
+    cluster.prepare("a", "b", "c", "d", failpoints={"b": [stopping]})
+    cluster.train(BEFORE)
+    cluster.wait_for_step("d", FAILED_STEP - 1)
+    reports = cluster.quiesce(["a", "c", "d"])
+    cluster.copy_missing(WITHOUT_B, cluster.roll_forward(reports))
+    cluster.activate(WITHOUT_B)
+    finish(cluster, WITHOUT_B, expected)
+    cluster.engines["b"].close()
+
+
+def test_invariant_4_a_stale_coordinator_changes_nothing(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    cluster.prepare("a", "b", "c", "d")
+    cluster.train(BEFORE)
+    cluster.wait_for_step("d", 0)
+    stale = cluster.generation - 1
+    for command in (
+        {"quiesce": Quiesce(mode=Quiesce.MODE_IMMEDIATE)},
+        {"quiesce": Quiesce(mode=Quiesce.MODE_AT_COMMIT)},
+        {"activate": cluster.activation(WITHOUT_B)},
+    ):
+        for name in ("a", "d"):
+            failure = cluster.ask(name, stale, **command).failure
+            assert failure.reason == ErrorReason.ERROR_REASON_STALE_GENERATION
+            assert failure.metadata["newest"] == str(cluster.generation)
+    finish(cluster, BEFORE, expected)
+
+
+def test_pause_join_and_drain_lose_no_microbatch(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    """AT_COMMIT: all park behind the same commit, and no step is computed twice."""
+    cluster.prepare("a", "b", "c", "d")
+    cluster.train(BEFORE)
+    cluster.wait_for_step("d", 0)
+    cluster.prepare("e")  # while the others train
+    reports = cluster.quiesce(["a", "b", "c", "d"], Quiesce.MODE_AT_COMMIT)
+    assert len({report.committed_steps for report in reports.values()}) == 1
+    assert not any(report.finished_microbatches for report in reports.values())
+    after = [Pipeline([("e", 4), ("b", 3)], [0, 1, 2, 3]), Pipeline([("a", 7)], [4, 5])]
+    cluster.copy_missing(after, cluster.roll_forward(reports))
+    cluster.activate(after)
+    finish(cluster, after, expected)
+    steps = [report.record.step for report in cluster.step_reports()]
+    assert sorted(steps) == sorted(2 * list(range(cluster.job.num_steps)))
+
+
+def test_a_second_loss_while_groups_are_built_opens_the_next_generation(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    cluster.prepare(
+        "a",
+        "b",
+        "c",
+        "d",
+        failpoints={"b": [{"at": "forward", "action": "kill", "step": FAILED_STEP}]},
+    )
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    reports = cluster.quiesce()
+    held = cluster.roll_forward(reports)
+    cluster.copy_missing(WITHOUT_B, held)
+    waiting = [cluster.direct(name, activate=cluster.activation(WITHOUT_B)) for name in "ac"]
+    cluster.engines["d"].kill()
+    cluster.wait_until_dead("d")
+    alone = [Pipeline([("c", 3), ("a", 4)], [0, 1, 2, 3, 4, 5])]
+    reports = cluster.quiesce()
+    for name, directive_id in zip("ac", waiting, strict=True):
+        failure = cluster.wait_for_result(name, directive_id).failure
+        assert failure.reason == ErrorReason.ERROR_REASON_STALE_GENERATION
+    cluster.copy_missing(alone, cluster.roll_forward(reports))
+    cluster.activate(alone)
+    finish(cluster, alone, expected)
