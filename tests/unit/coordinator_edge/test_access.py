@@ -1,5 +1,6 @@
 """Who may call over HTTP: Host, Origin, token, size."""
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
@@ -23,7 +24,7 @@ async def test_every_change_needs_the_token(
     coordinator: FakeCoordinator, method: str, path: str, given: str | None
 ) -> None:
     """Without the cluster's token nothing changes, also on loopback."""
-    headers = {} if given is None else {"authorization": given.encode()}
+    headers = {} if given is None else {b"authorization": given.encode()}
     async with client_of(build_app(coordinator), token=None) as client:
         response = await client.request(method, path, headers=headers)
 
@@ -120,7 +121,7 @@ async def test_a_body_declared_too_large_is_refused(client: httpx.AsyncClient) -
 async def test_a_body_that_turns_out_too_large_is_refused(client: httpx.AsyncClient) -> None:
     """A body without a declared length is counted as it comes."""
 
-    async def chunks():  # type: ignore[no-untyped-def]
+    async def chunks() -> AsyncIterator[bytes]:
         for _ in range(11):
             yield b" " * 1000
 

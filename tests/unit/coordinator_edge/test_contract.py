@@ -1,6 +1,7 @@
 """Whatever a client sends, the answer is one that the OpenAPI description announces."""
 
 import asyncio
+from typing import Any
 
 import pytest
 import schemathesis
@@ -36,7 +37,7 @@ SCHEMA = _schema()
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-def test_answers_follow_the_description(case: schemathesis.Case) -> None:
+def test_answers_follow_the_description(case: schemathesis.Case[Any]) -> None:
     """No input, however odd, gets an undocumented answer or an internal error."""
     headers = {"host": "localhost", "authorization": f"Bearer {TOKEN}"}
     case.call_and_validate(headers=headers, checks=CHECKS)

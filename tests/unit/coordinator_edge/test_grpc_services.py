@@ -6,6 +6,7 @@ from functools import partial
 
 import grpc
 import pytest
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from planaria.api.coordinator.v1 import cluster_service_pb2 as cluster_pb
@@ -69,7 +70,7 @@ async def test_a_job_over_grpc(channel: grpc.aio.Channel) -> None:
     assert response.job.create_time.ToDatetime().hour == 12
     assert not response.job.HasField("goodput")
     assert not response.job.HasField("end_time")
-    assert response.job.spec["training"]["steps"] == 10
+    assert MessageToDict(response.job.spec) == {"training": {"steps": 10}}
 
 
 async def test_submitting_over_grpc(
@@ -120,7 +121,8 @@ async def test_lists_over_grpc(channel: grpc.aio.Channel) -> None:
     lines = await jobs.ListJobLogs(job_pb.ListJobLogsRequest(job_id="job-1"))
     assert lines.lines[0].text == "hello"
     plan = await jobs.GetJobPlan(job_pb.GetJobPlanRequest(job_id="job-1"))
-    assert (plan.generation, plan.reason, plan.plan.idle_node_ids) == (2, "fastest", ["c"])
+    assert (plan.generation, plan.reason) == (2, "fastest")
+    assert list(plan.plan.idle_node_ids) == ["c"]
     nodes = await cluster.ListNodes(cluster_pb.ListNodesRequest())
     assert [node.id for node in nodes.nodes] == ["a", "b"]
     assert nodes.nodes[0].engines[0].id == "job-1/a/0/1"
@@ -142,7 +144,7 @@ async def test_errors_over_grpc_are_the_same(channel: grpc.aio.Channel) -> None:
 async def test_a_watcher_goes_on_where_it_was_cut_off(
     channel: grpc.aio.Channel, coordinator: FakeCoordinator
 ) -> None:
-    """Everything after the sequence number, then each event as it happens: none twice, none lost."""
+    """Everything after the sequence number, then each event as it happens, none twice."""
     stub = ClusterServiceStub(channel)
     first = stub.WatchEvents(cluster_pb.WatchEventsRequest(), metadata=bearer(TOKEN))
     seen = [(await anext(aiter(first))).event.sequence for _ in range(2)]

@@ -347,9 +347,13 @@ async def test_a_newer_session_of_the_same_name_takes_over(
 @pytest.mark.parametrize("name", ["", "default", "two words", "x" * 64])
 async def test_names_that_job_files_cannot_give_are_refused(address: str, name: str) -> None:
     """The error names the field."""
-    with pytest.raises(InvalidArgumentError, match=r"registration\.name"):
-        with rpc_errors("coordinator"):
-            await Scheduler(address, name=name).connect()
+    scheduler = Scheduler(address, name=name)
+    with (
+        pytest.raises(InvalidArgumentError, match=r"registration\.name"),
+        rpc_errors("coordinator"),
+    ):
+        await scheduler.connect()
+    await scheduler.close()
 
 
 def test_a_scheduler_is_known_once_it_was_connected(sessions: SchedulerSessions) -> None:

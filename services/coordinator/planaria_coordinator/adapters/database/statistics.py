@@ -19,7 +19,7 @@ async def count_totals(connection: AsyncConnection) -> Totals:
     ).group_by(RECOVERIES.c.cause)
     events = select(COUNTERS.c.value).where(COUNTERS.c.name == "events")
     return Totals(
-        jobs=dict((await connection.execute(states)).tuples().all()),
+        jobs={state: count for state, count in (await connection.execute(states)).all()},  # noqa: C416 - rows are no pairs to mypy
         recoveries={
             cause: RecoveryTotals(
                 count=count,
