@@ -95,7 +95,8 @@ def _fail(failpoint: Failpoint) -> None:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this very thread: sent to the process, another one might take it, and this go on.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case "segfault":
             ctypes.string_at(0)
         case "hang":

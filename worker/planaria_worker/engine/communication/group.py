@@ -107,7 +107,9 @@ class Group:
                 return
             self._reason = reason
         backend.cut()
-        _drop_elsewhere([backend])
+        last_references = [backend]
+        del backend
+        _drop_elsewhere(last_references)
 
     def _start(
         self, launch: Callable[[GroupBackend], BackendWork], tensor: Tensor, what: str
@@ -163,12 +165,12 @@ class Work:
             raise self._group._broken(self._what, failure)
 
 
-def _drop_elsewhere(box: list[GroupBackend]) -> None:
-    """Lets a thread of its own drop the last reference: the end of a group waits for its threads.
+def _drop_elsewhere(last_references: list[GroupBackend]) -> None:
+    """Has another thread drop them: gloo's threads take 10 ms each to end, and it waits for them.
 
-    The caller must not hold one any more when the operation in flight returns.
+    An operation that is still returning holds one more; then it is dropped there.
     """
-    threading.Thread(target=box.clear, name="drop-group", daemon=True).start()
+    threading.Thread(target=last_references.clear, name="drop-group", daemon=True).start()
 
 
 def _first_line(error: RuntimeError) -> str:
