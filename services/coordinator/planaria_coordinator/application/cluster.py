@@ -1,27 +1,47 @@
 """What users do with nodes. REST and gRPC are two faces of this class."""
 
+from dataclasses import replace
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import Page
-from planaria_coordinator.domain.node import Node
+from planaria_coordinator.application.requests import made_before, remember, request_record
+from planaria_coordinator.application.state import SharedState, wrong_state
+from planaria_coordinator.domain.node import Node, NodeState
+from planaria_coordinator.domain.signals import DrainEnded, DrainWanted
+
+_ALIVE = (NodeState.READY, NodeState.CORDONED, NodeState.DRAINING, NodeState.DRAINED)
 
 
 class Cluster:
     """Reads and changes nodes."""
 
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+
     async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Node]:
         """List nodes by id with their engines; 1,000 unless told otherwise."""
-        raise NotImplementedError
+        size = page_size_of(page_size, default=1000)
+        nodes = [node for node in self._state.nodes.views() if node.id > page_token]
+        token = nodes[size - 1].id if len(nodes) > size else ""
+        return Page(items=tuple(nodes[:size]), next_page_token=token)
 
     async def get(self, node_id: str) -> Node:
         """Read a node. Raises NODE_NOT_FOUND."""
-        raise NotImplementedError
+        return self._state.nodes.view(node_id)
 
     async def cordon(self, node_id: str, *, request_id: str = "") -> Node:
         """Keep new work off a node. Idempotent. Raises NODE_NOT_FOUND or WRONG_STATE."""
-        raise NotImplementedError
+        return await self._change(
+            node_id, "cordon_node", request_id, (NodeState.READY, NodeState.CORDONED),
+            NodeState.CORDONED, "takes no new work",
+        )  # fmt: skip
 
     async def uncordon(self, node_id: str, *, request_id: str = "") -> Node:
         """End a cordon or a drain. Idempotent. Raises NODE_NOT_FOUND or WRONG_STATE."""
-        raise NotImplementedError
+        return await self._change(
+            node_id, "uncordon_node", request_id, _ALIVE, NodeState.READY, "takes work again"
+        )
 
     async def drain(self, node_id: str, *, request_id: str = "") -> Node:
         """Free a node of its work without losing a microbatch. Idempotent.
@@ -29,8 +49,68 @@ class Cluster:
         Raises:
             PlanariaError: NODE_NOT_FOUND or WRONG_STATE.
         """
-        raise NotImplementedError
+        node = self._state.nodes.require(node_id).node
+        if node.state is NodeState.DRAINED:
+            return await self.get(node_id)
+        return await self._change(
+            node_id, "drain_node", request_id, _ALIVE, NodeState.DRAINING, "is being freed"
+        )
+
+    async def _change(
+        self,
+        node_id: str,
+        method: str,
+        request_id: str,
+        allowed: tuple[NodeState, ...],
+        target: NodeState,
+        words: str,
+    ) -> Node:
+        state = self._state
+        record = request_record(request_id, method, {"node_id": node_id}, node_id)
+        if await made_before(state.database, record) is not None:
+            return await self.get(node_id)
+        async with state.node_lock:
+            node = state.nodes.require(node_id).node
+            if node.state not in allowed:
+                expected = " or ".join(sorted(set(allowed)))
+                raise wrong_state(node_id, node.state, f"it would have to be {expected}")
+            if node.state is not target:
+                event_type = f"node_{target.lower()}"
+                draft = state.draft(event_type, f"{node_id} {words}", node_id=node_id)
+                await state.save_node(replace(node, state=target), [draft])
+        self._tell_jobs(node_id, target)
+        await remember(state.database, record)
+        return await self.get(node_id)
+
+    def _tell_jobs(self, node_id: str, target: NodeState) -> None:
+        for actor in self._state.holders(node_id):
+            if target is NodeState.DRAINING:
+                actor.post(DrainWanted(node_id=node_id))
+            elif target is NodeState.READY:
+                actor.post(DrainEnded(node_id=node_id))
 
     async def remove(self, node_id: str, *, request_id: str = "") -> None:
         """Forget a node that is lost or drained. Raises NODE_NOT_FOUND or WRONG_STATE."""
-        raise NotImplementedError
+        state = self._state
+        record = request_record(request_id, "remove_node", {"node_id": node_id}, node_id)
+        if await made_before(state.database, record) is not None:
+            return
+        async with state.node_lock:
+            entry = state.nodes.require(node_id)
+            if entry.node.state not in (NodeState.LOST, NodeState.DRAINED):
+                expected = "only a node that is LOST or DRAINED can be removed"
+                raise wrong_state(node_id, entry.node.state, expected)
+            if entry.node.state is NodeState.DRAINED and entry.wire is not None:
+                raise PlanariaError(
+                    ErrorReason.WRONG_STATE,
+                    f"the agent of {node_id} still runs: stop it first",
+                    {"resource": node_id, "state": entry.node.state},
+                )
+            draft = state.draft("node_removed", f"{node_id} is forgotten", node_id=node_id)
+            async with state.database.unit_of_work() as work:
+                await work.nodes.remove(node_id)
+                await work.events.append([draft])
+                await work.commit()
+            state.nodes.remove(node_id)
+        state.event_changes.notify()
+        await remember(state.database, record)

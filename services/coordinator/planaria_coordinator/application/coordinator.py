@@ -1,19 +1,34 @@
 """The coordinator as one object: what the composition root builds and the entry points use."""
 
+import asyncio
 from collections.abc import Callable
 
 from planaria_common.clock import Clock
+from planaria_common.logging import get_logger
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
 from planaria_coordinator.application.jobs import Jobs
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.ports import Database, Planner, SchedulingPolicy
+from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE
+from planaria_coordinator.application.scheduling import Scheduler
+from planaria_coordinator.application.sessions import Sessions
+from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.application.supervision import Supervisor
+from planaria_coordinator.domain.signals import Restarted
+
+log = get_logger("coordinator")
 
 
 class Coordinator:
     """All services over one database.
 
     Args:
+        database: where everything is kept.
+        planner: where plans come from.
+        policy: decides which nodes and which plan a job gets.
+        clock: the time.
+        options: deadlines.
         new_id: makes ids that are unique and lower-case, such as new_id("job") -> "job-4f2a91c0".
     """
 
@@ -27,20 +42,90 @@ class Coordinator:
         options: Options,
         new_id: Callable[[str], str],
     ) -> None:
-        raise NotImplementedError
+        self._state = SharedState(
+            database=database,
+            planner=planner,
+            policy=policy,
+            clock=clock,
+            options=options,
+            new_id=new_id,
+        )
+        self._scheduler = Scheduler(self._state)
+        self._supervisor = Supervisor(self._state)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.jobs = Jobs(self._state)
+        self.cluster = Cluster(self._state)
+        self.events = Events(self._state)
+        self.sessions = Sessions(self._state)
 
-    jobs: Jobs
-    cluster: Cluster
-    events: Events
+    async def start(self, *, with_clock: bool = True) -> None:
+        """Read what the database knows, and begin to act. Call before the servers listen.
 
-    async def start(self) -> None:
-        """Read what the database knows, and begin to act. Call before the servers listen."""
-        raise NotImplementedError
+        Args:
+            with_clock: look at the clock by itself; otherwise somebody calls `tick` and `flush`.
+        """
+        await self._recover()
+        self._tasks.append(asyncio.create_task(self._scheduler.serve(), name="scheduler"))
+        if with_clock:
+            for loop in (self._supervisor.serve_ticks, self._supervisor.serve_flushes):
+                self._tasks.append(asyncio.create_task(loop(), name="supervisor"))
+        self._state.scheduling_wanted.set()
+
+    async def _recover(self) -> None:
+        """Take up every job that has not ended: at any point its run says how to go on."""
+        state = self._state
+        async with state.database.unit_of_work() as work:
+            state.nodes.load(await work.nodes.all())
+            jobs = await work.jobs.unfinished()
+            pending = await work.directives.pending()
+            loaded = [
+                (
+                    job,
+                    await work.runs.get(job.id),
+                    await work.step_metrics.newest(job.id, NUM_STEPS_FOR_RATE),
+                )
+                for job in jobs
+            ]
+        for job, run, newest in loaded:
+            if run is None:
+                log.error("job_without_run", job_id=job.id)
+                continue
+            actor = state.add_actor(job, run, newest)
+            for directive in pending:
+                if directive.id in run.pending:
+                    state.dispatcher.send(directive)
+            actor.post(Restarted())
+            log.info("job_taken_up", job_id=job.id, state=run.state, generation=run.generation)
 
     async def stop(self) -> None:
         """Stop acting; engines go on. What is in the database suffices to start again."""
-        raise NotImplementedError
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        try:
+            await self._supervisor.flush()
+        except Exception as error:
+            log.warning("flush_failed", cause=str(error))
+        await self._state.stop_actors()
 
     async def check_ready(self) -> None:
         """Do nothing, or raise UnavailableError naming the part that does not answer."""
-        raise NotImplementedError
+        await self._state.database.ping()
+        await self._state.planner.ping()
+
+    async def tick(self) -> None:
+        """Act on what the time is; done by itself unless started without a clock."""
+        await self._supervisor.tick()
+
+    async def flush(self) -> None:
+        """Write what has gathered; done by itself unless started without a clock."""
+        await self._supervisor.flush()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being decided, planned or scheduled right now."""
+        waiting = self._state.scheduling_wanted.is_set()
+        actors = all(actor.is_idle for actor in self._state.actors.values())
+        quiet = not self._state.is_busy_beside and not waiting
+        return actors and self._scheduler.is_idle and quiet

@@ -2,22 +2,61 @@
 
 from collections.abc import AsyncIterator
 
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import Page
+from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.event import Event
+
+_WATCH_PAGE_SIZE = 500
 
 
 class Events:
     """Reads and watches events."""
 
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+
     async def list(
         self, *, job_id: str = "", page_size: int = 0, page_token: str = ""
     ) -> Page[Event]:
-        """List events, the oldest first; of one job unless `job_id` is ""; 1,000 by default."""
-        raise NotImplementedError
+        """List events, the oldest first; of one job unless `job_id` is ""; 1,000 by default.
 
-    def watch(self, *, after_sequence: int = 0, job_id: str = "") -> AsyncIterator[Event]:
+        A page token is the sequence number of the last event seen.
+        """
+        after = _sequence(page_token)
+        size = page_size_of(page_size, default=1000)
+        async with self._state.database.unit_of_work() as work:
+            found = await work.events.after(after, job_id=job_id, limit=size + 1)
+        items = tuple(found[:size])
+        token = str(items[-1].sequence) if len(found) > size else ""
+        return Page(items=items, next_page_token=token)
+
+    async def watch(self, *, after_sequence: int = 0, job_id: str = "") -> AsyncIterator[Event]:
         """Yield every event behind a sequence number, then each one as it happens, for ever.
 
         A watcher that goes on from the last sequence number it saw misses none.
         """
-        raise NotImplementedError
+        while True:
+            count = self._state.event_changes.count
+            async with self._state.database.unit_of_work() as work:
+                found = await work.events.after(
+                    after_sequence, job_id=job_id, limit=_WATCH_PAGE_SIZE
+                )
+            for event in found:
+                yield event
+                after_sequence = event.sequence
+            if len(found) < _WATCH_PAGE_SIZE:
+                await self._state.event_changes.beyond(count)
+
+
+def _sequence(page_token: str) -> int:
+    if not page_token:
+        return 0
+    if not page_token.isascii() or not page_token.isdigit():
+        raise PlanariaError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"page_token must come from the page before, not {page_token[:40]!r}",
+            {"field": "page_token", "expected": "a token of the page before"},
+        )
+    return int(page_token)

@@ -1,13 +1,27 @@
 """What users do with jobs. REST and gRPC are two faces of this class."""
 
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import GenerationRecord, Page
-from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
+from planaria_coordinator.application.requests import made_before, remember, request_record
+from planaria_coordinator.application.state import SharedState, wrong_state
+from planaria_coordinator.application.submission import read_job_spec, requirements_of
+from planaria_coordinator.domain.job import Job, JobState, LogLine, StepMetrics
+from planaria_coordinator.domain.ledger import Activity, Ledger
+from planaria_coordinator.domain.node import NodeState
 from planaria_coordinator.domain.plan import Plan
+from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.recovery import Recovery
+from planaria_coordinator.domain.requirements import NodeFacts, Requirements
+from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.signals import CancelWanted, PauseWanted, ResumeWanted, Signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +48,11 @@ class JobView:
 class Jobs:
     """Submits, reads and changes jobs."""
 
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+
+    # -- submitting --------------------------------------------------------------------------------
+
     async def create(
         self, spec: Mapping[str, Any], *, request_id: str = "", dry_run: bool = False
     ) -> Submission:
@@ -41,55 +60,199 @@ class Jobs:
 
         Raises:
             PlanariaError: INVALID_JOB (metadata `field`), MODEL_DOES_NOT_FIT,
-                FAULT_TOLERANCE_IMPOSSIBLE, NOT_ENOUGH_MICROBATCHES, SCHEDULER_NOT_FOUND,
-                REQUEST_ID_REUSED, UNAVAILABLE.
+                FAULT_TOLERANCE_IMPOSSIBLE, NOT_ENOUGH_NODES, NOT_ENOUGH_MICROBATCHES,
+                SCHEDULER_NOT_FOUND, REQUEST_ID_REUSED, UNAVAILABLE.
         """
-        raise NotImplementedError
+        job_spec = read_job_spec(spec)
+        document = job_spec.to_document()
+        record = request_record(request_id, "create_job", document, "")
+        if not dry_run and (known := await made_before(self._state.database, record)):
+            return Submission(job=await self.get(known), plan=None, reason="submitted before")
+        self._check_scheduler(job_spec.scheduler)
+        requirements = requirements_of(job_spec, secrets.token_hex(16))
+        answer, reason = await self._first_plan(requirements)
+        job_id = "" if dry_run else self._state.new_id("job")
+        job = Job(
+            id=job_id,
+            name=job_spec.name,
+            state=JobState.PENDING,
+            steps=requirements.steps,
+            spec=document,
+            create_time=self._state.clock.now(),
+        )
+        if not dry_run:
+            min_nodes = answer.min_nodes if answer else requirements.min_nodes_per_pipeline
+            job = await self._store(job, requirements, min_nodes)
+            await remember(
+                self._state.database,
+                request_record(request_id, "create_job", document, job_id),
+            )
+        return Submission(job=job, plan=answer.plan if answer else None, reason=reason)
+
+    def _check_scheduler(self, scheduler: str) -> None:
+        if not self._state.policy.knows(scheduler):
+            raise PlanariaError(
+                ErrorReason.SCHEDULER_NOT_FOUND,
+                f"scheduler: no scheduler named {scheduler} is connected",
+                {"scheduler": scheduler},
+            )
+
+    async def _first_plan(self, requirements: Requirements) -> tuple[PlanAnswer | None, str]:
+        """Return the plan on the cluster as it is: what it cannot do now is refused now."""
+        nodes = self._schedulable_nodes()
+        if len(nodes) < requirements.min_nodes:
+            return None, f"{len(nodes)} of {requirements.min_nodes} nodes are ready"
+        chosen = nodes[: requirements.max_nodes]
+        facts = {node.node_id: node for node in chosen}
+        query = PlanQuery(
+            problem=planning_problem(requirements, facts), nodes=plan_nodes(facts, facts)
+        )
+        answer = await self._state.planner.plan(query)
+        needed = requirements.nodes_to_start(answer.min_nodes)
+        if requirements.max_nodes is not None and requirements.max_nodes < needed:
+            possible = requirements.max_nodes // answer.min_nodes - 1
+            raise PlanariaError(
+                ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE,
+                f"resilience.fault_tolerance: {requirements.fault_tolerance} needs {needed} nodes "
+                f"and resources.max_nodes is {requirements.max_nodes}; {possible} is possible",
+                {
+                    "fault_tolerance": str(requirements.fault_tolerance),
+                    "possible": str(possible),
+                },
+            )
+        return answer, answer.reason
+
+    def _schedulable_nodes(self) -> list[NodeFacts]:
+        """Return the nodes that a job could be given now or when others end."""
+        return [
+            entry.facts
+            for entry in sorted(self._state.nodes, key=lambda entry: entry.node.id)
+            if entry.node.state is NodeState.READY
+        ]
+
+    async def _store(self, job: Job, requirements: Requirements, min_nodes: int) -> Job:
+        run = JobRun(
+            job_id=job.id,
+            requirements=requirements,
+            state=JobState.PENDING,
+            ledger=Ledger(current=Activity.WAITING, since=job.create_time),
+            create_time=job.create_time,
+            nodes_per_replica=min_nodes,
+        )
+        state = self._state
+        message = f"{job.name} was submitted: {requirements.steps} steps"
+        draft = state.draft("job_submitted", message, job_id=job.id)
+        async with state.database.unit_of_work() as work:
+            await work.jobs.add(job)
+            await work.runs.save(run)
+            await work.events.append([draft])
+            await work.commit()
+        actor = state.add_actor(job, run)
+        state.event_changes.notify()
+        state.scheduling_wanted.set()
+        return actor.view()
+
+    # -- reading -----------------------------------------------------------------------------------
 
     async def get(self, job_id: str) -> Job:
         """Read a job, its times up to now. Raises JOB_NOT_FOUND."""
-        raise NotImplementedError
+        actor = self._state.actors.get(job_id)
+        if actor is not None:
+            return actor.view()
+        async with self._state.database.unit_of_work() as work:
+            job = await work.jobs.get(job_id)
+        if job is None:
+            raise PlanariaError(
+                ErrorReason.JOB_NOT_FOUND, f"there is no job {job_id}", {"job_id": job_id}
+            )
+        return job
 
     async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Job]:
         """List jobs, the newest first; 100 unless told otherwise, at most 1,000."""
-        raise NotImplementedError
-
-    async def cancel(self, job_id: str, *, request_id: str = "") -> Job:
-        """End a job. Idempotent. Raises JOB_NOT_FOUND or WRONG_STATE."""
-        raise NotImplementedError
-
-    async def pause(self, job_id: str, *, request_id: str = "") -> Job:
-        """Let a job stand still after a commit. Idempotent. Raises JOB_NOT_FOUND, WRONG_STATE."""
-        raise NotImplementedError
-
-    async def resume(self, job_id: str, *, request_id: str = "") -> Job:
-        """Let a paused job go on. Idempotent. Raises JOB_NOT_FOUND or WRONG_STATE."""
-        raise NotImplementedError
+        size = page_size_of(page_size, default=100)
+        async with self._state.database.unit_of_work() as work:
+            page = await work.jobs.page(page_size=size, page_token=page_token)
+        actors = self._state.actors
+        items = tuple(actors[job.id].view() if job.id in actors else job for job in page.items)
+        return Page(items=items, next_page_token=page.next_page_token)
 
     async def plan(self, job_id: str) -> GenerationRecord | None:
         """Read the newest plan; None before the first. Raises JOB_NOT_FOUND."""
-        raise NotImplementedError
+        await self.get(job_id)
+        async with self._state.database.unit_of_work() as work:
+            return await work.generations.newest_planned(job_id)
 
     async def metrics(
         self, job_id: str, *, page_size: int = 0, page_token: str = ""
     ) -> Page[StepMetrics]:
         """List committed steps, the oldest first; 1,000 unless told otherwise."""
-        raise NotImplementedError
+        await self.get(job_id)
+        size = page_size_of(page_size, default=1000)
+        async with self._state.database.unit_of_work() as work:
+            return await work.step_metrics.page(job_id, page_size=size, page_token=page_token)
 
     async def recoveries(
         self, job_id: str, *, page_size: int = 0, page_token: str = ""
     ) -> Page[Recovery]:
         """List recoveries, the oldest first; 100 unless told otherwise."""
-        raise NotImplementedError
+        await self.get(job_id)
+        size = page_size_of(page_size, default=100)
+        async with self._state.database.unit_of_work() as work:
+            return await work.recoveries.page(job_id, page_size=size, page_token=page_token)
 
     async def logs(self, job_id: str, *, page_size: int = 0, page_token: str = "") -> Page[LogLine]:
         """List lines that the job's engines wrote, the oldest first; 1,000 by default."""
-        raise NotImplementedError
+        await self.get(job_id)
+        size = page_size_of(page_size, default=1000)
+        async with self._state.database.unit_of_work() as work:
+            return await work.log_lines.page(job_id, page_size=size, page_token=page_token)
 
-    def watch(self, job_id: str) -> AsyncIterator[JobView]:
+    async def watch(self, job_id: str) -> AsyncIterator[JobView]:
         """Yield the job as it is now, then each time it changes, until it has ended.
 
         Raises:
             PlanariaError: JOB_NOT_FOUND, from the first step of the iteration.
         """
-        raise NotImplementedError
+        while True:
+            actor = self._state.actors.get(job_id)
+            count = actor.changes.count if actor is not None else 0
+            async with self._state.database.unit_of_work() as work:
+                sequence = await work.events.newest_sequence()
+            job = await self.get(job_id)
+            yield JobView(job=job, sequence=sequence)
+            if job.state.is_terminal or actor is None:
+                return
+            await actor.changes.beyond(count)
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    async def cancel(self, job_id: str, *, request_id: str = "") -> Job:
+        """End a job. Idempotent. Raises JOB_NOT_FOUND or WRONG_STATE."""
+        return await self._change(job_id, "cancel_job", request_id, CancelWanted())
+
+    async def pause(self, job_id: str, *, request_id: str = "") -> Job:
+        """Let a job stand still after a commit. Idempotent. Raises JOB_NOT_FOUND, WRONG_STATE."""
+        return await self._change(job_id, "pause_job", request_id, PauseWanted())
+
+    async def resume(self, job_id: str, *, request_id: str = "") -> Job:
+        """Let a paused job go on. Idempotent. Raises JOB_NOT_FOUND or WRONG_STATE."""
+        return await self._change(job_id, "resume_job", request_id, ResumeWanted())
+
+    async def _change(self, job_id: str, method: str, request_id: str, signal: Signal) -> Job:
+        record = request_record(request_id, method, {"job_id": job_id}, job_id)
+        if await made_before(self._state.database, record) is not None:
+            return await self.get(job_id)
+        job = await self.get(job_id)
+        actor = self._state.actors.get(job_id)
+        if job.state.is_terminal or actor is None:
+            repeated = job.state is JobState.CANCELLED and isinstance(signal, CancelWanted)
+            if repeated:
+                return job
+            raise wrong_state(job_id, job.state, "it has ended")
+        await self._signal(actor, signal)
+        await remember(self._state.database, record)
+        return await self.get(job_id)
+
+    async def _signal(self, actor: JobActor, signal: Signal) -> None:
+        await actor.post(signal)
+        self._state.scheduling_wanted.set()

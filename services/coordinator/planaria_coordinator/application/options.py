@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from planaria_coordinator.domain.run import Limits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -12,3 +14,13 @@ class Options:
     agent_lease_seconds: float = 10.0
     directive_deadline_seconds: float = 5.0
     prepare_deadline_seconds: float = 120.0
+    progress_deadline_seconds: float = 5.0
+    """The least time a job may stand still before somebody is taken to hang."""
+
+    @property
+    def limits(self) -> Limits:
+        """What the state machine of a job is given."""
+        return Limits(
+            directive_seconds=self.directive_deadline_seconds,
+            prepare_seconds=self.prepare_deadline_seconds,
+        )

@@ -73,7 +73,8 @@ def _ask_ahead(turn: Turn) -> None:
         return
     if turn.transition.story.cause is Cause.FINISHED:
         return
-    turn.ask(plan_query(run, holdings_of_placement(run.placement, run.prepared_engines.keys())))
+    expected = holdings_of_placement(run.placement, run.prepared_engines, run.requirements)
+    turn.ask(plan_query(run, expected))
 
 
 def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:

@@ -23,7 +23,7 @@ from planaria_coordinator.domain.preparing import (
     refuse_node,
 )
 from planaria_coordinator.domain.run import Cause, Pending, Phase, Story
-from planaria_coordinator.domain.signals import EngineLost, EnginesStuck, NodeLost
+from planaria_coordinator.domain.signals import EngineDisturbed, EngineLost, EnginesStuck, NodeLost
 from planaria_coordinator.domain.turn import Turn
 
 
@@ -189,6 +189,29 @@ def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
     if turn.run.transition is None and turn.run.state is JobState.RUNNING:
         story = new_story(turn, Cause.ENGINE_LOST)
         open_transition(turn, story, f"no engine has advanced for {signal.seconds:.1f} s")
+
+
+def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
+    """Somebody's communicators broke: a fence collects everyone, and shows whether one is gone."""
+    run = turn.run
+    if run.placement is None or signal.engine_id not in run.placement.engine_ids:
+        return
+    if signal.generation < run.placement.generation:
+        return
+    if run.transition is not None and run.transition.phase is not Phase.PREPARING:
+        if signal.generation == run.transition.generation:
+            turn.note(failure=signal.message)
+        return
+    if run.state is not JobState.RUNNING:
+        return
+    turn.change(num_disturbances=run.num_disturbances + 1)
+    if turn.run.num_disturbances > turn.limits.num_attempts:
+        message = f"communication broke {turn.run.num_disturbances} times: {signal.message}"
+        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": signal.message})
+        return
+    story = _loss_story(turn, signal.fault_time)
+    turn.account(Activity.DETECT, at=story.start_time)
+    open_transition(turn, story, f"{signal.engine_id} cannot go on: {signal.message}")
 
 
 def overdue(turn: Turn) -> None:

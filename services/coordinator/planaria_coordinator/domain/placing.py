@@ -50,7 +50,7 @@ def plan_query(run: JobRun, holdings: Holdings) -> PlanQuery:
         problem=problem,
         nodes=plan_nodes(run.nodes, node_ids),
         current=run.placement.plan if run.placement else None,
-        holdings=holdings_by_node(holdings, run.engines, node_ids),
+        holdings=holdings_by_node(holdings, run.engines),
         horizon_seconds=transition.horizon_seconds if run.placement else 0.0,
     )
 
@@ -135,7 +135,7 @@ def _adopt(turn: Turn, answer: PlanAnswer) -> None:
         pipeline_sizes_after=list(answer.plan.sizes),
         iteration_seconds=answer.plan.iteration_seconds,
     )
-    missing = missing_layers(answer.plan, target.places, transition.holdings)
+    missing = missing_layers(answer.plan, target.places, transition.holdings, run.requirements)
     if missing:
         _begin_copying(turn, missing)
     else:
@@ -207,7 +207,9 @@ def _still_missing(turn: Turn, engine_id: str) -> tuple[int, ...]:
     target = turn.transition.target
     if target is None:
         return ()
-    missing = missing_layers(target.plan, target.places, turn.transition.holdings)
+    missing = missing_layers(
+        target.plan, target.places, turn.transition.holdings, turn.run.requirements
+    )
     return missing.get(engine_id, ())
 
 

@@ -35,11 +35,8 @@ def estimated_layers(spec: JobSpec) -> tuple[LayerProfile, ...]:
         PlanariaError: INVALID_JOB when no such model can be built.
     """
     try:
-        config = ModelConfig.create(
-            **{key: value for key, value in spec.model.model_dump().items() if value is not None}
-        )
         sizes = layer_sizes(
-            config,
+            _model_config(spec),
             spec.training.microbatch_size,
             spec.data.sequence_length,
             dtype=spec.training.dtype,
@@ -61,6 +58,16 @@ def estimated_layers(spec: JobSpec) -> tuple[LayerProfile, ...]:
         )
         for size in sizes
     )
+
+
+def ties_embeddings(spec: JobSpec) -> bool:
+    """Return whether the model's head shares the embedding's weights."""
+    return _model_config(spec).tie_word_embeddings
+
+
+def _model_config(spec: JobSpec) -> ModelConfig:
+    given = {key: value for key, value in spec.model.model_dump().items() if value is not None}
+    return ModelConfig.create(**given)
 
 
 def measured_layers(

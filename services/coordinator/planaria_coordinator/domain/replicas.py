@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from planaria_coordinator.domain.directive import CommitRecord, FenceReport, HeldLayer, LayerSource
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.planning import Holding, LayerCopy
+from planaria_coordinator.domain.requirements import Requirements
 from planaria_coordinator.domain.run import Engine, Placement, Places
 
 MAX_SOURCES = 4
@@ -56,15 +57,11 @@ def layers_without_replica(holdings: Holdings, num_layers: int) -> tuple[int, ..
     return tuple(layer for layer in range(num_layers) if layer not in held)
 
 
-def holdings_by_node(
-    holdings: Holdings, engines: Mapping[str, Engine], node_ids: Collection[str]
-) -> tuple[Holding, ...]:
-    """Return what the planner is told: layers by node, among the nodes that may be used."""
-    by_node: dict[str, set[int]] = {node_id: set() for node_id in node_ids}
+def holdings_by_node(holdings: Holdings, engines: Mapping[str, Engine]) -> tuple[Holding, ...]:
+    """Return what the planner is told: layers by node, those to be freed included as sources."""
+    by_node: dict[str, set[int]] = {}
     for engine_id, layers in holdings.items():
-        engine = engines.get(engine_id)
-        if engine is not None and engine.node_id in by_node:
-            by_node[engine.node_id].update(layers)
+        by_node.setdefault(engines[engine_id].node_id, set()).update(layers)
     return tuple(
         Holding(node_id=node_id, layers=tuple(sorted(by_node[node_id])))
         for node_id in sorted(by_node)
@@ -72,10 +69,12 @@ def holdings_by_node(
     )
 
 
-def holdings_of_placement(placement: Placement, engine_ids: Collection[str]) -> Holdings:
+def holdings_of_placement(
+    placement: Placement, engine_ids: Collection[str], requirements: Requirements
+) -> Holdings:
     """Return what engines hold if each holds exactly what its place needs."""
     return {
-        engine_id: tuple(stage.layers)
+        engine_id: requirements.layers_of(stage)
         for pipeline, engines in zip(placement.plan.pipelines, placement.places, strict=True)
         for stage, engine_id in zip(pipeline.stages, engines, strict=True)
         if engine_id in engine_ids
@@ -91,13 +90,16 @@ def assign_places(plan: Plan, engines: Iterable[Engine]) -> Places:
     )
 
 
-def missing_layers(plan: Plan, places: Places, holdings: Holdings) -> dict[str, tuple[int, ...]]:
+def missing_layers(
+    plan: Plan, places: Places, holdings: Holdings, requirements: Requirements
+) -> dict[str, tuple[int, ...]]:
     """Return, by engine, the layers that its place needs and that it does not hold."""
     missing: dict[str, tuple[int, ...]] = {}
     for pipeline, engine_ids in zip(plan.pipelines, places, strict=True):
         for stage, engine_id in zip(pipeline.stages, engine_ids, strict=True):
             held = holdings.get(engine_id, ())
-            lacking = tuple(layer for layer in stage.layers if layer not in held)
+            needed = requirements.layers_of(stage)
+            lacking = tuple(layer for layer in needed if layer not in held)
             if lacking:
                 missing[engine_id] = lacking
     return missing

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from planaria_coordinator.domain.plan import Stage
 from planaria_coordinator.domain.planning import LayerProfile
 
 
@@ -25,6 +26,8 @@ class Requirements:
     output_path: str
     """Where the trained model goes; empty for nowhere."""
     output_format: str
+    ties_embeddings: bool
+    """Whether the hosts of the head hold the embedding's state as well."""
     layers: tuple[LayerProfile, ...]
     """Estimated costs; measured ones take their place as engines report them."""
 
@@ -32,6 +35,12 @@ class Requirements:
     def num_layers(self) -> int:
         """Layers that are placed: the embedding, the blocks and the head."""
         return len(self.layers)
+
+    def layers_of(self, stage: Stage) -> tuple[int, ...]:
+        """Return the layers whose state the host of a stage holds."""
+        has_head = self.num_layers - 1 in stage.layers
+        tied = (0,) if self.ties_embeddings and has_head and 0 not in stage.layers else ()
+        return (*tied, *stage.layers)
 
     def nodes_to_start(self, nodes_per_replica: int) -> int:
         """Return the fewest nodes to start on: enough for the fault tolerance asked for."""

@@ -227,6 +227,8 @@ class JobRun:
     """The node that `data_digest` and `fingerprint` were taken from."""
     announced_fault_tolerance: int | None = None
     num_losses: int = 0
+    num_disturbances: int = 0
+    """Communicators that broke with everyone alive, since the last committed step."""
     num_recoveries: int = 0
     num_directives: int = 0
     num_engines: int = 0

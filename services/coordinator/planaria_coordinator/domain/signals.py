@@ -46,10 +46,21 @@ class EnginesStuck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFaulted:
-    """Every engine would meet this error again."""
+class EngineDisturbed:
+    """An engine's communicators broke; the engine itself is sound and keeps its layers."""
 
     engine_id: str
+    generation: int
+    message: str
+    fault_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFaulted:
+    """The job cannot go on: every engine would meet this error again."""
+
+    engine_id: str
+    """Who met it; empty when it does not take an engine to know it."""
     failure: Failure
 
 
@@ -145,6 +156,7 @@ Signal = (
     | NodeLost
     | EngineLost
     | EnginesStuck
+    | EngineDisturbed
     | JobFaulted
     | ResultArrived
     | PlanArrived

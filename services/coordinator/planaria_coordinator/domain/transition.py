@@ -15,6 +15,7 @@ application carries out, persisting first and telling others second.
 
 from dataclasses import dataclass, replace
 
+from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain import losses, wishes
 from planaria_coordinator.domain.actions import Action
 from planaria_coordinator.domain.completion import complete
@@ -46,6 +47,7 @@ from planaria_coordinator.domain.signals import (
     CancelWanted,
     DrainEnded,
     DrainWanted,
+    EngineDisturbed,
     EngineFinished,
     EngineLost,
     EnginesStuck,
@@ -132,6 +134,8 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
             losses.engine_lost(turn, signal)
         case EnginesStuck():
             losses.engines_stuck(turn, signal)
+        case EngineDisturbed():
+            losses.engine_disturbed(turn, signal)
         case Tick():
             losses.overdue(turn)
         case PlanArrived(query=query, answer=answer):
@@ -139,7 +143,7 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case PlanRefused():
             plan_refused(turn, signal.query, signal.reason, signal.message, signal.metadata)
         case JobFaulted(engine_id=engine_id, failure=failure):
-            if engine_id in turn.run.engines:
+            if not engine_id or engine_id in turn.run.engines:
                 fail(turn, failure.reason, failure.message, failure.metadata)
         case Stalled(seconds=seconds):
             _shift_deadlines(turn, seconds)
@@ -220,6 +224,7 @@ def _step_committed(turn: Turn, signal: StepCommitted) -> None:
         last_commit=signal.record,
         last_commit_time=signal.commit_time,
         last_step_seconds=signal.step_seconds,
+        num_disturbances=0,
     )
 
 
@@ -254,3 +259,12 @@ def _restarted(turn: Turn) -> None:
     transition = turn.run.transition
     if transition is not None and transition.phase is not Phase.PREPARING:
         open_again(turn, "the coordinator has started again", counts=False)
+
+
+def give_up(now: Moment, run: JobRun, detail: str, limits: Limits) -> Decision:
+    """Fail a job that a defect of ours keeps from going on: better loudly than never."""
+    turn = Turn(now=now, run=run, limits=limits)
+    if not run.state.is_terminal:
+        message = f"a defect in the coordinator ({detail}); its log has the details"
+        fail(turn, ErrorReason.INTERNAL, message, {"part": "coordinator"})
+    return Decision(run=turn.run, actions=tuple(turn.actions), reason=detail, durable=turn.durable)

@@ -110,7 +110,10 @@ class Turn:
     def save_generation(self, cause: str, **changes: Any) -> None:
         self.actions.append(
             SaveGeneration(
-                generation=self.run.generation, cause=cause, open_time=self.now.time, **changes
+                generation=self.run.generation,
+                cause=cause,
+                open_time=self.transition.open_time,
+                **changes,
             )
         )
         self.durable = True

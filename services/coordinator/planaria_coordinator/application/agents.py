@@ -1,0 +1,90 @@
+"""What agents say, in the application's words; entry points convert to these."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from planaria_coordinator.domain.directive import CommitRecord, Failure
+from planaria_coordinator.domain.node import EngineSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Who connects."""
+
+    node_id: str
+    agent_id: str
+    version: str
+    protocol_version: int
+    advertise_address: str
+    num_accelerators: int
+    accelerator_kind: str
+    accelerator_memory_bytes: int
+    pid: int
+    engines: tuple[EngineSnapshot, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The node is accepted; times in seconds."""
+
+    coordinator_id: str
+    heartbeat_interval_seconds: float
+    node_deadline_seconds: float
+    agent_lease_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineExited:
+    """The process of an engine ended."""
+
+    job_id: str
+    engine_id: str
+    exit_code: int | None
+    """Negative: the signal that ended it; None when the agent cannot know."""
+    detect_time: datetime
+    log_tail: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLost:
+    """An engine saw that the process of a peer ended."""
+
+    job_id: str
+    engine_id: str
+    lost_engine_id: str
+    detect_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFault:
+    """An engine cannot go on."""
+
+    job_id: str
+    engine_id: str
+    generation: int
+    failure: Failure
+    fatal: bool
+    detect_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """A step was committed."""
+
+    job_id: str
+    engine_id: str
+    record: CommitRecord
+    learning_rate: float
+    step_seconds: float
+    seconds: dict[str, float]
+    commit_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLines:
+    """Lines that an engine wrote."""
+
+    job_id: str
+    engine_id: str
+    lines: tuple[str, ...]
+    read_time: datetime

@@ -1,0 +1,299 @@
+"""One actor per job: takes signals one after another, decides, persists, then acts."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from planaria_common.clock import Clock
+from planaria_common.errors import PlanariaError
+from planaria_common.logging import get_logger
+from planaria_coordinator.application.changes import Changes
+from planaria_coordinator.application.dispatcher import Dispatcher
+from planaria_coordinator.application.planning import ask_for_plan
+from planaria_coordinator.application.ports import (
+    Database,
+    GenerationRecord,
+    Planner,
+    SchedulingPolicy,
+    TransitionRecord,
+    UnitOfWork,
+)
+from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE, project
+from planaria_coordinator.domain.actions import (
+    Action,
+    AskPlanner,
+    Drop,
+    Emit,
+    RecordPhase,
+    RecordRecovery,
+    SaveGeneration,
+    Send,
+)
+from planaria_coordinator.domain.event import EventDraft
+from planaria_coordinator.domain.job import Job, StepMetrics
+from planaria_coordinator.domain.node import Node
+from planaria_coordinator.domain.planning import PlanQuery
+from planaria_coordinator.domain.run import JobRun, Limits, Moment
+from planaria_coordinator.domain.signals import Signal
+from planaria_coordinator.domain.transition import Decision, decide, give_up
+
+STORE_RETRY_SECONDS = 0.2
+
+log = get_logger("job")
+
+
+class Surroundings(Protocol):
+    """What an actor sees of the rest of the coordinator."""
+
+    @property
+    def database(self) -> Database: ...
+    @property
+    def planner(self) -> Planner: ...
+    @property
+    def policy(self) -> SchedulingPolicy: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def dispatcher(self) -> Dispatcher: ...
+    @property
+    def event_changes(self) -> Changes: ...
+
+    def all_nodes(self) -> tuple[Node, ...]: ...
+
+    def jobs_with_nodes(self) -> tuple[Job, ...]: ...
+
+    def decided(self, actor: "JobActor") -> None:
+        """A decision was carried out; it may have freed nodes or ended the job."""
+        ...
+
+
+class JobActor:
+    """Owns the state of one job; nobody else changes it."""
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        run: JobRun,
+        surroundings: Surroundings,
+        newest: Sequence[StepMetrics] = (),
+    ) -> None:
+        self.run = run
+        self.changes = Changes()
+        self._job = job
+        self._around = surroundings
+        self._newest: deque[StepMetrics] = deque(newest, maxlen=NUM_STEPS_FOR_RATE)
+        self._new_steps: list[StepMetrics] = []
+        self._signals: asyncio.Queue[tuple[Signal, asyncio.Future[None]]] = asyncio.Queue()
+        self._storing = asyncio.Lock()
+        self._serving: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._num_open = 0
+
+    # -- what others may ask -----------------------------------------------------------------------
+
+    @property
+    def job_id(self) -> str:
+        return self._job.id
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every signal has been dealt with and no answer of the planner is awaited."""
+        asking = self._asking is not None and not self._asking.done()
+        return self._num_open == 0 and not asking
+
+    def view(self) -> Job:
+        """Return the job as users see it now."""
+        return project(self._job, self.run, self._newest, self._around.clock.now())
+
+    def start(self) -> None:
+        """Begin to take signals."""
+        self._serving = asyncio.create_task(self._serve(), name=f"job {self.job_id}")
+
+    async def stop(self) -> None:
+        """Take no more signals; what was decided is in the database."""
+        for task in (self._asking, self._serving):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def post(self, signal: Signal) -> asyncio.Future[None]:
+        """Queue a signal; the future is done when what follows from it has been carried out."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._num_open += 1
+        self._signals.put_nowait((signal, done))
+        return done
+
+    def note_step(self, metrics: StepMetrics) -> None:
+        """Keep a committed step until the next flush; every pipeline reports it, one is enough."""
+        if any(known.step == metrics.step for known in self._newest):
+            return
+        self._newest.append(metrics)
+        self._new_steps.append(metrics)
+        self.changes.notify()
+
+    async def flush(self) -> None:
+        """Write the steps since the last flush, and the job as it is."""
+        if not self._new_steps:
+            return
+        steps, self._new_steps = self._new_steps, []
+        try:
+            async with self._storing, self._around.database.unit_of_work() as work:
+                await work.step_metrics.add(steps)
+                await work.jobs.save(self.view())
+                await work.commit()
+        except Exception:
+            self._new_steps = steps + self._new_steps
+            raise
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        while True:
+            signal, done = await self._signals.get()
+            try:
+                await self._handle(signal)
+            finally:
+                self._num_open -= 1
+                if not done.done():
+                    done.set_result(None)
+
+    async def _handle(self, signal: Signal) -> None:
+        while True:
+            decision = self._decide(signal)
+            if not decision.durable and not decision.actions:
+                self.run = decision.run
+                return
+            try:
+                await self._store(decision)
+                break
+            except Exception as error:
+                # Nobody was told anything: the signal is decided on again.
+                log.warning("decision_not_stored", job_id=self.job_id, cause=str(error))
+                await asyncio.sleep(STORE_RETRY_SECONDS)
+        if decision.reason:
+            log.info(
+                "decided",
+                job_id=self.job_id,
+                generation=self.run.generation,
+                signal=type(signal).__name__,
+                reason=decision.reason,
+            )
+        self._act(decision.actions)
+        self.changes.notify()
+        self._around.decided(self)
+
+    def _decide(self, signal: Signal) -> Decision:
+        clock = self._around.clock
+        now = Moment(seconds=clock.monotonic(), time=clock.now())
+        try:
+            return decide(now, self.run, signal, self._around.limits)
+        except Exception as error:
+            log.exception("decision_failed", job_id=self.job_id, signal=type(signal).__name__)
+            detail = f"{type(error).__name__} at {type(signal).__name__}"
+            return give_up(now, self.run, detail, self._around.limits)
+
+    async def _store(self, decision: Decision) -> None:
+        async with self._storing, self._around.database.unit_of_work() as work:
+            for action in decision.actions:
+                await self._write(work, action)
+            sent = [a.directive for a in decision.actions if isinstance(a, Send)]
+            if sent:
+                await work.directives.add(sent)
+            events = [a.event for a in decision.actions if isinstance(a, Emit)]
+            if events:
+                await work.events.append(events)
+            job = project(self._job, decision.run, self._newest, self._around.clock.now())
+            await work.jobs.save(job)
+            await work.runs.save(decision.run)
+            await work.commit()
+            self.run = decision.run
+
+    async def _write(self, work: UnitOfWork, action: Action) -> None:
+        match action:
+            case SaveGeneration():
+                await work.generations.save(
+                    GenerationRecord(
+                        job_id=self.job_id,
+                        generation=action.generation,
+                        cause=action.cause,
+                        open_time=action.open_time,
+                        plan=action.plan,
+                        reason=action.reason,
+                    )
+                )
+            case RecordPhase():
+                await work.transitions.append(
+                    TransitionRecord(
+                        job_id=self.job_id,
+                        generation=action.generation,
+                        phase=action.phase,
+                        time=self._around.clock.now(),
+                        reason=action.reason,
+                    )
+                )
+            case RecordRecovery():
+                await work.recoveries.add(action.recovery)
+            case Drop():
+                await work.directives.drop(action.directive_ids)
+            case _:
+                pass
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        """Tell others, after everything is in the database."""
+        dropped = {
+            i for action in actions if isinstance(action, Drop) for i in action.directive_ids
+        }
+        self._around.dispatcher.forget(dropped)
+        for action in actions:
+            match action:
+                case Send(directive=directive) if directive.id not in dropped:
+                    self._around.dispatcher.send(directive)
+                case AskPlanner(query=query):
+                    self._ask(query)
+                case Emit(event=event):
+                    log.info(event.type, job_id=self.job_id, message=event.message)
+                case _:
+                    pass
+        if any(isinstance(action, Emit) for action in actions):
+            self._around.event_changes.notify()
+
+    # -- the planner -------------------------------------------------------------------------------
+
+    def _ask(self, query: PlanQuery) -> None:
+        """Ask beside the loop; only the newest question matters."""
+        if self._asking is not None:
+            self._asking.cancel()
+        self._asking = asyncio.create_task(self._plan(query), name=f"plan {self.job_id}")
+
+    async def _plan(self, query: PlanQuery) -> None:
+        around = self._around
+        answer = await ask_for_plan(
+            query,
+            planner=around.planner,
+            policy=around.policy,
+            scheduler=str(self._job.spec.get("scheduler", "default")),
+            view=lambda: (self.view(), around.all_nodes(), around.jobs_with_nodes()),
+            tell=self.tell,
+        )
+        self.post(answer)
+
+    async def tell(self, event_type: str, message: str) -> None:
+        """Make an event of the job that is not part of a decision."""
+        draft = EventDraft(
+            time=self._around.clock.now(),
+            type=event_type,
+            message=message,
+            job_id=self.job_id,
+            generation=self.run.generation,
+        )
+        try:
+            async with self._around.database.unit_of_work() as work:
+                await work.events.append([draft])
+                await work.commit()
+        except PlanariaError as error:
+            log.warning("event_not_stored", type=event_type, cause=str(error))
+        self._around.event_changes.notify()

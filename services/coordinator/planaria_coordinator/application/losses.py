@@ -1,0 +1,38 @@
+"""Declaring nodes lost: first in the database, then to the jobs."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from planaria_common.logging import get_logger
+from planaria_coordinator.application.nodes import NodeEntry
+from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.domain.node import NodeState
+from planaria_coordinator.domain.signals import NodeLost
+
+log = get_logger("nodes")
+
+
+async def declare_lost_nodes(state: SharedState) -> None:
+    """Declare every node lost that is, and tell the jobs that hold it."""
+    async with state.node_lock:
+        for entry, why in state.nodes.lost(lambda node_id: bool(state.holders(node_id))):
+            await _declare_lost(state, entry, why)
+
+
+async def _declare_lost(state: SharedState, entry: NodeEntry, why: str) -> None:
+    node_id = entry.node.id
+    silence_seconds = state.clock.monotonic() - entry.last_seen_seconds
+    now = state.clock.now()
+    # With a process seen to end, the fault is of this moment; silence began with the last beat.
+    fault_time = now if entry.peers_lost else now - timedelta(seconds=silence_seconds)
+    draft = state.draft("node_lost", f"{node_id} is lost: {why}", node_id=node_id)
+    await state.save_node(replace(entry.node, state=NodeState.LOST), [draft])
+    log.warning("node_lost", node_id=node_id, cause=why)
+    wire, entry.wire = entry.wire, None
+    entry.snapshots = {}
+    entry.peers_lost.clear()
+    if wire is not None:
+        state.dispatcher.detach(node_id, wire)
+        wire.end()  # if it is alive after all, it connects again and joins afresh
+    for actor in state.holders(node_id):
+        actor.post(NodeLost(node_id=node_id, fault_time=fault_time, reason=why))

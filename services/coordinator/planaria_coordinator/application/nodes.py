@@ -1,0 +1,148 @@
+"""The nodes in memory: who is there, when each was last seen, and what its engines do."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from planaria_common.clock import Clock
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.application.agents import Hello
+from planaria_coordinator.application.dispatcher import Wire
+from planaria_coordinator.application.options import Options
+from planaria_coordinator.domain.liveness import Liveness, why_node_lost
+from planaria_coordinator.domain.node import EngineSnapshot, Node, NodeState
+from planaria_coordinator.domain.requirements import NodeFacts
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeEntry:
+    """A node and what is known of it in memory."""
+
+    node: Node
+    last_seen_seconds: float
+    wire: Wire | None = None
+    """Its open session."""
+    snapshots: dict[str, EngineSnapshot] = field(default_factory=dict)
+    peers_lost: set[str] = field(default_factory=set)
+    """Its engines whose processes were seen to end by others and by nobody here."""
+    stops_sent: set[str] = field(default_factory=set)
+    """Engines nobody counts on that were told to stop in this session."""
+
+    @property
+    def facts(self) -> NodeFacts:
+        """What planning needs to know of it."""
+        return NodeFacts(
+            node_id=self.node.id,
+            num_accelerators=self.node.num_accelerators,
+            accelerator_kind=self.node.accelerator_kind,
+            accelerator_memory_bytes=self.node.accelerator_memory_bytes,
+        )
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether new work can be given to it now."""
+        return self.node.state is NodeState.READY and self.wire is not None
+
+
+class NodeRegistry:
+    """Every node the coordinator knows; kept in step with the database by its callers."""
+
+    def __init__(self, clock: Clock, options: Options) -> None:
+        self._clock = clock
+        self._options = options
+        self._entries: dict[str, NodeEntry] = {}
+
+    def load(self, nodes: Iterable[Node]) -> None:
+        """Take what the database knows; every node gets fresh grace."""
+        now = self._clock.monotonic()
+        for node in nodes:
+            self._entries[node.id] = NodeEntry(node=node, last_seen_seconds=now)
+
+    def __iter__(self) -> Iterator[NodeEntry]:
+        return iter(tuple(self._entries.values()))
+
+    def get(self, node_id: str) -> NodeEntry | None:
+        return self._entries.get(node_id)
+
+    def require(self, node_id: str) -> NodeEntry:
+        """Return a node. Raises NODE_NOT_FOUND."""
+        entry = self._entries.get(node_id)
+        if entry is None:
+            raise PlanariaError(
+                ErrorReason.NODE_NOT_FOUND, f"there is no node {node_id}", {"node_id": node_id}
+            )
+        return entry
+
+    def put(self, node: Node) -> NodeEntry:
+        """Insert or replace what the database knows of a node."""
+        entry = self._entries.get(node.id)
+        if entry is None:
+            entry = NodeEntry(node=node, last_seen_seconds=self._clock.monotonic())
+            self._entries[node.id] = entry
+        entry.node = node
+        return entry
+
+    def remove(self, node_id: str) -> None:
+        self._entries.pop(node_id, None)
+
+    def view(self, node_id: str) -> Node:
+        """Return a node with its engines, as users see it. Raises NODE_NOT_FOUND."""
+        entry = self.require(node_id)
+        engines = tuple(entry.snapshots[engine_id] for engine_id in sorted(entry.snapshots))
+        return replace(entry.node, engines=engines)
+
+    def views(self) -> tuple[Node, ...]:
+        """Return all nodes by id."""
+        return tuple(self.view(node_id) for node_id in sorted(self._entries))
+
+    def beat(self, entry: NodeEntry, snapshots: Iterable[EngineSnapshot]) -> None:
+        """A node is alive."""
+        entry.last_seen_seconds = self._clock.monotonic()
+        entry.node = replace(entry.node, heartbeat_time=self._clock.now())
+        entry.snapshots = {snapshot.engine_id: snapshot for snapshot in snapshots}
+
+    def grant_grace(self) -> None:
+        """Nobody is to blame for the time in which the coordinator itself stood still."""
+        now = self._clock.monotonic()
+        for entry in self._entries.values():
+            entry.last_seen_seconds = now
+
+    def lost(self, holds_engines: Callable[[str], bool]) -> list[tuple[NodeEntry, str]]:
+        """Return the nodes that are lost and not yet declared so, and why."""
+        now = self._clock.monotonic()
+        found = []
+        for entry in self._entries.values():
+            if entry.node.state is NodeState.LOST:
+                continue
+            seen = Liveness(
+                last_seen_seconds=entry.last_seen_seconds,
+                session_open=entry.wire is not None,
+                holds_engines=holds_engines(entry.node.id),
+                peer_lost=bool(entry.peers_lost),
+            )
+            why = why_node_lost(
+                now,
+                seen,
+                node_deadline_seconds=self._options.node_deadline_seconds,
+                agent_lease_seconds=self._options.agent_lease_seconds,
+            )
+            if why is not None:
+                found.append((entry, why))
+        return found
+
+
+def joined_node(hello: Hello, known: Node | None, clock: Clock) -> Node:
+    """Return the node that a Hello makes: a lost one is ready again, any other keeps its state."""
+    state = known.state if known is not None else NodeState.READY
+    return Node(
+        id=hello.node_id,
+        state=NodeState.READY if state is NodeState.LOST else state,
+        address=hello.advertise_address,
+        num_accelerators=hello.num_accelerators,
+        accelerator_kind=hello.accelerator_kind,
+        accelerator_memory_bytes=hello.accelerator_memory_bytes,
+        agent_id=hello.agent_id,
+        agent_pid=hello.pid,
+        version=hello.version,
+        join_time=known.join_time if known is not None else clock.now(),
+        heartbeat_time=clock.now(),
+    )

@@ -1,0 +1,47 @@
+"""A job as users see it, from the state of its machine and its last steps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from planaria_coordinator.domain.job import Job, JobState, StepMetrics
+from planaria_coordinator.domain.run import JobRun
+
+NUM_STEPS_FOR_RATE = 20
+
+
+def project(job: Job, run: JobRun, newest: Sequence[StepMetrics], now: datetime) -> Job:
+    """Return the job as it is now.
+
+    Args:
+        job: what never changes: its id, name and file.
+        run: the state of its machine.
+        newest: its newest committed steps, the oldest of them first.
+        now: the time.
+    """
+    running = newest and run.state in (JobState.RUNNING, JobState.RECOVERING, JobState.PAUSED)
+    holds_state = run.placement is not None and run.state is not JobState.WAITING
+    totals = run.ledger.totals(now)
+    return replace(
+        job,
+        state=run.state,
+        step=run.committed_steps,
+        loss=newest[-1].loss if newest else job.loss,
+        generation=run.generation,
+        tokens_per_second=tokens_per_second(newest) if running else 0.0,
+        goodput=run.ledger.goodput(now, run.start_time),
+        final_digest=run.final_digest,
+        error=run.error,
+        start_time=run.start_time,
+        end_time=run.end_time,
+        fault_tolerance=run.placement.plan.fault_tolerance
+        if run.placement is not None and holds_state
+        else 0,
+        time_seconds={str(name): seconds for name, seconds in totals.items()},
+    )
+
+
+def tokens_per_second(newest: Sequence[StepMetrics]) -> float:
+    """Return the rate over some steps, by the time each of them took."""
+    seconds = sum(metrics.step_seconds for metrics in newest)
+    return sum(metrics.num_tokens for metrics in newest) / seconds if seconds > 0 else 0.0

@@ -1,0 +1,253 @@
+"""Which job gets which nodes: jobs that wait first, then those that could grow."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.logging import get_logger
+from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.nodes import NodeEntry
+from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
+from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.domain.directive import Failure
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.node import NodeState
+from planaria_coordinator.domain.opening import horizon_seconds
+from planaria_coordinator.domain.placing import nodes_to_plan_on
+from planaria_coordinator.domain.planning import PlanQuery
+from planaria_coordinator.domain.profile import plan_nodes, planning_problem
+from planaria_coordinator.domain.replicas import holdings_by_node, holdings_of_placement
+from planaria_coordinator.domain.requirements import NodeFacts
+from planaria_coordinator.domain.run import Cause, JobRun, Phase
+from planaria_coordinator.domain.signals import JobFaulted, NodesGranted
+
+_NO_LIMIT = 1 << 30
+
+log = get_logger("scheduling")
+
+
+class Scheduler:
+    """Gives free nodes to jobs; one round at a time, so no node is given twice."""
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+        self._probed: dict[str, tuple[int, frozenset[str]]] = {}
+        self._reasons: dict[str, str] = {}
+        self.is_idle = True
+
+    async def serve(self) -> None:
+        """Hold a round whenever nodes or jobs have changed."""
+        wanted = self._state.scheduling_wanted
+        while True:
+            await wanted.wait()
+            self.is_idle = False
+            wanted.clear()
+            try:
+                await self.round()
+            except Exception:
+                log.exception("scheduling_failed")
+            self.is_idle = not wanted.is_set()
+
+    async def round(self) -> None:
+        """Look once at every job, the oldest first."""
+        await self._note_drained()
+        for actor in tuple(self._state.actors.values()):
+            run = actor.run
+            if run.state.is_terminal or run.pause_wanted:
+                continue
+            try:
+                if run.state is JobState.PENDING and run.transition is None:
+                    await self._start(actor)
+                elif run.state is JobState.WAITING and run.transition is None:
+                    await self._resume(actor)
+                elif run.state is JobState.RUNNING and _may_grow(run):
+                    await self._grow(actor)
+            except PlanariaError as error:
+                await self._could_not(actor, error)
+        self._forget_ended()
+
+    async def _could_not(self, actor: JobActor, error: PlanariaError) -> None:
+        if error.reason is ErrorReason.UNAVAILABLE:
+            await self._explain(actor, error.message)
+        elif actor.run.state is JobState.PENDING and error.reason in (
+            ErrorReason.MODEL_DOES_NOT_FIT,
+            ErrorReason.INVALID_PROFILE,
+        ):
+            failure = Failure(reason=error.reason, message=error.message, metadata=error.metadata)
+            await actor.post(JobFaulted(engine_id="", failure=failure))
+        else:
+            log.info("no_plan_with_more_nodes", job_id=actor.job_id, cause=error.message)
+
+    # -- jobs that wait ----------------------------------------------------------------------------
+
+    async def _start(self, actor: JobActor) -> None:
+        run = actor.run
+        candidates = self._candidates(run)
+        facts = {**run.nodes, **{entry.node.id: entry.facts for entry in candidates}}
+        if not facts:
+            await self._explain(actor, "no node is free")
+            return
+        query = PlanQuery(
+            problem=planning_problem(run.requirements, facts), nodes=plan_nodes(facts, facts)
+        )
+        nodes_per_replica = await self._state.planner.min_nodes(query)
+        needed = run.requirements.nodes_to_start(nodes_per_replica)
+        if len(facts) < needed:
+            await self._explain(
+                actor,
+                f"{len(facts)} of {needed} nodes are free "
+                f"({run.requirements.fault_tolerance + 1} replicas of {nodes_per_replica} nodes)",
+            )
+            return
+        await self._grant(actor, candidates, needed - len(run.nodes), nodes_per_replica)
+
+    async def _resume(self, actor: JobActor) -> None:
+        run = actor.run
+        candidates = self._candidates(run)
+        own = set(run.nodes) - set(nodes_to_plan_on(run))
+        missing = run.nodes_per_replica - len(run.nodes)
+        if len(candidates) < missing or not (candidates or own):
+            return
+        await self._grant(actor, candidates, max(0, missing), run.nodes_per_replica)
+
+    # -- jobs that could grow ----------------------------------------------------------------------
+
+    async def _grow(self, actor: JobActor) -> None:
+        run = actor.run
+        if run.placement is None:
+            return
+        placed = set(run.placement.plan.node_ids)
+        awaited = set(run.transition.awaited_nodes) if run.transition else set()
+        spare = {n: f for n, f in run.nodes.items() if n not in placed | awaited}
+        spare = {n: f for n, f in spare.items() if n not in run.draining}
+        free = {entry.node.id: entry.facts for entry in self._candidates(run)}
+        joiners = {**free, **spare}
+        probe = (run.generation, frozenset(joiners))
+        if not joiners or self._probed.get(actor.job_id) == probe:
+            return
+        self._probed[actor.job_id] = probe
+        query = _probe_query(run, joiners, horizon_seconds(run, self._state.clock.now()))
+        answer = await self._state.planner.plan(query)
+        used = [node_id for node_id in answer.plan.node_ids if node_id in joiners]
+        if not used:
+            log.info("joiners_left_idle", job_id=actor.job_id, reason=answer.reason)
+            return
+        entries = [e for e in self._candidates(run) if e.node.id in used]
+        kept = tuple(spare[node_id] for node_id in used if node_id in spare)
+        await self._grant(actor, entries, 0, answer.min_nodes, own=kept, reason=answer.reason)
+
+    # -- granting ----------------------------------------------------------------------------------
+
+    def _candidates(self, run: JobRun) -> list[NodeEntry]:
+        """Return the free nodes that a job may be given, by id."""
+        held = {n for actor in self._state.actors.values() for n in actor.run.held_nodes}
+        room = (run.requirements.max_nodes or _NO_LIMIT) - len(run.nodes)
+        if room <= 0:
+            return []
+        return sorted(
+            (
+                entry
+                for entry in self._state.nodes
+                if entry.takes_work
+                and entry.node.id not in held
+                and entry.node.id not in run.refused
+            ),
+            key=lambda entry: entry.node.id,
+        )
+
+    async def _grant(
+        self,
+        actor: JobActor,
+        candidates: Sequence[NodeEntry],
+        min_nodes: int,
+        nodes_per_replica: int,
+        *,
+        own: tuple[NodeFacts, ...] = (),
+        reason: str = "",
+    ) -> None:
+        run = actor.run
+        chosen: Sequence[NodeEntry] = ()
+        if candidates:
+            decision = await self._ask_policy(actor, candidates, max(0, min_nodes))
+            chosen = [entry for entry in candidates if entry.node.id in decision.node_ids]
+            reason = reason or decision.reason
+            if len(chosen) < min_nodes:
+                await self._explain(actor, decision.reason or "the scheduler gives it no nodes")
+                return
+        if not own and run.state is not JobState.RUNNING:
+            own = tuple(facts for n, facts in run.nodes.items() if n not in run.draining)
+        granted = (*own, *(entry.facts for entry in chosen if entry.takes_work))
+        if granted:
+            await actor.post(
+                NodesGranted(nodes=granted, nodes_per_replica=nodes_per_replica, reason=reason)
+            )
+
+    async def _ask_policy(
+        self, actor: JobActor, candidates: Sequence[NodeEntry], min_nodes: int
+    ) -> NodesDecision:
+        run = actor.run
+        job = actor.view()
+        room = (run.requirements.max_nodes or _NO_LIMIT) - len(run.nodes)
+        question = NodesQuestion(
+            job=job,
+            scheduler=str(job.spec.get("scheduler", "default")),
+            candidates=tuple(entry.node for entry in candidates),
+            min_nodes=min_nodes,
+            max_nodes=min(room, len(candidates)),
+            nodes=self._state.all_nodes(),
+            jobs=self._state.jobs_with_nodes(),
+        )
+        decision = await self._state.policy.choose_nodes(question)
+        if decision.overruled:
+            await actor.tell("scheduler_overruled", decision.overruled)
+        allowed = {node.id for node in question.candidates}
+        chosen = tuple(n for n in decision.node_ids if n in allowed)[: question.max_nodes]
+        return replace(decision, node_ids=chosen)
+
+    async def _explain(self, actor: JobActor, reason: str) -> None:
+        """Say why a job waits, once for each reason."""
+        if self._reasons.get(actor.job_id) != reason:
+            self._reasons[actor.job_id] = reason
+            await actor.tell("job_pending", f"the job waits: {reason}")
+
+    # -- nodes that leave --------------------------------------------------------------------------
+
+    async def _note_drained(self) -> None:
+        state = self._state
+        for entry in state.nodes:
+            if entry.node.state is not NodeState.DRAINING or state.holders(entry.node.id):
+                continue
+            async with state.node_lock:
+                if entry.node.state is NodeState.DRAINING:
+                    node_id = entry.node.id
+                    draft = state.draft("node_drained", f"{node_id} is free", node_id=node_id)
+                    await state.save_node(replace(entry.node, state=NodeState.DRAINED), [draft])
+
+    def _forget_ended(self) -> None:
+        for job_id in (self._probed.keys() | self._reasons.keys()) - self._state.actors.keys():
+            self._probed.pop(job_id, None)
+            self._reasons.pop(job_id, None)
+
+
+def _may_grow(run: JobRun) -> bool:
+    """Whether joiners would be let in now."""
+    transition = run.transition
+    if transition is None:
+        return True
+    return transition.phase is Phase.PREPARING and transition.story.cause is Cause.NODE_JOINED
+
+
+def _probe_query(run: JobRun, joiners: dict[str, NodeFacts], horizon_seconds: float) -> PlanQuery:
+    """Ask what would be, if these joined."""
+    facts = {n: f for n, f in {**run.nodes, **joiners}.items() if n not in run.draining}
+    placement = run.placement
+    if placement is None:
+        raise AssertionError("only a job that trains can grow")
+    holdings = holdings_of_placement(placement, run.prepared_engines, run.requirements)
+    return PlanQuery(
+        problem=planning_problem(run.requirements, facts, run.prepared_engines.values()),
+        nodes=plan_nodes(facts, facts),
+        current=placement.plan,
+        holdings=holdings_by_node(holdings, run.engines),
+        horizon_seconds=horizon_seconds,
+    )

@@ -1,0 +1,332 @@
+"""Sessions with agents: what they tell goes to the registry and to the jobs' actors."""
+
+import asyncio
+import re
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.logging import get_logger
+from planaria_common.version import PROTOCOL_VERSION
+from planaria_coordinator.application.agents import (
+    EngineExited,
+    EngineFault,
+    Hello,
+    LogLines,
+    PeerLost,
+    StepReport,
+    Welcome,
+)
+from planaria_coordinator.application.losses import declare_lost_nodes
+from planaria_coordinator.application.nodes import NodeEntry, joined_node
+from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.domain.directive import Directive, DirectiveResult, Stop
+from planaria_coordinator.domain.event import EventDraft
+from planaria_coordinator.domain.job import LogLine, StepMetrics
+from planaria_coordinator.domain.node import EngineSnapshot, EngineState, NodeState
+from planaria_coordinator.domain.run import Phase
+from planaria_coordinator.domain.signals import (
+    EngineDisturbed,
+    EngineFinished,
+    EngineLost,
+    JobFaulted,
+    ResultArrived,
+    StepCommitted,
+)
+
+_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+log = get_logger("sessions")
+
+
+class Sessions:
+    """Opens sessions."""
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+
+    async def open(self, hello: Hello) -> "AgentSession":
+        """Accept a node, or a node's agent again.
+
+        Raises:
+            PlanariaError: VERSION_MISMATCH, INVALID_ARGUMENT or NODE_NAME_TAKEN.
+        """
+        _check(hello)
+        state = self._state
+        async with state.node_lock:
+            entry = state.nodes.get(hello.node_id)
+            if entry is not None and isinstance(entry.wire, AgentSession):
+                self._take_over(entry, entry.wire, hello)
+            known = entry.node if entry is not None else None
+            node = joined_node(hello, known, state.clock)
+            drafts = []
+            if known is None or known.state is NodeState.LOST:
+                drafts.append(_joined(state, hello))
+            await state.save_node(node, drafts)
+            session = AgentSession(state, hello)
+            session.attach(state.nodes.require(hello.node_id), hello.engines)
+        log.info("session_opened", node_id=hello.node_id, agent_id=hello.agent_id)
+        return session
+
+    def _take_over(self, entry: NodeEntry, old: "AgentSession", hello: Hello) -> None:
+        """The same agent may connect anew; another one only when the first has fallen silent."""
+        silence_seconds = self._state.clock.monotonic() - entry.last_seen_seconds
+        silent = silence_seconds > self._state.options.node_deadline_seconds
+        if old.agent_id != hello.agent_id and not silent:
+            raise PlanariaError(
+                ErrorReason.NODE_NAME_TAKEN,
+                f"another live agent is node {hello.node_id}: give this one another --node-id",
+                {"node_id": hello.node_id},
+            )
+        old.end()
+
+
+class AgentSession:
+    """One session of one agent."""
+
+    def __init__(self, state: SharedState, hello: Hello) -> None:
+        self.node_id = hello.node_id
+        self.agent_id = hello.agent_id
+        self._state = state
+        self._outgoing: asyncio.Queue[Directive | None] = asyncio.Queue()
+        self._ended = False
+
+    @property
+    def welcome(self) -> Welcome:
+        """The answer to the Hello."""
+        options = self._state.options
+        return Welcome(
+            coordinator_id=self._state.coordinator_id,
+            heartbeat_interval_seconds=options.heartbeat_interval_seconds,
+            node_deadline_seconds=options.node_deadline_seconds,
+            agent_lease_seconds=options.agent_lease_seconds,
+        )
+
+    # -- to the agent ------------------------------------------------------------------------------
+
+    def send(self, directive: Directive) -> None:
+        """Queue a directive."""
+        self._outgoing.put_nowait(directive)
+
+    async def next_directive(self) -> Directive | None:
+        """Wait for the next directive; None when the session has been replaced."""
+        return await self._outgoing.get()
+
+    def end(self) -> None:
+        """Let the stream end: another session takes its place."""
+        self._ended = True
+        self._outgoing.put_nowait(None)
+
+    def attach(self, entry: NodeEntry, engines: tuple[EngineSnapshot, ...]) -> None:
+        """Become the node's session."""
+        entry.wire = self
+        entry.peers_lost.clear()
+        entry.stops_sent.clear()
+        self._state.nodes.beat(entry, engines)
+        self._state.dispatcher.attach(self.node_id, self)
+        self._compare(entry)
+
+    def close(self) -> None:
+        """The stream has ended: the agent is gone, or only the connection."""
+        entry = self._state.nodes.get(self.node_id)
+        self._state.dispatcher.detach(self.node_id, self)
+        if entry is not None and entry.wire is self:
+            entry.wire = None
+            log.info("session_ended", node_id=self.node_id)
+            self._state.run_beside(declare_lost_nodes(self._state))
+
+    # -- from the agent ----------------------------------------------------------------------------
+
+    def heartbeat(self, engines: tuple[EngineSnapshot, ...]) -> None:
+        """The node is alive."""
+        entry = self._entry()
+        if entry is not None:
+            self._state.nodes.beat(entry, engines)
+            self._compare(entry)
+
+    def result(self, result: DirectiveResult) -> None:
+        """A directive has a result."""
+        self._state.dispatcher.forget([result.directive_id])
+        self._state.note_result(result)
+        self._state.post(result.job_id, ResultArrived(result=result))
+
+    def engine_exited(self, exited: EngineExited) -> None:
+        """An engine's process ended."""
+        entry = self._entry()
+        if entry is not None:
+            entry.peers_lost.discard(exited.engine_id)
+        code = "ended" if exited.exit_code is None else f"ended with code {exited.exit_code}"
+        tail = f": {exited.log_tail[-1]}" if exited.exit_code and exited.log_tail else ""
+        self._state.post(
+            exited.job_id,
+            EngineLost(
+                engine_id=exited.engine_id,
+                fault_time=exited.detect_time,
+                reason=f"its process {code}{tail}",
+                process_ended=True,
+            ),
+        )
+
+    def peer_lost(self, lost: PeerLost) -> None:
+        """An engine saw a peer's process end: believe it before its agent says so."""
+        actor = self._state.actors.get(lost.job_id)
+        engine = actor.run.engines.get(lost.lost_engine_id) if actor is not None else None
+        if actor is None or engine is None:
+            return
+        entry = self._state.nodes.get(engine.node_id)
+        if entry is not None:
+            entry.peers_lost.add(engine.id)
+            if entry.wire is None:
+                self._state.run_beside(declare_lost_nodes(self._state))
+                return
+        actor.post(
+            EngineLost(
+                engine_id=engine.id,
+                fault_time=lost.detect_time,
+                reason=f"{lost.engine_id} saw its process end",
+                process_ended=False,
+            )
+        )
+
+    def engine_fault(self, fault: EngineFault) -> None:
+        """An engine cannot go on."""
+        failure = fault.failure
+        if fault.fatal:
+            self._state.post(fault.job_id, JobFaulted(engine_id=fault.engine_id, failure=failure))
+        elif failure.reason is ErrorReason.UNAVAILABLE:
+            self._state.post(
+                fault.job_id,
+                EngineDisturbed(
+                    engine_id=fault.engine_id,
+                    generation=fault.generation,
+                    message=failure.message,
+                    fault_time=fault.detect_time,
+                ),
+            )
+        else:
+            self._state.post(
+                fault.job_id,
+                EngineLost(
+                    engine_id=fault.engine_id,
+                    fault_time=fault.detect_time,
+                    reason=failure.message,
+                    process_ended=False,
+                ),
+            )
+
+    def step_report(self, report: StepReport) -> None:
+        """A step was committed."""
+        actor = self._state.actors.get(report.job_id)
+        if actor is None:
+            return
+        record = report.record
+        actor.note_step(
+            StepMetrics(
+                job_id=report.job_id,
+                step=record.step,
+                loss=record.loss,
+                gradient_norm=record.gradient_norm,
+                learning_rate=report.learning_rate,
+                num_tokens=record.num_tokens,
+                step_seconds=report.step_seconds,
+                generation=record.generation,
+                commit_time=report.commit_time,
+                seconds=report.seconds,
+            )
+        )
+        actor.post(
+            StepCommitted(
+                record=record, commit_time=report.commit_time, step_seconds=report.step_seconds
+            )
+        )
+
+    def log_lines(self, lines: LogLines) -> None:
+        """An engine wrote lines."""
+        self._state.log_lines.extend(
+            LogLine(job_id=lines.job_id, engine_id=lines.engine_id, time=lines.read_time, text=text)
+            for text in lines.lines
+        )
+
+    # -- engines that are counted on, and those that are there -------------------------------------
+
+    def _entry(self) -> NodeEntry | None:
+        """Return the node's entry while this is its session."""
+        entry = self._state.nodes.get(self.node_id)
+        return entry if entry is not None and entry.wire is self else None
+
+    def _compare(self, entry: NodeEntry) -> None:
+        """Stop engines that nobody counts on; those counted on that are missing have exited."""
+        counted_on: set[str] = set()
+        for actor in self._state.holders(self.node_id):
+            run = actor.run
+            mine = {e.id: e for e in run.engines.values() if e.node_id == self.node_id}
+            counted_on.update(mine, run.stopping)
+            for engine in mine.values():
+                if engine.prepared and engine.id not in entry.snapshots:
+                    actor.post(
+                        EngineLost(
+                            engine_id=engine.id,
+                            fault_time=self._state.clock.now(),
+                            reason="its agent no longer has it",
+                            process_ended=True,
+                        )
+                    )
+        for snapshot in entry.snapshots.values():
+            if snapshot.engine_id not in counted_on:
+                self._stop_stranger(entry, snapshot)
+            elif snapshot.state is EngineState.FINISHED:
+                self._finished(snapshot)
+
+    def _stop_stranger(self, entry: NodeEntry, snapshot: EngineSnapshot) -> None:
+        if snapshot.engine_id in entry.stops_sent:
+            return
+        entry.stops_sent.add(snapshot.engine_id)
+        self.send(
+            Directive(
+                id=f"stop/{snapshot.engine_id}/{self._state.coordinator_id}",
+                job_id=snapshot.job_id,
+                generation=snapshot.generation,
+                engine_id=snapshot.engine_id,
+                node_id=self.node_id,
+                command=Stop(reason="no job counts on it any more"),
+            )
+        )
+
+    def _finished(self, snapshot: EngineSnapshot) -> None:
+        actor = self._state.actors.get(snapshot.job_id)
+        transition = actor.run.transition if actor is not None else None
+        if actor is not None and (transition is None or transition.phase is Phase.PREPARING):
+            actor.post(EngineFinished(engine_id=snapshot.engine_id))
+
+
+def _joined(state: SharedState, hello: Hello) -> EventDraft:
+    return state.draft(
+        "node_joined",
+        f"{hello.node_id} at {hello.advertise_address} joined with {hello.num_accelerators} "
+        f"{hello.accelerator_kind} accelerator{'' if hello.num_accelerators == 1 else 's'}",
+        node_id=hello.node_id,
+    )
+
+
+def _check(hello: Hello) -> None:
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise PlanariaError(
+            ErrorReason.VERSION_MISMATCH,
+            f"the coordinator speaks protocol {PROTOCOL_VERSION}, the agent of {hello.node_id} "
+            f"{hello.protocol_version}: install the same version of planaria on both",
+            {"expected": str(PROTOCOL_VERSION), "actual": str(hello.protocol_version)},
+        )
+    problems = {
+        "node_id": "at most 63 letters, digits, '.', '_' or '-'"
+        if not _NODE_NAME.fullmatch(hello.node_id)
+        else "",
+        "agent_id": "" if hello.agent_id else "a random name",
+        "advertise_address": "" if hello.advertise_address else "an address others can reach",
+        "num_accelerators": "" if hello.num_accelerators > 0 else "at least 1",
+        "accelerator_kind": "" if hello.accelerator_kind in ("cpu", "cuda") else "cpu or cuda",
+    }
+    for field, expected in problems.items():
+        if expected:
+            raise PlanariaError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"{field} must be {expected}",
+                {"field": field, "expected": expected},
+            )

@@ -1,0 +1,163 @@
+"""What all parts of the application share: the database, the actors, the nodes."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime
+from typing import Any
+
+from planaria_common.clock import Clock
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.logging import get_logger
+from planaria_coordinator.application.changes import Changes
+from planaria_coordinator.application.dispatcher import Dispatcher
+from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.nodes import NodeRegistry
+from planaria_coordinator.application.options import Options
+from planaria_coordinator.application.ports import (
+    Database,
+    Planner,
+    SchedulingPolicy,
+)
+from planaria_coordinator.domain.directive import DirectiveResult
+from planaria_coordinator.domain.event import EventDraft
+from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
+from planaria_coordinator.domain.node import Node
+from planaria_coordinator.domain.run import JobRun, Limits
+from planaria_coordinator.domain.signals import Signal
+
+log = get_logger("coordinator")
+
+
+class SharedState:
+    """One per coordinator; its members do the work, this only holds them together."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        planner: Planner,
+        policy: SchedulingPolicy,
+        clock: Clock,
+        options: Options,
+        new_id: Callable[[str], str],
+    ) -> None:
+        self.database = database
+        self.planner = planner
+        self.policy = policy
+        self.clock = clock
+        self.options = options
+        self.new_id = new_id
+        self.coordinator_id = new_id("coordinator")
+        self.dispatcher = Dispatcher()
+        self.nodes = NodeRegistry(clock, options)
+        self.actors: dict[str, JobActor] = {}
+        self.event_changes = Changes()
+        self.node_lock = asyncio.Lock()
+        """Held while a node's state changes in memory and in the database."""
+        self.scheduling_wanted = asyncio.Event()
+        self.log_lines: list[LogLine] = []
+        """Not yet written."""
+        self.results: list[DirectiveResult] = []
+        """Not yet written."""
+        self._beside: set[asyncio.Task[None]] = set()
+
+    # -- what actors see ---------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        return self.options.limits
+
+    def all_nodes(self) -> tuple[Node, ...]:
+        return self.nodes.views()
+
+    def jobs_with_nodes(self) -> tuple[Job, ...]:
+        return tuple(actor.view() for actor in self.actors.values() if actor.run.held_nodes)
+
+    def decided(self, actor: JobActor) -> None:
+        """Nodes may have become free; a job that has ended and holds none needs no actor."""
+        run = actor.run
+        if run.state.is_terminal and not run.held_nodes and actor.job_id in self.actors:
+            del self.actors[actor.job_id]
+            self.run_beside(self._retire(actor))
+        self.scheduling_wanted.set()
+
+    async def _retire(self, actor: JobActor) -> None:
+        await actor.flush()
+        await actor.stop()
+        actor.changes.notify()
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._note_beside)
+
+    def _note_beside(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.warning("background_work_failed", cause=str(task.exception()))
+
+    @property
+    def is_busy_beside(self) -> bool:
+        """Whether something that nobody waits for is under way."""
+        return bool(self._beside)
+
+    # -- actors ------------------------------------------------------------------------------------
+
+    def add_actor(self, job: Job, run: JobRun, newest: Sequence[StepMetrics] = ()) -> JobActor:
+        """Begin to run a job."""
+        actor = JobActor(job=job, run=run, surroundings=self, newest=newest)
+        self.actors[job.id] = actor
+        actor.start()
+        return actor
+
+    def post(self, job_id: str, signal: Signal) -> None:
+        """Signal a job; one that has ended needs no signal."""
+        actor = self.actors.get(job_id)
+        if actor is not None:
+            actor.post(signal)
+
+    def note_result(self, result: DirectiveResult) -> None:
+        """Keep a result until the next flush: what follows from it is stored by the job itself."""
+        self.results.append(result)
+
+    def holders(self, node_id: str) -> list[JobActor]:
+        """Return the jobs that hold a node."""
+        return [actor for actor in self.actors.values() if node_id in actor.run.held_nodes]
+
+    async def stop_actors(self) -> None:
+        for actor in tuple(self.actors.values()):
+            await actor.stop()
+        if self._beside:
+            await asyncio.gather(*self._beside, return_exceptions=True)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def draft(
+        self, event_type: str, message: str, *, node_id: str = "", job_id: str = ""
+    ) -> EventDraft:
+        """Return an event of this moment."""
+        now: datetime = self.clock.now()
+        return EventDraft(
+            time=now, type=event_type, message=message, node_id=node_id, job_id=job_id
+        )
+
+    async def save_node(self, node: Node, drafts: Sequence[EventDraft] = ()) -> None:
+        """Write a node and events about it, then show them; the caller holds `node_lock`."""
+        async with self.database.unit_of_work() as work:
+            await work.nodes.save(node)
+            if drafts:
+                await work.events.append(drafts)
+            await work.commit()
+        self.nodes.put(node)
+        self.event_changes.notify()
+        self.scheduling_wanted.set()
+
+
+def wrong_state(resource: str, state: str, expected: str) -> PlanariaError:
+    """Return the error for a change that the present state does not allow."""
+    return PlanariaError(
+        ErrorReason.WRONG_STATE,
+        f"{resource} is {state}: {expected}",
+        {"resource": resource, "state": state},
+    )

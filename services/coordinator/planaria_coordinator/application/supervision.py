@@ -1,0 +1,150 @@
+"""What happens by the clock: deadlines, silence, engines that hang, batches to write."""
+
+import asyncio
+from collections.abc import Mapping
+
+from planaria_common.logging import get_logger
+from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.losses import declare_lost_nodes
+from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.liveness import (
+    Progress,
+    observe_progress,
+    progress_deadline_seconds,
+)
+from planaria_coordinator.domain.node import EngineSnapshot
+from planaria_coordinator.domain.profile import measured_layers
+from planaria_coordinator.domain.signals import EnginesStuck, Stalled, Tick
+
+TICK_SECONDS = 0.1
+FLUSH_SECONDS = 0.5
+
+log = get_logger("supervision")
+
+
+class Supervisor:
+    """Looks at the clock for everybody."""
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+        self._last_tick_seconds = state.clock.monotonic()
+        self._progress: dict[str, Progress] = {}
+        self._patience: dict[str, tuple[int, float]] = {}
+        self._flushed_heartbeats: dict[str, object] = {}
+
+    async def serve_ticks(self) -> None:
+        """Tick for ever; nothing that fails once stops it."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                await self.tick()
+            except Exception as error:
+                log.warning("tick_failed", cause=str(error))
+
+    async def serve_flushes(self) -> None:
+        """Write what has gathered, for ever."""
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            try:
+                await self.flush()
+            except Exception as error:
+                log.warning("flush_failed", cause=str(error))
+
+    # -- ticks -------------------------------------------------------------------------------------
+
+    async def tick(self) -> None:
+        """Act on what the time is."""
+        now = self._state.clock.monotonic()
+        stall_seconds = now - self._last_tick_seconds - TICK_SECONDS
+        self._last_tick_seconds = now
+        if stall_seconds > self._state.options.node_deadline_seconds / 2:
+            self._forgive(stall_seconds)
+        await declare_lost_nodes(self._state)
+        for actor in tuple(self._state.actors.values()):
+            due = actor.run.next_deadline_seconds()
+            if due is not None and due <= now:
+                actor.post(Tick())
+            self._watch_progress(actor, now)
+
+    def _forgive(self, seconds: float) -> None:
+        log.warning("stalled", seconds=round(seconds, 3))
+        self._state.nodes.grant_grace()
+        self._progress.clear()
+        for actor in self._state.actors.values():
+            actor.post(Stalled(seconds=seconds))
+
+    def _watch_progress(self, actor: JobActor, now: float) -> None:
+        run = actor.run
+        if run.state is not JobState.RUNNING or run.transition or run.placement is None:
+            self._progress.pop(actor.job_id, None)
+            return
+        snapshots = self._snapshots(actor)
+        counts = {
+            engine_id: snapshots[engine_id].progress
+            for engine_id in run.placement.engine_ids
+            if engine_id in snapshots
+        }
+        seen = observe_progress(now, self._progress.get(actor.job_id), counts)
+        self._progress[actor.job_id] = seen
+        stood_still = now - seen.since_seconds
+        if stood_still > self._progress_deadline(actor):
+            del self._progress[actor.job_id]
+            self._lose_patience(actor)
+            actor.post(EnginesStuck(seconds=stood_still))
+
+    def _snapshots(self, actor: JobActor) -> Mapping[str, EngineSnapshot]:
+        nodes = (self._state.nodes.get(node_id) for node_id in actor.run.nodes)
+        return {k: s for entry in nodes if entry for k, s in entry.snapshots.items()}
+
+    def _progress_deadline(self, actor: JobActor) -> float:
+        run = actor.run
+        layers = measured_layers(run.requirements.layers, run.engines.values())
+        stages = run.placement.plan.stages if run.placement else ()
+        action_seconds = max(
+            (sum(layers[i].forward_seconds + layers[i].backward_seconds for i in s.layers))
+            for s in stages
+        )
+        _, factor = self._patience.get(actor.job_id, (0, 1.0))
+        return factor * progress_deadline_seconds(
+            action_seconds,
+            run.last_step_seconds,
+            least_seconds=self._state.options.progress_deadline_seconds,
+        )
+
+    def _lose_patience(self, actor: JobActor) -> None:
+        """When a fence found nobody hanging, the job is slow: wait twice as long the next time."""
+        losses, factor = self._patience.get(actor.job_id, (-1, 1.0))
+        same = losses == actor.run.num_losses
+        self._patience[actor.job_id] = (actor.run.num_losses, 2 * factor if same else 1.0)
+
+    # -- flushes -----------------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Write steps, heartbeats, log lines and results in batches."""
+        state = self._state
+        for actor in tuple(state.actors.values()):
+            await actor.flush()
+        lines, state.log_lines = state.log_lines, []
+        results, state.results = state.results, []
+        times = {
+            entry.node.id: entry.node.heartbeat_time
+            for entry in state.nodes
+            if self._flushed_heartbeats.get(entry.node.id) != entry.node.heartbeat_time
+        }
+        if not lines and not results and not times:
+            return
+        try:
+            async with state.database.unit_of_work() as work:
+                if lines:
+                    await work.log_lines.append(lines)
+                for result in results:
+                    await work.directives.resolve(result.directive_id, result.outcome)
+                if times:
+                    await work.nodes.save_heartbeats(times)
+                await work.commit()
+        except Exception:
+            state.log_lines = lines + state.log_lines
+            state.results = results + state.results
+            raise
+        self._flushed_heartbeats.update(times)

@@ -1,0 +1,310 @@
+"""Between the worker protocol's messages and the application's words."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from planaria.api.common.v1 import errors_pb2
+from planaria.api.worker.v1 import directive_pb2, report_pb2, worker_service_pb2
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.application.agents import (
+    EngineExited,
+    EngineFault,
+    Hello,
+    LogLines,
+    PeerLost,
+    StepReport,
+    Welcome,
+)
+from planaria_coordinator.domain import directive as words
+from planaria_coordinator.domain.node import EngineSnapshot, EngineState
+
+
+def time_of(message: Timestamp) -> datetime:
+    """Return a protobuf time, in UTC."""
+    return message.ToDatetime(tzinfo=UTC)
+
+
+def duration(seconds: float) -> Duration:
+    """Return seconds as protobuf has them."""
+    message = Duration()
+    message.FromTimedelta(timedelta(seconds=seconds))
+    return message
+
+
+# -- from the agent ----------------------------------------------------------------------------
+
+
+def hello_of(message: worker_service_pb2.Hello) -> Hello:
+    return Hello(
+        node_id=message.node_id,
+        agent_id=message.agent_id,
+        version=message.version,
+        protocol_version=message.protocol_version,
+        advertise_address=message.advertise_address,
+        num_accelerators=message.num_accelerators,
+        accelerator_kind=message.accelerator_kind,
+        accelerator_memory_bytes=message.accelerator_memory_bytes,
+        pid=message.pid,
+        engines=tuple(snapshot_of(engine) for engine in message.engines),
+    )
+
+
+def snapshot_of(message: report_pb2.EngineSnapshot) -> EngineSnapshot:
+    name = report_pb2.EngineState.Name(message.state).removeprefix("ENGINE_STATE_")
+    state = EngineState.STARTING if name == "UNSPECIFIED" else EngineState(name)
+    return EngineSnapshot(
+        engine_id=message.engine_id,
+        job_id=message.job_id,
+        accelerator=message.accelerator,
+        generation=message.generation,
+        state=state,
+        committed_steps=message.committed_steps,
+        progress=message.progress,
+        pid=message.pid,
+        data_address=message.data_address,
+        store_address=message.store_address,
+    )
+
+
+def exited_of(message: report_pb2.EngineExited) -> EngineExited:
+    return EngineExited(
+        job_id=message.job_id,
+        engine_id=message.engine_id,
+        exit_code=message.exit_code if message.HasField("exit_code") else None,
+        detect_time=time_of(message.detect_time),
+        log_tail=tuple(message.log_tail),
+    )
+
+
+def peer_lost_of(message: report_pb2.PeerLost) -> PeerLost:
+    return PeerLost(
+        job_id=message.job_id,
+        engine_id=message.engine_id,
+        lost_engine_id=message.lost_engine_id,
+        detect_time=time_of(message.detect_time),
+    )
+
+
+def fault_of(message: report_pb2.EngineFault) -> EngineFault:
+    return EngineFault(
+        job_id=message.job_id,
+        engine_id=message.engine_id,
+        generation=message.generation,
+        failure=failure_of(message.failure),
+        fatal=message.fatal,
+        detect_time=time_of(message.detect_time),
+    )
+
+
+def step_report_of(message: report_pb2.StepReport) -> StepReport:
+    return StepReport(
+        job_id=message.job_id,
+        engine_id=message.engine_id,
+        record=record_of(message.record),
+        learning_rate=message.learning_rate,
+        step_seconds=message.step_seconds,
+        seconds=dict(message.seconds),
+        commit_time=time_of(message.commit_time),
+    )
+
+
+def log_lines_of(message: worker_service_pb2.LogLines) -> LogLines:
+    return LogLines(
+        job_id=message.job_id,
+        engine_id=message.engine_id,
+        lines=tuple(message.lines),
+        read_time=time_of(message.read_time),
+    )
+
+
+def record_of(message: report_pb2.CommitRecord) -> words.CommitRecord:
+    return words.CommitRecord(
+        step=message.step,
+        generation=message.generation,
+        gradient_norm=message.gradient_norm,
+        loss=message.loss,
+        num_tokens=message.num_tokens,
+    )
+
+
+def failure_of(message: report_pb2.Failure) -> words.Failure:
+    name = errors_pb2.ErrorReason.Name(message.reason).removeprefix("ERROR_REASON_")
+    reason = ErrorReason.INTERNAL if name == "UNSPECIFIED" else ErrorReason(name)
+    return words.Failure(reason=reason, message=message.message, metadata=dict(message.metadata))
+
+
+def result_of(message: report_pb2.DirectiveResult) -> words.DirectiveResult:
+    """Return a result.
+
+    Raises:
+        PlanariaError: INVALID_ARGUMENT when it has no outcome.
+    """
+    return words.DirectiveResult(
+        directive_id=message.directive_id,
+        job_id=message.job_id,
+        engine_id=message.engine_id,
+        generation=message.generation,
+        outcome=_outcome_of(message),
+    )
+
+
+def _outcome_of(message: report_pb2.DirectiveResult) -> words.Outcome:
+    match message.WhichOneof("outcome"):
+        case "prepared":
+            return _prepared_of(message.prepared)
+        case "fence_report":
+            return _fence_report_of(message.fence_report)
+        case "committed":
+            return words.Committed(
+                committed_steps=message.committed.committed_steps,
+                stale_layers=tuple(message.committed.stale_layers),
+            )
+        case "copied":
+            return words.Copied(
+                num_bytes=message.copied.bytes,
+                layers=_held_of(message.copied.layers),
+                start_time=time_of(message.copied.start_time),
+                end_time=time_of(message.copied.end_time),
+            )
+        case "activated":
+            return words.Activated(
+                rebuild_start_time=time_of(message.activated.rebuild_start_time),
+                resume_time=time_of(message.activated.resume_time),
+                num_communicators=message.activated.num_communicators,
+            )
+        case "digested":
+            return words.Digested(
+                digests={layer.layer: layer.sha256.hex() for layer in message.digested.layers},
+                version=message.digested.version,
+            )
+        case "exported":
+            return words.Exported(path=message.exported.path, num_bytes=message.exported.bytes)
+        case "stopped":
+            return words.Stopped()
+        case "failure":
+            return failure_of(message.failure)
+        case _:
+            raise PlanariaError(
+                ErrorReason.INVALID_ARGUMENT,
+                "result.outcome must be set",
+                {"field": "result.outcome", "expected": "set"},
+            )
+
+
+def _prepared_of(message: report_pb2.Prepared) -> words.Prepared:
+    return words.Prepared(
+        engine=snapshot_of(message.engine),
+        data_digest=message.data_digest,
+        num_tokens=message.num_tokens,
+        fingerprint=dict(message.fingerprint),
+        measured_layers=tuple(
+            words.MeasuredLayer(
+                layer=measured.layer,
+                forward_seconds=measured.forward_seconds,
+                backward_seconds=measured.backward_seconds,
+            )
+            for measured in message.measured_layers
+        ),
+    )
+
+
+def _fence_report_of(message: report_pb2.FenceReport) -> words.FenceReport:
+    has_commit = message.HasField("last_commit")
+    return words.FenceReport(
+        committed_steps=message.committed_steps,
+        last_commit=record_of(message.last_commit) if has_commit else None,
+        layers=_held_of(message.layers),
+        finished_microbatches=tuple(message.finished_microbatches),
+        step_compute_seconds=message.step_compute_seconds,
+        fence_time=time_of(message.fence_time),
+        park_time=time_of(message.park_time),
+    )
+
+
+def _held_of(layers: Iterable[report_pb2.HeldLayer]) -> tuple[words.HeldLayer, ...]:
+    return tuple(words.HeldLayer(layer=held.layer, version=held.version) for held in layers)
+
+
+# -- to the agent ------------------------------------------------------------------------------
+
+
+def welcome_message(welcome: Welcome) -> worker_service_pb2.Welcome:
+    return worker_service_pb2.Welcome(
+        coordinator_id=welcome.coordinator_id,
+        heartbeat_interval=duration(welcome.heartbeat_interval_seconds),
+        node_deadline=duration(welcome.node_deadline_seconds),
+        agent_lease=duration(welcome.agent_lease_seconds),
+    )
+
+
+def directive_message(directive: words.Directive) -> directive_pb2.Directive:
+    message = directive_pb2.Directive(
+        directive_id=directive.id,
+        job_id=directive.job_id,
+        generation=directive.generation,
+        engine_id=directive.engine_id,
+    )
+    match directive.command:
+        case words.Prepare() as prepare:
+            message.prepare.job_spec = prepare.job_spec
+            message.prepare.accelerator = prepare.accelerator
+            message.prepare.job_secret = prepare.job_secret
+        case words.Quiesce() as quiesce:
+            message.quiesce.mode = directive_pb2.Quiesce.Mode.Value(f"MODE_{quiesce.mode}")
+            message.quiesce.lost_engine_ids.extend(quiesce.lost_engine_ids)
+        case words.Commit(record=record):
+            message.commit.record.CopyFrom(_record_message(record))
+        case words.Copy() as copy:
+            message.copy.layers.extend(_source_message(source) for source in copy.layers)
+            message.copy.version = copy.version
+        case words.Activate() as activate:
+            message.activate.CopyFrom(_activate_message(activate))
+        case words.DigestLayers(layers=layers):
+            message.digest_layers.layers.extend(layers)
+        case words.Export() as export:
+            message.export.path = export.path
+            message.export.format = export.format
+            message.export.layers.extend(_source_message(source) for source in export.layers)
+        case words.Stop(reason=reason):
+            message.stop.reason = reason
+    return message
+
+
+def _record_message(record: words.CommitRecord) -> report_pb2.CommitRecord:
+    return report_pb2.CommitRecord(
+        step=record.step,
+        generation=record.generation,
+        gradient_norm=record.gradient_norm,
+        loss=record.loss,
+        num_tokens=record.num_tokens,
+    )
+
+
+def _source_message(source: words.LayerSource) -> directive_pb2.LayerSource:
+    return directive_pb2.LayerSource(layer=source.layer, addresses=source.addresses)
+
+
+def _activate_message(activate: words.Activate) -> directive_pb2.Activate:
+    return directive_pb2.Activate(
+        pipelines=[
+            directive_pb2.PipelineAssignment(
+                stages=[
+                    directive_pb2.StageAssignment(
+                        engine_id=stage.engine_id,
+                        data_address=stage.data_address,
+                        first_layer=stage.first_layer,
+                        num_layers=stage.num_layers,
+                    )
+                    for stage in pipeline.stages
+                ],
+                microbatches=pipeline.microbatches,
+            )
+            for pipeline in activate.pipelines
+        ],
+        committed_steps=activate.committed_steps,
+        store_address=activate.store_address,
+        rebuild_timeout=duration(activate.rebuild_timeout_seconds),
+    )

@@ -1,0 +1,98 @@
+"""WorkerService: the sessions of agents."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from planaria.api.worker.v1.worker_service_pb2 import SessionRequest, SessionResponse
+from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceServicer
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.application.agents import Hello
+from planaria_coordinator.application.sessions import AgentSession, Sessions
+from planaria_coordinator.entrypoints.grpc import worker_convert as convert
+
+HELLO_TIMEOUT_SECONDS = 10.0
+
+
+class WorkerServicer(WorkerServiceServicer):
+    """Serves `planaria.api.worker.v1.WorkerService`."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def Session(  # noqa: N802 - the name in the protocol
+        self,
+        request_iterator: AsyncIterator[SessionRequest],
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - the signature is gRPC's
+    ) -> AsyncIterator[SessionResponse]:
+        """Hold a node's session until either side ends it."""
+        session = await self._sessions.open(await _hello(request_iterator))
+        reading = asyncio.create_task(_read(request_iterator, session))
+        try:
+            yield SessionResponse(welcome=convert.welcome_message(session.welcome))
+            async for response in _directives(session, reading):
+                yield response
+        finally:
+            reading.cancel()
+            session.close()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _hello(requests: AsyncIterator[SessionRequest]) -> Hello:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+            first = await anext(requests, None)
+    except TimeoutError:
+        first = None
+    if first is None or not first.HasField("hello"):
+        raise PlanariaError(
+            ErrorReason.INVALID_ARGUMENT,
+            "the first message of a session must be a hello",
+            {"field": "hello", "expected": "first"},
+        )
+    return convert.hello_of(first.hello)
+
+
+async def _directives(
+    session: AgentSession, reading: asyncio.Task[None]
+) -> AsyncIterator[SessionResponse]:
+    """Yield directives until the agent ends the stream or another session replaces this one."""
+    while True:
+        upcoming = asyncio.ensure_future(session.next_directive())
+        try:
+            await asyncio.wait({upcoming, reading}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not upcoming.done():
+                upcoming.cancel()
+        if reading.done():
+            reading.result()  # a message that could not be understood ends the session loudly
+            return
+        directive = upcoming.result()
+        if directive is None:
+            return
+        yield SessionResponse(directive=convert.directive_message(directive))
+
+
+async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) -> None:
+    async for request in requests:
+        match request.WhichOneof("message"):
+            case "heartbeat":
+                session.heartbeat(
+                    tuple(convert.snapshot_of(engine) for engine in request.heartbeat.engines)
+                )
+            case "result":
+                session.result(convert.result_of(request.result))
+            case "engine_exited":
+                session.engine_exited(convert.exited_of(request.engine_exited))
+            case "peer_lost":
+                session.peer_lost(convert.peer_lost_of(request.peer_lost))
+            case "engine_fault":
+                session.engine_fault(convert.fault_of(request.engine_fault))
+            case "step_report":
+                session.step_report(convert.step_report_of(request.step_report))
+            case "log_lines":
+                session.log_lines(convert.log_lines_of(request.log_lines))
+            case _:
+                pass  # a newer agent may say more than we understand
