@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from planaria_common.netutil import is_loopback
@@ -72,6 +72,17 @@ class CoordinatorSettings(ServiceSettings):
     max_log_lines_per_job: PositiveInt = Field(
         default=10_000, description="Newest lines kept of each job's log."
     )
+
+    @field_validator("node_deadline_seconds")
+    @classmethod
+    def _several_heartbeats(cls, seconds: float, info: ValidationInfo) -> float:
+        interval = info.data.get("heartbeat_interval_seconds", 0.0)
+        if seconds < 2 * interval:
+            raise ValueError(
+                f"{seconds:g} is too short: one late heartbeat would lose a node; "
+                f"at least two heartbeat intervals ({2 * interval:g}) would be right"
+            )
+        return seconds
 
     @property
     def data_folder(self) -> Path:

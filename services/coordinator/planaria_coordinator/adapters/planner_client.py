@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # the generated stub is one class at run time
 
 AnswerT = TypeVar("AnswerT")
 _PING_SECONDS = 2.0
-_PAUSES_SECONDS = (0.1, 0.4)
-"""Before each further round over the addresses; up to twice as long, by chance."""
 
 
 class PlannerClient:
@@ -36,6 +34,7 @@ class PlannerClient:
         token: the cluster's.
         deadline_seconds: how long one planner may take for one call.
         random_share: a random number from 0 to 1, which keeps coordinators from retrying in step.
+        pauses_seconds: before each further round over the addresses; up to twice as long, by chance.
     """
 
     def __init__(
@@ -45,6 +44,7 @@ class PlannerClient:
         token: str,
         deadline_seconds: float,
         random_share: Callable[[], float] = random.random,
+        pauses_seconds: Sequence[float] = (0.1, 0.4),
     ) -> None:
         self._channels = {
             address: open_channel(address, token=token, deadline_seconds=deadline_seconds)
@@ -52,6 +52,7 @@ class PlannerClient:
         }
         self._addresses = list(addresses)
         self._random_share = random_share
+        self._pauses_seconds = pauses_seconds
 
     async def plan(self, query: PlanQuery) -> PlanAnswer:
         if query.current is None:
@@ -110,7 +111,7 @@ class PlannerClient:
         self, call: "Callable[[PlannerServiceAsyncStub], Awaitable[AnswerT]]"
     ) -> AnswerT:
         """Call the planners one after another until one answers, in a few rounds."""
-        for pause_seconds in (*_PAUSES_SECONDS, None):
+        for pause_seconds in (*self._pauses_seconds, None):
             for address in list(self._addresses):
                 try:
                     answer = await self._ask_one(address, call)
