@@ -1,4 +1,4 @@
-"""Commands that need a part: `plan` the planner, `profile` the worker.
+"""Commands that need a part: `plan` and `profile` the planner (and to measure, the worker).
 
 The part registers the command as an entry point of the group `planaria.commands`: a function with
 typer's annotations, or a typer app. It is imported only when its command is called, so that
@@ -17,7 +17,7 @@ GROUP = "planaria.commands"
 
 _KNOWN: Mapping[str, tuple[str, str]] = {
     "plan": ("planner", "Compute the plan of a model profile, without a cluster."),
-    "profile": ("worker", "Measure a model's layers on this hardware."),
+    "profile": ("planner", "Measure a model's layers here, or work them out from a data sheet."),
 }
 """Name of the command -> the extra that brings it, and its help."""
 

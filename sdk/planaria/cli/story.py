@@ -25,16 +25,10 @@ def event_text(event: Event) -> Text:
 
 
 def recovery_text(recovery: Recovery) -> Text:
-    """Return one line for what a recovery took."""
-    before, after = recovery.pipeline_sizes_before, recovery.pipeline_sizes_after
-    facts = [f"{phase.name} {phase.duration_seconds:.2f} s" for phase in recovery.phases]
-    facts += [
-        f"copied {recovery.copied_bytes / 1e6:.1f} MB",
-        f"redone {recovery.redone_microbatches} microbatches",
-        f"pipelines of {'+'.join(map(str, before))} -> {'+'.join(map(str, after))} nodes",
-        f"paused {recovery.pause_seconds:.2f} s",
-    ]
-    return Text(f"          {', '.join(facts)}", style="dim")
+    """Return one line for what a recovery cost, beside what its event says already."""
+    copied = f"copied {recovery.copied_bytes / 1e6:.1f} MB between engines"
+    redone = f"computed {recovery.redone_microbatches} microbatches again"
+    return Text(f"          {copied}, {redone}", style="dim")
 
 
 def _style(event_type: str) -> str:
