@@ -1,6 +1,7 @@
 """`planaria-coordinator`: serve agents, schedulers and users until a stop signal."""
 
 import asyncio
+import logging
 import os
 import sys
 
@@ -11,6 +12,8 @@ from planaria_coordinator.settings import CoordinatorSettings
 
 async def serve(settings: CoordinatorSettings) -> None:
     """Run the coordinator; a second stop signal is not needed, the first one drains in seconds."""
+    for chatty in ("alembic", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     stopped = asyncio.ensure_future(stop_signal())
     async with run_coordinator(settings) as endpoints:
         announce_ready(

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from planaria_coordinator.entrypoints.http import events as events_module
 from planaria_coordinator.entrypoints.http.server import HttpServer
 from unit.coordinator_edge.conftest import TOKEN, build_app
@@ -58,9 +59,7 @@ async def sent_events(response: httpx.Response) -> AsyncIterator[Sent]:
             name, _, value = line.partition(": ")
             fields[name] = value
         elif not line and fields:
-            yield Sent(
-                id=int(fields["id"]), type=fields["event"], data=json.loads(fields["data"])
-            )
+            yield Sent(id=int(fields["id"]), type=fields["event"], data=json.loads(fields["data"]))
             fields = {}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria.api.planner.v1.planner_service_pb2_grpc import (
     PlannerServiceServicer,
@@ -58,13 +59,13 @@ class FakePlanner(PlannerServiceServicer):
         if self.error is not None:
             raise self.error
 
-    async def Instantiate(  # noqa: N802 - the proto names it
+    async def Instantiate(
         self, request: pb.InstantiateRequest, context: Context
     ) -> pb.InstantiateResponse:
         await self._note(request)
         return pb.InstantiateResponse(plan=plan_message(PLAN), reason="fastest", min_nodes=2)
 
-    async def Reconfigure(  # noqa: N802 - the proto names it
+    async def Reconfigure(
         self, request: pb.ReconfigureRequest, context: Context
     ) -> pb.ReconfigureResponse:
         await self._note(request)
@@ -76,7 +77,7 @@ class FakePlanner(PlannerServiceServicer):
             min_nodes=2,
         )
 
-    async def GenerateTemplates(  # noqa: N802 - the proto names it
+    async def GenerateTemplates(
         self, request: pb.GenerateTemplatesRequest, context: Context
     ) -> pb.GenerateTemplatesResponse:
         await self._note(request)

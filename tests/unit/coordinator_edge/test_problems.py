@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from planaria_common.errors import ERRORS, ErrorReason, PlanariaError
+from planaria_coordinator.application.submission import read_job_spec
 from unit.coordinator_edge.fakes import FakeCoordinator
 
 MEDIA_TYPE = "application/problem+json"
@@ -30,18 +31,34 @@ async def test_every_reason(
     assert body["metadata"] == {"what": "this"}
 
 
-async def test_a_wrong_job_file_names_its_field(
+async def test_a_wrong_job_file_names_every_wrong_field(
     client: httpx.AsyncClient, coordinator: FakeCoordinator
 ) -> None:
-    """422 lists the field as the job file spells it."""
-    coordinator.jobs.error = PlanariaError(
-        ErrorReason.INVALID_JOB, "training.steps: must be at least 1", {"field": "training.steps"}
-    )
+    """422 lists the fields as the job file spells them, so that all can be corrected at once."""
+    with pytest.raises(PlanariaError) as invalid:
+        read_job_spec({"training": {"steps": 0}, "nam": "x"})
+    coordinator.jobs.error = invalid.value
 
     response = await client.post("/api/v1/jobs", json={"spec": {}})
 
     assert response.status_code == 422
-    assert [error["field"] for error in response.json()["errors"]] == ["training.steps"]
+    errors = {error["field"]: error["message"] for error in response.json()["errors"]}
+    assert errors["nam"] == "unknown field; did you mean name?"
+    assert errors["training.steps"] == "must be at least 1, not 0"
+    assert errors["model"] == "is missing, and has no default"
+
+
+async def test_a_single_wrong_field_is_listed(
+    client: httpx.AsyncClient, coordinator: FakeCoordinator
+) -> None:
+    """Also what only the coordinator can see names its field once."""
+    coordinator.jobs.error = PlanariaError(
+        ErrorReason.INVALID_JOB, "data.path: must not be empty", {"field": "data.path"}
+    )
+
+    response = await client.post("/api/v1/jobs", json={"spec": {}})
+
+    assert response.json()["errors"] == [{"field": "data.path", "message": "must not be empty"}]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from planaria_common.errors import AccessError, InvalidArgumentError
 from planaria_common.settings import load_settings
 from planaria_coordinator.bootstrap import find_token

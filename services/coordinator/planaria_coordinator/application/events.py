@@ -9,6 +9,7 @@ from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.event import Event
 
 _WATCH_PAGE_SIZE = 500
+_MAX_DIGITS = 18  # of a 64-bit number
 
 
 class Events:
@@ -53,7 +54,7 @@ class Events:
 def _sequence(page_token: str) -> int:
     if not page_token:
         return 0
-    if not page_token.isascii() or not page_token.isdigit():
+    if not page_token.isascii() or not page_token.isdigit() or len(page_token) > _MAX_DIGITS:
         raise PlanariaError(
             ErrorReason.INVALID_ARGUMENT,
             f"page_token must come from the page before, not {page_token[:40]!r}",

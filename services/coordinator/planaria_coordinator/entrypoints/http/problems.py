@@ -9,11 +9,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from planaria_common.errors import ERRORS, ErrorReason, PlanariaError
+from planaria.errors import InvalidJobError
+from planaria_common.errors import ERROR_DOMAIN, ERRORS, ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 
 MEDIA_TYPE = "application/problem+json"
-TYPE_PREFIX = "https://planaria.dev/reference/errors#"
+TYPE_PREFIX = f"https://{ERROR_DOMAIN}/reference/errors/#"
 _BAD_REQUEST_LOCATIONS = {"path", "query", "header", "cookie"}
 
 
@@ -48,8 +49,6 @@ class Problem(BaseModel):
 def problem_response(error: PlanariaError, instance: str) -> JSONResponse:
     """Return the response that tells a PlanariaError."""
     entry = ERRORS[error.reason]
-    field = error.metadata.get("field")
-    wrong_field = entry.http_status == HTTPStatus.UNPROCESSABLE_ENTITY and field is not None
     return _respond(
         Problem(
             type=TYPE_PREFIX + error.reason.lower(),
@@ -59,11 +58,24 @@ def problem_response(error: PlanariaError, instance: str) -> JSONResponse:
             instance=instance,
             reason=error.reason.value,
             metadata=error.metadata,
-            errors=[FieldProblem(field=field, message=error.message)]
-            if wrong_field and field is not None
+            errors=_wrong_fields(error)
+            if entry.http_status == HTTPStatus.UNPROCESSABLE_ENTITY
             else None,
         )
     )
+
+
+def _wrong_fields(error: PlanariaError) -> list[FieldProblem] | None:
+    """Return every wrong field: of a job file all at once, otherwise the one that is named."""
+    if isinstance(error.__cause__, InvalidJobError):
+        return [
+            FieldProblem(field=problem.field, message=problem.message)
+            for problem in error.__cause__.problems
+        ]
+    field = error.metadata.get("field")
+    if field is None:
+        return None
+    return [FieldProblem(field=field, message=error.message.removeprefix(f"{field}: "))]
 
 
 def add_problem_handlers(app: FastAPI) -> None:
