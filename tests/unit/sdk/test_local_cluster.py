@@ -14,7 +14,7 @@ import pytest
 from planaria.cli.main import main
 from planaria.local import cluster as local_cluster
 from planaria.local import state as local_state
-from planaria.local.processes import identify, is_alive, reap, start_module, stop
+from planaria.local.processes import find_workers, identify, is_alive, reap, start_module, stop
 from unit.sdk.fake_coordinator import Answer, FakeCoordinator
 from unit.sdk.samples import node
 
@@ -51,10 +51,9 @@ def data_dir(
     nodes = [node(f"node-{index}") for index in (1, 2, 3)]
     coordinator.answer("GET /nodes", Answer(body={"nodes": []}), Answer(body={"nodes": nodes}))
     yield tmp_path / "data"
-    for started in read_started(tmp_path):
-        left = identify(started["pid"])
-        if left:
-            stop([left], grace_seconds=30)
+    started = {identify(started["pid"]) for started in read_started(tmp_path)}
+    left = {process for process in started if process}
+    stop(left | set(find_workers(str(tmp_path / "data"))), grace_seconds=30)
 
 
 def read_started(tmp_path: Path) -> list[dict[str, Any]]:
