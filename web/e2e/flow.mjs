@@ -56,7 +56,7 @@ async function walk(page, url, jobId) {
 
   await jobLink.focus();
   await page.keyboard.press("Enter");
-  await page.getByText(/^Pipeline 1:/).waitFor();
+  await page.getByText(/^Pipeline 0:/).waitFor();
   await page
     .getByText(/^layers? \d/)
     .first()

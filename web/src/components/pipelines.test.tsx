@@ -43,8 +43,8 @@ test("each stage shows its layers, its node and the node's state", () => {
 
 test("a pipeline says how many microbatches it runs, and the plan why it is so", () => {
   render(<Pipelines jobPlan={jobPlan} nodes={[]} />);
-  expect(screen.getByText("Pipeline 1: 3 microbatches a step")).toBeTruthy();
-  expect(screen.getByText("Pipeline 2: 1 microbatch a step")).toBeTruthy();
+  expect(screen.getByText("Pipeline 0: 3 microbatches a step")).toBeTruthy();
+  expect(screen.getByText("Pipeline 1: 1 microbatch a step")).toBeTruthy();
   expect(screen.getByText("Generation 3: node-2 was lost")).toBeTruthy();
   expect(screen.getByText(/1 node may be lost at once/)).toBeTruthy();
   expect(screen.getByText(/idle nodes: node-4/)).toBeTruthy();

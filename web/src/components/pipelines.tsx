@@ -23,7 +23,7 @@ export function Pipelines({ jobPlan, nodes }: PipelinesProps) {
       </p>
       <ol className="pipelines">
         {plan.pipelines.map((pipeline, index) => (
-          <PipelineRow key={index} number={index + 1} pipeline={pipeline} states={states} />
+          <PipelineRow key={index} number={index} pipeline={pipeline} states={states} />
         ))}
       </ol>
       <PlanSummary plan={plan} />
