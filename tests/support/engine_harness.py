@@ -198,9 +198,15 @@ class EngineCluster:
         for name in new:
             self.engines[name].connect()
         for name in new:
-            result = self.wait_for_result(name, f"prepare-{self.engines[name].engine_id}")
+            result = self._wait_for_preparation(name)
             assert result.HasField("prepared"), result
             self.engines[name].snapshot = result.prepared.engine
+
+    def start(self, name: str) -> DirectiveResult:
+        """Starts one engine; returns what it says to Prepare."""
+        self._start(name, (), self._module)
+        self.engines[name].connect()
+        return self._wait_for_preparation(name)
 
     def is_alive(self, name: str) -> bool:
         return name in self.engines and self.engines[name].process.poll() is None
@@ -412,6 +418,9 @@ class EngineCluster:
         )
 
     # --- inside
+
+    def _wait_for_preparation(self, name: str) -> DirectiveResult:
+        return self.wait_for_result(name, f"prepare-{self.engines[name].engine_id}")
 
     def _start(self, name: str, failpoints: Sequence[Mapping[str, object]], module: str) -> None:
         if name in self.engines:

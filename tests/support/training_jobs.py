@@ -33,6 +33,7 @@ def training_job(
     num_steps: int = 5,
     num_microbatches: int = 6,
     reproducible: bool = True,
+    learning_rate: float = 1e-3,
     **model: Any,
 ) -> TrainingJob:
     """A job of `num_blocks` + 2 small layers; writes its data into the folder."""
@@ -51,7 +52,11 @@ def training_job(
                 "microbatch_size": 2,
                 "seed": 7,
                 "reproducible": reproducible,
-                "optimizer": {"learning_rate": 1e-3, "warmup_steps": 2, "clip_norm": 0.5},
+                "optimizer": {
+                    "learning_rate": learning_rate,
+                    "warmup_steps": 2,
+                    "clip_norm": 0.5,
+                },
             },
         }
     )

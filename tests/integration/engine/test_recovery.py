@@ -5,8 +5,6 @@ are collected, rolled forward, given new places and fetch what they miss from ea
 that did not die is started again.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from oracle.reference import ReferenceResult
@@ -14,29 +12,12 @@ from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Commit, Quiesce
 from planaria.api.worker.v1.report_pb2 import CommitRecord, EngineState
 from support.engine_harness import EngineCluster, Pipeline
-from support.training_jobs import TrainingJob, training_job
 
 pytestmark = pytest.mark.integration
 
 BEFORE = [Pipeline([("a", 3), ("b", 4)], [0, 1, 2]), Pipeline([("c", 5), ("d", 2)], [3, 4, 5])]
 WITHOUT_B = [Pipeline([("a", 7)], [0, 1]), Pipeline([("c", 5), ("d", 2)], [2, 3, 4, 5])]
 FAILED_STEP = 2
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
-    return training_job(tmp_path_factory.mktemp("job"))
-
-
-@pytest.fixture(scope="module")
-def expected(job: TrainingJob) -> ReferenceResult:
-    return job.run_reference()
-
-
-@pytest.fixture(scope="module")
-def cluster(job: TrainingJob, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCluster]:
-    with EngineCluster(tmp_path_factory.mktemp("engines"), job.files) as cluster:
-        yield cluster
 
 
 def finish(cluster: EngineCluster, plan: list[Pipeline], expected: ReferenceResult) -> None:

@@ -1,32 +1,15 @@
 """Real engines train one job under any plan, and end bit for bit where one plain loop ends."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from oracle.reference import ReferenceResult
 from support.engine_harness import EngineCluster, Pipeline
-from support.training_jobs import TrainingJob, training_job
 
 pytestmark = pytest.mark.integration
 
 ALL = list(range(6))
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
-    return training_job(tmp_path_factory.mktemp("job"))
-
-
-@pytest.fixture(scope="module")
-def expected(job: TrainingJob) -> ReferenceResult:
-    return job.run_reference()
-
-
-@pytest.fixture(scope="module")
-def cluster(job: TrainingJob, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCluster]:
-    with EngineCluster(tmp_path_factory.mktemp("engines"), job.files) as cluster:
-        yield cluster
 
 
 PLANS = {

@@ -68,10 +68,11 @@ class Control:
         self._drained = threading.Condition(self._lock)
         self._agent: _Agent | None = None
         self._selector = selectors.DefaultSelector()
-        self._waker, wakened = socket.socketpair()
+        self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
         self._listener = _listen(socket_path)
-        self._selector.register(wakened, selectors.EVENT_READ, self._woken)
+        self._is_closed = False
+        self._selector.register(self._wakened, selectors.EVENT_READ, self._woken)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
@@ -95,13 +96,23 @@ class Control:
         with self._drained:
             return self._drained.wait_for(lambda: not self._events, timeout_seconds)
 
+    def close(self) -> None:
+        """Ends the thread and the connection; not from the control thread itself."""
+        self._is_closed = True
+        self._wake()
+        self._thread.join()
+
     def _run(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 self._turn()
             except Exception:  # a thread that answers no directive is worse than any error
                 _log.exception("control_failed")
                 self._hang_up()
+        self._hang_up()
+        self._selector.close()
+        for end in (self._listener, self._waker, self._wakened):
+            end.close()
 
     def _turn(self) -> None:
         now = self._monotonic()
@@ -114,9 +125,7 @@ class Control:
         self._send()
 
     def _woken(self, _mask: int) -> None:
-        for key in list(self._selector.get_map().values()):
-            if key.data == self._woken and isinstance(key.fileobj, socket.socket):
-                key.fileobj.recv(_READ_BYTES)
+        self._wakened.recv(_READ_BYTES)
 
     def _accept(self, _mask: int) -> None:
         connection, _ = self._listener.accept()

@@ -1,0 +1,25 @@
+"""One job and one pool of engines for all tests: importing torch takes longer than most of them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from oracle.reference import ReferenceResult
+from support.engine_harness import EngineCluster
+from support.training_jobs import TrainingJob, training_job
+
+
+@pytest.fixture(scope="package")
+def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
+    return training_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="package")
+def expected(job: TrainingJob) -> ReferenceResult:
+    return job.run_reference()
+
+
+@pytest.fixture(scope="package")
+def cluster(job: TrainingJob, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCluster]:
+    with EngineCluster(tmp_path_factory.mktemp("engines"), job.files) as cluster:
+        yield cluster

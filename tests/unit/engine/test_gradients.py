@@ -1,0 +1,141 @@
+"""The gradients of pipelines of different depth, side by side, are those of one process.
+
+Threads and groups in memory: the schedule, the sums and the exchange are the real ones.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.job import Job, open_job
+from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
+from planaria_worker.engine.numerics.loss import summed_cross_entropy
+from planaria_worker.engine.place import Place, take_place
+from planaria_worker.engine.plan_view import PipelinePlan, view_plan
+from planaria_worker.engine.state import LayerStore
+from planaria_worker.engine.step import CommittedStep, run_step
+from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.models.stage import Microbatch, build_stage, hosted_layers
+from planaria_worker.models.state import initial_state
+from support.memory_groups import connect
+from support.training_jobs import training_job
+from unit.engine.plans import pipeline
+
+GENERATION = 1
+PLANS = {
+    "one": [pipeline(0, [5], [0, 1, 2, 3, 4])],
+    "deep and flat": [pipeline(0, [1, 2, 4, 5], [4, 0, 2]), pipeline(1, [5], [1, 3])],
+    "three cuts": [
+        pipeline(0, [2, 5], [0, 3]),
+        pipeline(1, [4, 5], [1, 4]),
+        pipeline(2, [1, 3, 5], [2]),
+    ],
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"},
+    "llama, tied": {"family": "llama", "tie_word_embeddings": True},
+    "qwen3": {"family": "qwen3"},
+    "gpt2": {"family": "gpt2"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def make_job(folder: Path, model: Mapping[str, Any], *, reproducible: bool) -> Job:
+    files = training_job(
+        folder, num_blocks=3, num_microbatches=5, reproducible=reproducible, **model
+    ).files
+    return open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
+
+
+def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, CommittedStep]]:
+    """One step of every engine of a plan, each on a thread."""
+    hosted = lambda first, count: hosted_layers(job.model, first, count)  # noqa: E731
+    views = [
+        view_plan(
+            plan,
+            place.engine_id,
+            num_layers=job.num_layers,
+            num_microbatches=job.num_microbatches,
+            hosted_layers=hosted,
+        )
+        for p in plan
+        for place in p.stages
+    ]
+    groups = connect({view.engine_id: view.groups for view in views})
+    fence = Fence(GENERATION)
+    places = []
+    for view in views:
+        store = LayerStore()
+        states = {x: initial_state(job.model, x, seed=job.seed) for x in view.hosted_layers}
+        store.install(states, 0)
+        places.append(
+            take_place(
+                job=job,
+                view=view,
+                generation=GENERATION,
+                step=0,
+                store=store,
+                groups=groups[view.engine_id],
+                fence=fence,
+                stopwatch=Stopwatch(),
+                failpoints=Failpoints(),
+            )
+        )
+    with ThreadPoolExecutor(len(places)) as threads:
+        done = list(threads.map(lambda place: run_step(place, 0, fence), places))
+    return list(zip(places, done, strict=True))
+
+
+def microbatch_gradients(job: Job) -> list[dict[int, Tensor]]:
+    """Each microbatch's gradient of the summed loss, by layer, from the whole model at once."""
+    states = {x: initial_state(job.model, x, seed=job.seed) for x in range(job.num_layers)}
+    stage = build_stage(job.model, 0, job.num_layers, states, seed=job.seed)
+    gradients = []
+    for index in range(job.num_microbatches):
+        rows = torch.from_numpy(job.dataset.rows(job.order.microbatch(0, index)))
+        logits = stage(rows[:, :-1], Microbatch(step=0, index=index))
+        torch.autograd.backward(summed_cross_entropy(logits, rows[:, 1:]))
+        sums = GradientSums(job.layouts, FloatingPoint())
+        sums.take(stage.leaves)
+        gradients.append(sums.sums)
+    return gradients
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_default_mode_differs_by_rounding_alone(tmp_path: Path, model: dict[str, Any]) -> None:
+    """|sum - exact| <= n eps sum |g_i| for every element, n contributions."""
+    job = make_job(tmp_path, model, reproducible=False)
+    gradients = microbatch_gradients(job)
+    num_contributions = job.num_microbatches * (2 if job.model.tied else 1)
+    eps = torch.finfo(torch.float32).eps
+    for plan in PLANS.values():
+        for place, _ in run_one_step(job, plan):
+            for layer, total in place.sums.sums.items():
+                each = torch.stack([gradient[layer].double() for gradient in gradients])
+                bound = num_contributions * eps * each.abs().sum(0)
+                assert ((total.double() - each.sum(0)).abs() <= bound).all(), (layer, plan)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_reproducible_mode_has_one_sum_and_one_norm(tmp_path: Path, model: dict[str, Any]) -> None:
+    job = make_job(tmp_path, model, reproducible=True)
+    ((whole, committed),) = run_one_step(job, PLANS["one"])
+    for plan in PLANS.values():
+        for place, done in run_one_step(job, plan):
+            assert done.record == committed.record
+            for layer, total in place.sums.sums.items():
+                assert torch.equal(total, whole.sums.sums[layer])
+                ours, theirs = place.store.states[layer], whole.store.states[layer]
+                assert torch.equal(ours.parameters, theirs.parameters)
