@@ -31,29 +31,38 @@ def runs_within(seconds: float, a: float, b: float, cap: int) -> int:
 
 
 @compiled
-def _runs_by_speed(
-    seconds: float, uses: Int64Array, costs: Float64Array, caps: Int64Array, runs: Int64Array
+def _best_by_size(
+    seconds: float,
+    costs: Float64Array,
+    caps: Int64Array,
+    size_of: Int64Array,
+    sizes: Int64Array,
+    runs: Int64Array,
+    best: Int64Array,
 ) -> tuple[Int64Array, Int64Array]:
-    """Fill runs[speed, option] and return which options are worth trying at each speed.
+    """Fill runs[speed, size] and best[speed, size], the option of that size that runs the most.
 
-    The second array counts them. With one kind of node a larger template that runs no more than a
-    smaller one is never needed; with several kinds only what runs nothing is left out.
+    Returns for each speed the sizes worth trying, and how many they are. With one kind of node a
+    size that runs no more than a smaller one is never needed; with several kinds only sizes that
+    run nothing are left out.
     """
-    num_speeds, num_options = runs.shape
-    one_kind = uses.shape[1] == 1
-    useful = np.empty((num_speeds, num_options), dtype=np.int64)
+    num_speeds, num_sizes = runs.shape
+    useful = np.empty((num_speeds, num_sizes), dtype=np.int64)
     num_useful = np.zeros(num_speeds, dtype=np.int64)
+    runs[:] = 0
     for speed in range(num_speeds):
-        count, last_runs = 0, 0
-        for option in range(num_options):
-            cost = costs[speed, option]
+        for option in range(len(size_of)):
+            size, cost = size_of[option], costs[speed, option]
             here = runs_within(seconds, cost[0], cost[1], caps[option])
-            runs[speed, option] = here
-            if here > last_runs or (here > 0 and not one_kind):
-                if one_kind and count and uses[option, 0] == uses[useful[speed, count - 1], 0]:
-                    count -= 1
-                useful[speed, count] = option
-                count, last_runs = count + 1, here
+            if here > runs[speed, size]:
+                runs[speed, size], best[speed, size] = here, option
+        count, most = 0, 0
+        for size in range(num_sizes):
+            if runs[speed, size] > most:
+                useful[speed, count] = size
+                count += 1
+                if sizes.shape[1] == 1:
+                    most = runs[speed, size]
         num_useful[speed] = count
     return useful, num_useful
 
@@ -63,7 +72,7 @@ def _fill_table(
     runs: Int64Array,
     useful: Int64Array,
     num_useful: Int64Array,
-    uses: Int64Array,
+    sizes: Int64Array,
     steps: Int64Array,
     counts: Int64Array,
     speed_of: Int64Array,
@@ -72,21 +81,22 @@ def _fill_table(
 ) -> None:
     """Fill table[k, v]: most microbatches of at least k options on the nodes v, -1 for none.
 
-    `choice[k, v]` is the last option taken, -1 for none, -2 - kind for "as with one node of this
-    kind less". Every option takes the slowest nodes of v.
+    `choice[k, v]` is the size of the last option taken, -1 for none, -2 - kind for "as with one
+    node of this kind less". Every option takes the slowest nodes of v.
     """
     num_kinds = counts.shape[1]
     for k in range(len(table)):
         for v in range(len(counts)):
-            best, chosen = 0 if k == 0 else -1, -1
+            most, chosen = 0 if k == 0 else -1, -1
+            # With one kind the last node says how fast any option is; else its own nodes do.
             first_speed = speed_of[0, counts[v, 0]] if num_kinds == 1 else 0
             for kind in range(num_kinds):
-                if counts[v, kind] and table[k, v - steps[kind]] >= best:
-                    best, chosen = table[k, v - steps[kind]], -2 - kind
+                if counts[v, kind] and table[k, v - steps[kind]] >= most:
+                    most, chosen = table[k, v - steps[kind]], -2 - kind
             for u in range(num_useful[first_speed]):
-                option, speed, left, enough = useful[first_speed, u], first_speed, v, True
+                size, speed, left, enough = useful[first_speed, u], first_speed, v, True
                 for kind in range(num_kinds):
-                    used = uses[option, kind]
+                    used = sizes[size, kind]
                     if used > counts[v, kind]:
                         enough = False
                         break
@@ -97,10 +107,10 @@ def _fill_table(
                     if num_kinds == 1:
                         break
                     continue
-                rest = table[max(k - 1, 0), left]
-                if runs[speed, option] and rest >= 0 and rest + runs[speed, option] > best:
-                    best, chosen = rest + runs[speed, option], option
-            table[k, v], choice[k, v] = best, chosen
+                rest, here = table[max(k - 1, 0), left], runs[speed, size]
+                if here and rest >= 0 and rest + here > most:
+                    most, chosen = rest + here, size
+            table[k, v], choice[k, v] = most, chosen
 
 
 @compiled
@@ -122,23 +132,6 @@ def _group_runs(
 
 
 @compiled
-def _values_between(
-    low: float, high: float, costs: Float64Array, caps: Int64Array
-) -> tuple[int, float]:
-    """Count the values a + b*m in (low, high] and return the largest that is below `high`."""
-    count, below = 0, low
-    for i in range(len(caps)):
-        a, b, cap = costs[i, 0], costs[i, 1], caps[i]
-        upper, lower = runs_within(high, a, b, cap), runs_within(low, a, b, cap)
-        count += upper - lower
-        while upper > lower and a + b * upper >= high:
-            upper -= 1
-        if upper > lower:
-            below = max(below, a + b * upper)
-    return count, below
-
-
-@compiled
 def _largest_value(seconds: float, costs: Float64Array, caps: Int64Array) -> float:
     """Return the largest a + b*m that is at most `seconds`, -1 where there is none."""
     largest = -1.0
@@ -150,28 +143,56 @@ def _largest_value(seconds: float, costs: Float64Array, caps: Int64Array) -> flo
 
 
 @compiled
+def _next_value(low: float, high: float, costs: Float64Array, caps: Int64Array) -> float:
+    """Return a value a + b*m in (low, high), near the middle; `low` where there is none."""
+    middle = _largest_value(low + (high - low) / 2, costs, caps)
+    if low < middle < high:
+        return middle
+    below = low
+    for i in range(len(caps)):
+        a, b = costs[i, 0], costs[i, 1]
+        runs = runs_within(high, a, b, caps[i])
+        while runs and a + b * runs >= high:
+            runs -= 1
+        if runs:
+            below = max(below, a + b * runs)
+    return below
+
+
+@compiled
 def _read_choice(
-    choice: Int64Array, v: int, min_options: int, uses: Int64Array, steps: Int64Array
+    choice: Int64Array, v: int, min_options: int, sizes: Int64Array, steps: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Return the options that lead to table[min_options, v], and for each its last nodes."""
+    """Return the sizes that lead to table[min_options, v], and for each its last nodes."""
     taken = np.empty(len(choice[0]), dtype=np.int64)
     where = np.empty(len(choice[0]), dtype=np.int64)
     count, k = 0, min_options
     while choice[k, v] != -1:
-        option = choice[k, v]
-        if option < -1:
-            v -= steps[-2 - option]
+        size = choice[k, v]
+        if size < -1:
+            v -= steps[-2 - size]
             continue
-        taken[count], where[count] = option, v
+        taken[count], where[count] = size, v
         for kind in range(len(steps)):
-            v -= uses[option, kind] * steps[kind]
+            v -= sizes[size, kind] * steps[kind]
         count, k = count + 1, max(k - 1, 0)
     return taken[:count].copy(), where[:count].copy()
 
 
 @compiled
+def _fewest_nodes(row: Int64Array, counts: Int64Array, needed: int) -> int:
+    """Return the first v of fewest nodes that runs `needed` microbatches."""
+    fewest = len(row) - 1
+    for v in range(len(row) - 1, -1, -1):
+        if row[v] >= needed and counts[v].sum() <= counts[fewest].sum():
+            fewest = v
+    return fewest
+
+
+@compiled
 def search(
-    uses: Int64Array,
+    sizes: Int64Array,
+    size_of: Int64Array,
     costs: Float64Array,
     caps: Int64Array,
     steps: Int64Array,
@@ -187,7 +208,8 @@ def search(
     """Find the least T within which all microbatches run.
 
     Args:
-        uses: [option, kind] nodes; options are sorted by it.
+        sizes: [size, kind] nodes; of one kind in ascending order.
+        size_of: [option] index of its size.
         costs: [speed, option, 2] a and b in seconds, the fastest speed first.
         caps: [option] most microbatches.
         steps: [kind] how far one node less of a kind is in `counts`.
@@ -207,9 +229,10 @@ def search(
     table = np.empty((min_options + 1, len(counts)), dtype=np.int64)
     choice = np.empty((min_options + 1, len(counts)), dtype=np.int64)
     members = np.empty(len(groups) - 1, dtype=np.int64)
-    runs = np.empty(costs.shape[:2], dtype=np.int64)
+    runs = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
+    best = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
     all_costs = np.concatenate((costs.reshape((-1, 2)), group_costs))
-    all_caps = np.concatenate((np.empty(0, dtype=np.int64), group_caps))
+    all_caps = group_caps
     for _ in range(costs.shape[0]):
         all_caps = np.concatenate((caps, all_caps))
 
@@ -219,8 +242,8 @@ def search(
         running = _group_runs(seconds, groups, group_costs, group_caps, members)
         fits = False
         if running >= 0:
-            useful, num_useful = _runs_by_speed(seconds, uses, costs, caps, runs)
-            _fill_table(runs, useful, num_useful, uses, steps, counts, speed_of, table, choice)
+            useful, num_useful = _best_by_size(seconds, costs, caps, size_of, sizes, runs, best)
+            _fill_table(runs, useful, num_useful, sizes, steps, counts, speed_of, table, choice)
             fits = table[min_options, -1] >= max(num_microbatches - running, 0)
         if fits:
             feasible, high = True, seconds
@@ -229,31 +252,22 @@ def search(
             return -1.0, members, none, none
         else:
             low = seconds
-        count, below = _values_between(low, high, all_costs, all_caps)
-        if below <= low:
-            break
-        seconds = (
-            _largest_value(low + (high - low) / 2, all_costs, all_caps) if count > 2 else below
-        )
+        seconds = _next_value(low, high, all_costs, all_caps)
         if seconds <= low:
-            seconds = below
+            break
 
     running = _group_runs(high, groups, group_costs, group_caps, members)
-    useful, num_useful = _runs_by_speed(high, uses, costs, caps, runs)
-    _fill_table(runs, useful, num_useful, uses, steps, counts, speed_of, table, choice)
+    useful, num_useful = _best_by_size(high, costs, caps, size_of, sizes, runs, best)
+    _fill_table(runs, useful, num_useful, sizes, steps, counts, speed_of, table, choice)
     fewest = _fewest_nodes(table[min_options], counts, max(num_microbatches - running, 0))
-    taken, where = _read_choice(choice, fewest, min_options, uses, steps)
+    taken, where = _read_choice(choice, fewest, min_options, sizes, steps)
+    for i in range(len(taken)):
+        speed = 0
+        for kind in range(len(steps)):
+            if sizes[taken[i], kind]:
+                speed = max(speed, speed_of[kind, counts[where[i], kind]])
+        taken[i] = best[speed, taken[i]]
     return high, members, taken, where
-
-
-@compiled
-def _fewest_nodes(row: Int64Array, counts: Int64Array, needed: int) -> int:
-    """Return the first v of fewest nodes that runs `needed` microbatches."""
-    fewest = len(row) - 1
-    for v in range(len(row) - 1, -1, -1):
-        if row[v] >= needed and counts[v].sum() <= counts[fewest].sum():
-            fewest = v
-    return fewest
 
 
 @compiled
@@ -265,21 +279,17 @@ def distribute(costs: Float64Array, caps: Int64Array, num_microbatches: int) -> 
     more pipelines than microbatches.
     """
     num_pipelines = len(caps)
-    shares = np.ones(num_pipelines, dtype=np.int64)
     if caps.sum() < num_microbatches or num_microbatches < num_pipelines or caps.min() < 1:
         return np.empty(0, dtype=np.int64)
+    shares = np.empty(num_pipelines, dtype=np.int64)
     high, low = _largest_value(np.inf, costs, caps), -1.0
     while True:
-        count, below = _values_between(low, high, costs, caps)
-        if below <= low:
-            break
-        seconds = _largest_value(low + (high - low) / 2, costs, caps) if count > 2 else below
+        seconds = _next_value(low, high, costs, caps)
         if seconds <= low:
-            seconds = below
-        total = 0
+            break
         for p in range(num_pipelines):
-            total += max(1, runs_within(seconds, costs[p, 0], costs[p, 1], caps[p]))
-        if total >= num_microbatches:
+            shares[p] = max(1, runs_within(seconds, costs[p, 0], costs[p, 1], caps[p]))
+        if shares.sum() >= num_microbatches:
             high = seconds
         else:
             low = seconds
@@ -287,7 +297,8 @@ def distribute(costs: Float64Array, caps: Int64Array, num_microbatches: int) -> 
         shares[p] = max(1, runs_within(high, costs[p, 0], costs[p, 1], caps[p]))
     surplus = shares.sum() - num_microbatches
     for p in range(num_pipelines - 1, -1, -1):
-        if surplus and shares[p] > 1 and costs[p, 0] + costs[p, 1] * shares[p] == high:
+        # What is too many ends exactly at `high`: the last pipelines go without.
+        while surplus and shares[p] > 1 and costs[p, 0] + costs[p, 1] * shares[p] == high:
             shares[p] -= 1
             surplus -= 1
     return shares

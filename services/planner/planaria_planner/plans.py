@@ -75,11 +75,13 @@ def select(
         return None
     options = sorted(templates, key=lambda t: (t.num_nodes, t.node_kinds, t.stages))
     num_kinds = 1 + max((kind for t in options for kind in t.node_kinds), default=0)
+    sizes, size_of = _sizes(options, num_kinds)
     pool = _Pool.of(nodes, num_kinds)
     members = [cost for group in groups for cost in group]
     ends = np.cumsum([0, *(len(group) for group in groups)], dtype=np.int64)
     seconds, chosen, taken, where = search(
-        _uses(options, num_kinds),
+        sizes,
+        size_of,
         *_costs_by_speed(options, pool.speeds, num_microbatches),
         pool.steps,
         pool.counts,
@@ -146,10 +148,15 @@ class _Pool:
         ]
 
 
-def _uses(options: Sequence[Template], num_kinds: int) -> Int64Array:
-    return np.array(
-        [[t.node_kinds.count(kind) for kind in range(num_kinds)] for t in options], dtype=np.int64
-    ).reshape(-1, num_kinds)
+def _sizes(options: Sequence[Template], num_kinds: int) -> tuple[Int64Array, Int64Array]:
+    """Return [size, kind] the different numbers of nodes, and the size of each option."""
+    uses = [tuple(t.node_kinds.count(kind) for kind in range(num_kinds)) for t in options]
+    sizes = sorted(set(uses))
+    index = {size: i for i, size in enumerate(sizes)}
+    return (
+        np.array(sizes, dtype=np.int64).reshape(-1, num_kinds),
+        np.array([index[size] for size in uses], dtype=np.int64),
+    )
 
 
 def _costs_by_speed(
