@@ -247,6 +247,7 @@ class FakeEvents:
         self.stored = [event(1), event(2, job_id=""), event(3)]
         self._added = asyncio.Event()
         self.num_watchers = 0
+        self.watcher_left = asyncio.Event()
 
     def add(self, added: Event) -> None:
         self.stored.append(added)
@@ -276,6 +277,7 @@ class FakeEvents:
                 await added.wait()
         finally:
             self.num_watchers -= 1
+            self.watcher_left.set()
 
 
 class FakeCoordinator:

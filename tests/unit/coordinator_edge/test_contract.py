@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
@@ -29,7 +28,6 @@ def _schema() -> schemathesis.BaseSchema:
 SCHEMA = _schema()
 
 
-@pytest.mark.slow
 @SCHEMA.parametrize()
 @settings(
     max_examples=15,

@@ -148,5 +148,5 @@ async def test_a_watcher_that_leaves_is_forgotten(
         await anext(sent_events(response))
         assert coordinator.events.num_watchers == 1
     async with asyncio.timeout(10):
-        while coordinator.events.num_watchers:
-            await asyncio.sleep(0)
+        await coordinator.events.watcher_left.wait()
+    assert coordinator.events.num_watchers == 0

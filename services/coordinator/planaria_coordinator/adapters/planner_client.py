@@ -34,7 +34,7 @@ class PlannerClient:
         token: the cluster's.
         deadline_seconds: how long one planner may take for one call.
         random_share: a random number from 0 to 1, which keeps coordinators from retrying in step.
-        pauses_seconds: before each further round over the addresses; up to twice as long, by chance.
+        pauses_seconds: before each further round over the addresses; by chance up to twice that.
     """
 
     def __init__(
