@@ -7,13 +7,14 @@ test that caused it (invariants 2, 4 and 7).
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
 from typing import Any
 
 from planaria_common.clock import FakeClock
-from planaria_common.errors import ErrorReason
+from planaria_common.errors import ErrorReason, UnavailableError
 from planaria_coordinator.application.agents import (
     EngineExited,
     Hello,
@@ -396,7 +397,8 @@ class World:
             self.clock.advance(tick_seconds)
             for agent in self.agents.values():
                 agent.beat()
-            await self.coordinator.tick()
+            with suppress(UnavailableError):  # the loop logs it and tries again
+                await self.coordinator.tick()
             await self.settle()
 
     # -- nodes -------------------------------------------------------------------------------------

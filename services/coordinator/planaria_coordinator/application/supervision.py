@@ -85,6 +85,9 @@ class Supervisor:
             for engine_id in run.placement.engine_ids
             if engine_id in snapshots
         }
+        if len(counts) < len(run.placement.engine_ids):
+            self._progress.pop(actor.job_id, None)  # not everyone is heard: silence is not judged
+            return
         seen = observe_progress(now, self._progress.get(actor.job_id), counts)
         self._progress[actor.job_id] = seen
         stood_still = now - seen.since_seconds
@@ -95,7 +98,8 @@ class Supervisor:
 
     def _snapshots(self, actor: JobActor) -> Mapping[str, EngineSnapshot]:
         nodes = (self._state.nodes.get(node_id) for node_id in actor.run.nodes)
-        return {k: s for entry in nodes if entry for k, s in entry.snapshots.items()}
+        heard = (entry for entry in nodes if entry is not None and entry.wire is not None)
+        return {k: s for entry in heard for k, s in entry.snapshots.items()}
 
     def _progress_deadline(self, actor: JobActor) -> float:
         run = actor.run

@@ -11,15 +11,14 @@ from planaria_coordinator.domain.run import JobRun, Transition
 def recovery_record(run: JobRun, transition: Transition, number: int) -> Recovery:
     """Return the record of a transition whose engines all have their places."""
     story = transition.story
-    resumed = [outcome.resume_time for outcome in transition.activated.values()]
-    end = max(resumed)
-    parked = [report.park_time for report in transition.reports.values()]
+    end = _end(transition)
+    parked = _park_times(transition)
     planned = transition.mode is QuiesceMode.AT_COMMIT
     start = min(parked, default=story.start_time) if planned else story.start_time
     copied_bytes = sum(outcome.num_bytes for outcome in transition.copied.values())
     idle_seconds = sum(
-        _seconds(report.park_time, _resume_time(transition, engine_id, end))
-        for engine_id, report in transition.reports.items()
+        _seconds(transition.reports[engine_id].park_time, _resume_time(transition, engine_id, end))
+        for engine_id in transition.stopped
     )
     return Recovery(
         job_id=run.job_id,
@@ -41,6 +40,17 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
     )
 
 
+def _end(transition: Transition) -> datetime:
+    """Return when the last engine that had to stop could compute again, or at least the last."""
+    outcomes = transition.activated
+    had_to_stop = [outcomes[e].resume_time for e in transition.stopped if e in outcomes]
+    return max(had_to_stop or [outcome.resume_time for outcome in outcomes.values()])
+
+
+def _park_times(transition: Transition) -> list[datetime]:
+    return [transition.reports[engine_id].park_time for engine_id in transition.stopped]
+
+
 def _resume_time(transition: Transition, engine_id: str, end: datetime) -> datetime:
     """An engine without a place stands still until all others go on."""
     outcome = transition.activated.get(engine_id)
@@ -51,7 +61,7 @@ def _phases(transition: Transition) -> Iterable[RecoveryPhase]:
     story = transition.story
     if story.start_time < story.first_open_time:
         yield _phase("detect", story.start_time, story.first_open_time)
-    parked = [report.park_time for report in transition.reports.values()]
+    parked = _park_times(transition)
     if parked:
         planned = transition.mode is QuiesceMode.AT_COMMIT
         yield _phase("quiesce", min(parked) if planned else story.first_open_time, max(parked))

@@ -51,6 +51,7 @@ def begin_quiescing(turn: Turn) -> None:
         Phase.QUIESCING,
         f"{len(participants)} engines are told to stand still, {mode.lower()}",
         participants=participants,
+        stopped=tuple(e for e in participants if run.placement and e in run.placement.engine_ids),
         mode=mode,
     )
     if not participants:
@@ -81,7 +82,7 @@ def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:
     """An engine stands still; when all do, the version everyone is brought to is known."""
     transition = turn.transition
     turn.note(reports={**transition.reports, pending.engine_id: report})
-    if transition.mode is QuiesceMode.AT_COMMIT:
+    if transition.mode is QuiesceMode.AT_COMMIT and pending.engine_id in transition.stopped:
         turn.account(Activity.QUIESCE, at=report.park_time)
     if not turn.is_awaiting("quiesce"):
         _decide_version(turn)

@@ -166,6 +166,8 @@ class Transition:
     """Nodes whose engines must be prepared before the others are told."""
     participants: tuple[str, ...] = ()
     """Engines that were told to quiesce."""
+    stopped: tuple[str, ...] = ()
+    """Those of them that had a place: the ones that had to stop computing."""
     phase_starts: tuple[tuple[Phase, datetime], ...] = ()
     reports: dict[str, FenceReport] = field(default_factory=dict)
     fault_tolerance: int | None = None
