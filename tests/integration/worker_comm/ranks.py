@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from planaria_worker.engine.communication import Communicators, StoreServer
+from planaria_worker.engine.copying import CopyServer
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from planaria_worker.engine.plan_view import GroupSpec
+from unit.worker_comm.layers import HOST, SECRET, MemoryLayers
 
-HOST = "127.0.0.1"
 GLOO_TIMEOUT_SECONDS = 90.0
 """What a wait lasts when nobody wakes it."""
 BOUND_SECONDS = 25.0
@@ -35,6 +36,11 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["planaria_worker.engine.communication"])
 
 
+def large_layer() -> dict[str, torch.Tensor]:
+    """More than the sockets' buffers take, in several chunks."""
+    return {name: torch.arange(2_000_000) for name in ("weight", "exp_avg")}
+
+
 @dataclass
 class Member:
     """What a process holds; its methods are the orders."""
@@ -43,6 +49,28 @@ class Member:
     store: StoreServer | None = None
     sets: dict[str, Communicators] = field(default_factory=dict)
     storm: "Storm | None" = None
+    server: CopyServer | None = None
+
+    def serve(self, version: int, failpoints: tuple[Failpoint, ...] = ()) -> str:
+        """Offers layers 0 and 1."""
+        self.server = CopyServer(
+            HOST,
+            engine_id=self.engine_id,
+            job_secret=SECRET,
+            source=MemoryLayers(version, {0: large_layer(), 1: large_layer()}),
+            failpoints=Failpoints(failpoints),
+        )
+        return self.server.address
+
+    def wait_until_watched(self) -> None:
+        deadline = time.monotonic() + BOUND_SECONDS
+        while self.server is None or not self.server._watchers:
+            assert time.monotonic() < deadline, "nobody watches"
+            time.sleep(0.001)
+
+    def leave(self) -> None:
+        assert self.server is not None
+        self.server.close()
 
     def open_store(self) -> str:
         self.store = StoreServer(HOST)

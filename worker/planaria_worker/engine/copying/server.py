@@ -125,13 +125,14 @@ class CopyServer:
             _log.warning("peer_refused", peer=str(connection.getpeername()))
             return None
         name = self._engine_id.encode()
-        connection.sendall(wire.LENGTH.pack(len(name)) + name)
+        with self._lock:  # a goodbye comes behind the name
+            connection.sendall(wire.LENGTH.pack(len(name)) + name)
+            if kind == wire.Kind.WATCH:
+                self._watchers.add(connection)
         return wire.Kind(kind)
 
     def _be_watched(self, connection: socket.socket) -> None:
         connection.settimeout(None)
-        with self._lock:
-            self._watchers.add(connection)
         while connection.recv(1):
             pass
 

@@ -1,0 +1,137 @@
+"""Failpoints fail where they are told to, once, and nowhere else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from planaria_common.errors import InvalidArgumentError
+from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE, FailpointError, Failpoints
+
+
+def failpoints(*entries: object) -> Failpoints:
+    return Failpoints.from_environment({ENVIRONMENT_VARIABLE: json.dumps(entries)})
+
+
+@pytest.mark.parametrize("environment", [{}, {ENVIRONMENT_VARIABLE: ""}])
+def test_unset_nothing_fails(environment: dict[str, str]) -> None:
+    Failpoints.from_environment(environment).hit("forward", step=0, microbatch=0)
+
+
+def test_fails_once_at_its_place_step_and_microbatch() -> None:
+    points = failpoints({"at": "forward", "action": "raise", "step": 3, "microbatch": 1})
+
+    points.hit("forward", step=2, microbatch=1)
+    points.hit("forward", step=3, microbatch=0)
+    points.hit("backward", step=3, microbatch=1)
+    points.hit("forward", step=3)
+    with pytest.raises(FailpointError, match="failpoint at forward"):
+        points.hit("forward", step=3, microbatch=1)
+    points.hit("forward", step=3, microbatch=1)
+
+
+def test_without_step_it_fails_at_the_first_hit() -> None:
+    points = failpoints({"at": "rebuild", "action": "raise"}, {"at": "copy", "action": "raise"})
+
+    with pytest.raises(FailpointError):
+        points.hit("copy", step=17)
+    with pytest.raises(FailpointError):
+        points.hit("rebuild")
+    points.hit("rebuild")
+
+
+def test_one_of_many_threads_fails() -> None:
+    points = failpoints({"at": "serve_copy", "action": "raise"})
+    num_failures = 0
+    barrier = threading.Barrier(8)
+
+    def hit() -> None:
+        nonlocal num_failures
+        barrier.wait()
+        try:
+            points.hit("serve_copy", step=1)
+        except FailpointError:
+            num_failures += 1
+
+    threads = [threading.Thread(target=hit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert num_failures == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", ": not JSON"),
+        ("{}", ": must be a JSON list"),
+        ("[1]", "[0]: must be an object"),
+        ('[{"action": "kill"}]', "[0].at: None is not one of forward, backward,"),
+        ('[{"at": "forward", "action": "die"}]', "[0].action: 'die' is not one of kill, stop,"),
+        ('[{"at": "forward", "action": "kill", "stp": 1}]', "[0].stp: unknown field; known are"),
+        ('[{"at": "forward", "action": "kill", "step": -1}]', "[0].step: -1 is not a whole number"),
+        ('[{"at": "forward", "action": "kill", "step": true}]', "[0].step: True is not a whole"),
+        ('[{"at": ["x"], "action": "kill"}]', "[0].at: ['x'] is not one of"),
+    ],
+)
+def test_bad_values_are_named(text: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Failpoints.from_environment({ENVIRONMENT_VARIABLE: text})
+    assert caught.value.message.startswith(f"{ENVIRONMENT_VARIABLE}{message}")
+
+
+SCRIPT = """
+import os, sys
+from planaria_worker.engine.failpoints import Failpoints
+points = Failpoints.from_environment(os.environ)
+print("before", flush=True)
+points.hit("reduce", step=1)
+print("after", flush=True)
+"""
+
+
+def start(action: str) -> subprocess.Popen[str]:
+    entries = json.dumps([{"at": "reduce", "action": action}])
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, ENVIRONMENT_VARIABLE: entries},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "before\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("action", "number"), [("kill", signal.SIGKILL), ("segfault", signal.SIGSEGV)]
+)
+def test_the_process_dies_there(action: str, number: signal.Signals) -> None:
+    with start(action) as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
+        assert process.wait() == -number
+
+
+def test_the_process_stops_there_and_can_go_on() -> None:
+    with start("stop") as process:
+        _, state = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(state)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.stdout is not None
+        assert process.stdout.read() == "after\n"
+
+
+def test_the_thread_hangs_there_while_the_process_lives() -> None:
+    with start("hang") as process:
+        try:
+            with pytest.raises(subprocess.TimeoutExpired) as caught:
+                process.communicate(timeout=0.3)
+            assert not caught.value.stdout
+        finally:
+            process.kill()

@@ -1,0 +1,224 @@
+"""A peer whose process ends is reported once; whatever else happens to a connection is not."""
+
+import contextlib
+import queue
+import socket
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from planaria_common.clock import FakeClock
+from planaria_worker.engine.copying import CopyServer, wire
+from planaria_worker.engine.peer_watch import PeerWatch
+from unit.worker_comm.layers import HOST, SECRET, MemoryLayers, serve
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+BOUND_SECONDS = 30.0
+
+
+class Losses:
+    """What a watch reports, in order."""
+
+    def __init__(self) -> None:
+        self._reported: queue.SimpleQueue[tuple[str, datetime]] = queue.SimpleQueue()
+        self.fails = False
+
+    def __call__(self, engine_id: str, when: datetime) -> None:
+        self._reported.put((engine_id, when))
+        if self.fails:
+            raise RuntimeError("the callback fails")
+
+    def next(self) -> str:
+        """Waits for the next loss."""
+        engine_id, when = self._reported.get(timeout=BOUND_SECONDS)
+        assert when == NOW
+        return engine_id
+
+    def is_empty(self) -> bool:
+        return self._reported.empty()
+
+
+class Peer:
+    """A listening socket in a peer's place, played by the test."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server((HOST, 0))
+        self.address = f"{HOST}:{self.listener.getsockname()[1]}"
+        self._accepted: list[socket.socket] = []
+
+    def close(self) -> None:
+        self.listener.close()
+        for connection in self._accepted:
+            connection.close()
+
+    def accept(self, answer: bytes = b"") -> socket.socket:
+        self.listener.settimeout(BOUND_SECONDS)
+        connection, _ = self.listener.accept()
+        self._accepted.append(connection)
+        assert wire.receive_exactly(connection, wire.GREETING.size) == wire.greeting(
+            wire.Kind.WATCH, SECRET
+        )
+        connection.sendall(answer)
+        return connection
+
+
+def greeted(engine_id: str) -> bytes:
+    return wire.LENGTH.pack(len(engine_id)) + engine_id.encode()
+
+
+@pytest.fixture
+def losses() -> Losses:
+    return Losses()
+
+
+@pytest.fixture
+def watch(losses: Losses) -> Iterator[PeerWatch]:
+    with contextlib.closing(
+        PeerWatch(job_secret=SECRET, on_lost=losses, clock=FakeClock(NOW))
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def peers() -> Iterator[list[Peer]]:
+    made = [Peer() for _ in range(3)]
+    yield made
+    for peer in made:
+        peer.close()
+
+
+@contextlib.contextmanager
+def server(engine_id: str) -> Iterator[CopyServer]:
+    with contextlib.closing(serve(MemoryLayers(0, {}), engine_id=engine_id)) as running:
+        yield running
+
+
+def test_the_end_of_a_connection_is_a_loss(
+    watch: PeerWatch, losses: Losses, peers: list[Peer]
+) -> None:
+    """Also when the peer has not answered yet, and when it says more than its name."""
+    watch.watch({str(index): peer.address for index, peer in enumerate(peers)})
+    connections = [
+        peers[0].accept(greeted("0")),
+        peers[1].accept(),
+        peers[2].accept(greeted("2") + b"by"),
+    ]
+    for index in (1, 0, 2):
+        connections[index].close()
+        assert losses.next() == str(index)
+
+
+def test_a_reset_is_a_loss(watch: PeerWatch, losses: Losses, peers: list[Peer]) -> None:
+    watch.watch({"0": peers[0].address})
+    connection = peers[0].accept(greeted("0"))
+    linger_zero = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger_zero)
+    connection.close()
+    assert losses.next() == "0"
+
+
+def test_a_port_without_a_listener_is_a_loss(
+    watch: PeerWatch, losses: Losses, peers: list[Peer]
+) -> None:
+    """The process ended before it was watched."""
+    peers[0].listener.close()
+    watch.watch({"0": peers[0].address})
+    assert losses.next() == "0"
+
+
+def test_a_port_that_changed_hands_is_a_loss(watch: PeerWatch, losses: Losses) -> None:
+    """Guard: the name in the greeting."""
+    with server("job/node/0/2") as other:
+        watch.watch({"job/node/0/1": other.address})
+        assert losses.next() == "job/node/0/1"
+
+
+def test_a_name_in_pieces_is_awaited(watch: PeerWatch, losses: Losses, peers: list[Peer]) -> None:
+    watch.watch({"peer": peers[0].address})
+    connection = peers[0].accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for byte in greeted("peer") + wire.BYE:
+        connection.sendall(bytes([byte]))
+    assert has_ended(connection)  # the watch has understood the goodbye
+    assert losses.is_empty()
+
+
+def test_goodbye_is_no_loss(watch: PeerWatch, losses: Losses, peers: list[Peer]) -> None:
+    """A server that ends in order is not reported. Guard: `bye`."""
+    with server("leaving") as leaving:
+        watch.watch({"leaving": leaving.address, "lost": peers[0].address})
+        peers[0].accept(greeted("lost")).close()
+        assert losses.next() == "lost"
+        wait_until_watched(leaving)
+    watch.watch({"late": peers[1].address})  # in the same thread, behind the goodbye
+    peers[1].accept().close()
+    assert losses.next() == "late"
+    assert losses.is_empty()
+
+
+def wait_until_watched(watched: CopyServer) -> None:
+    deadline = time.monotonic() + BOUND_SECONDS
+    while not watched._watchers:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def has_ended(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:  # it left without reading the answer
+        return True
+
+
+def test_each_loss_is_reported_once_for_each_watch(
+    watch: PeerWatch, losses: Losses, peers: list[Peer]
+) -> None:
+    for _ in range(2):
+        watch.watch({"0": peers[0].address, "1": peers[1].address})
+        peers[0].accept(greeted("0")).close()
+        assert losses.next() == "0"
+    peers[1].accept(greeted("1")).close()
+    assert losses.next() == "1"
+    assert losses.is_empty()
+
+
+def test_who_is_no_longer_watched_is_not_reported(
+    watch: PeerWatch, losses: Losses, peers: list[Peer]
+) -> None:
+    """Generations change: the connection to a former peer is closed by us, others are kept."""
+    watch.watch({"0": peers[0].address, "1": peers[1].address})
+    former, kept = peers[0].accept(greeted("0")), peers[1].accept(greeted("1"))
+    watch.watch({"1": peers[1].address, "2": peers[2].address})
+    new = peers[2].accept(greeted("2"))
+
+    assert has_ended(former)
+    former.close()
+    kept.close()
+    assert losses.next() == "1"
+    new.close()
+    assert losses.next() == "2"
+    assert losses.is_empty()
+
+
+def test_a_failing_callback_or_address_costs_nobody_else(
+    watch: PeerWatch, losses: Losses, peers: list[Peer]
+) -> None:
+    """Guard: `_guarded`."""
+    losses.fails = True
+    watch.watch({"0": peers[0].address, "bad": "no address", "1": peers[1].address})
+    connections = [peers[0].accept(greeted("0")), peers[1].accept(greeted("1"))]
+    for index, connection in enumerate(connections):
+        connection.close()
+        assert losses.next() == str(index)
+
+
+def test_closing_reports_nothing(losses: Losses, peers: list[Peer]) -> None:
+    watch = PeerWatch(job_secret=SECRET, on_lost=losses, clock=FakeClock(NOW))
+    watch.watch({"0": peers[0].address})
+    connection = peers[0].accept(greeted("0"))
+    watch.close()
+    assert has_ended(connection)
+    connection.close()
+    assert losses.is_empty()
