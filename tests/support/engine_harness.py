@@ -159,13 +159,13 @@ class TestEngine:
 class EngineCluster:
     """Engines of one job and a coordinator that does what a test says."""
 
-    def __init__(self, folder: Path, job: JobFiles, *, module: str = "planaria_worker.engine"):
+    def __init__(self, folder: Path, job: JobFiles, *, mutant: str = "") -> None:
         self.job = job
+        self._mutant = mutant
         self.engines: dict[str, TestEngine] = {}
         self.generation = 1
         self.committed_steps = 0
         self._folder = folder
-        self._module = module
         self._changed = threading.Condition()
         self._num_started = 0
         self._members: list[str] = []
@@ -188,13 +188,12 @@ class EngineCluster:
         self,
         *names: str,
         failpoints: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
-        module: str | None = None,
     ) -> None:
         """Starts engines that are not there yet, or have a failpoint, and waits until they are."""
         failpoints = failpoints or {}
         new = [name for name in names if name in failpoints or not self.is_alive(name)]
         for name in new:
-            self._start(name, failpoints.get(name, ()), module or self._module)
+            self._start(name, failpoints.get(name, ()))
         for name in new:
             self.engines[name].connect()
         for name in new:
@@ -204,7 +203,7 @@ class EngineCluster:
 
     def start(self, name: str) -> DirectiveResult:
         """Starts one engine; returns what it says to Prepare."""
-        self._start(name, (), self._module)
+        self._start(name, ())
         self.engines[name].connect()
         return self._wait_for_preparation(name)
 
@@ -422,7 +421,7 @@ class EngineCluster:
     def _wait_for_preparation(self, name: str) -> DirectiveResult:
         return self.wait_for_result(name, f"prepare-{self.engines[name].engine_id}")
 
-    def _start(self, name: str, failpoints: Sequence[Mapping[str, object]], module: str) -> None:
+    def _start(self, name: str, failpoints: Sequence[Mapping[str, object]]) -> None:
         if name in self.engines:
             self.engines[name].close()
         self._num_started += 1
@@ -442,6 +441,11 @@ class EngineCluster:
         )
         config.dump(folder / "config.json")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        module = "planaria_worker.engine"
+        if self._mutant:
+            module = "support.mutant_engine"
+            environment["PLANARIA_TEST_MUTANT"] = self._mutant
+            environment["PYTHONPATH"] = str(Path(__file__).parents[1])
         if failpoints:
             environment[ENVIRONMENT_VARIABLE] = json.dumps(failpoints)
         with (folder / "engine.log").open("wb") as log:

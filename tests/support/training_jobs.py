@@ -34,6 +34,7 @@ def training_job(
     num_microbatches: int = 6,
     reproducible: bool = True,
     learning_rate: float = 1e-3,
+    clip_norm: float = 0.5,
     **model: Any,
 ) -> TrainingJob:
     """A job of `num_blocks` + 2 small layers; writes its data into the folder."""
@@ -55,7 +56,7 @@ def training_job(
                 "optimizer": {
                     "learning_rate": learning_rate,
                     "warmup_steps": 2,
-                    "clip_norm": 0.5,
+                    "clip_norm": clip_norm,
                 },
             },
         }

@@ -7,6 +7,13 @@ that did not die is started again.
 
 import pytest
 
+from integration.engine.scenarios import (
+    BEFORE,
+    FAILED_STEP,
+    WITHOUT_B,
+    lose_the_only_rank_without_a_sum,
+    obey_a_stale_coordinator,
+)
 from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Commit, Quiesce
@@ -14,10 +21,6 @@ from planaria.api.worker.v1.report_pb2 import CommitRecord, EngineState
 from support.engine_harness import EngineCluster, Pipeline
 
 pytestmark = pytest.mark.integration
-
-BEFORE = [Pipeline([("a", 3), ("b", 4)], [0, 1, 2]), Pipeline([("c", 5), ("d", 2)], [3, 4, 5])]
-WITHOUT_B = [Pipeline([("a", 7)], [0, 1]), Pipeline([("c", 5), ("d", 2)], [2, 3, 4, 5])]
-FAILED_STEP = 2
 
 
 def finish(cluster: EngineCluster, plan: list[Pipeline], expected: ReferenceResult) -> None:
@@ -143,20 +146,13 @@ def test_a_stopped_engine_holds_up_nobody_who_is_told(
 def test_invariant_4_a_stale_coordinator_changes_nothing(
     cluster: EngineCluster, expected: ReferenceResult
 ) -> None:
-    cluster.prepare("a", "b", "c", "d")
-    cluster.train(BEFORE)
-    cluster.wait_for_step("d", 0)
-    stale = cluster.generation - 1
-    for command in (
-        {"quiesce": Quiesce(mode=Quiesce.MODE_IMMEDIATE)},
-        {"quiesce": Quiesce(mode=Quiesce.MODE_AT_COMMIT)},
-        {"activate": cluster.activation(WITHOUT_B)},
-    ):
-        for name in ("a", "d"):
-            failure = cluster.ask(name, stale, **command).failure
-            assert failure.reason == ErrorReason.ERROR_REASON_STALE_GENERATION
-            assert failure.metadata["newest"] == str(cluster.generation)
-    finish(cluster, BEFORE, expected)
+    obey_a_stale_coordinator(cluster, expected.digest)
+
+
+def test_invariant_2_nobody_commits_before_everybody_has_the_sums(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    lose_the_only_rank_without_a_sum(cluster, expected.digest)
 
 
 def test_pause_join_and_drain_lose_no_microbatch(

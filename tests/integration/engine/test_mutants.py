@@ -1,0 +1,34 @@
+"""The guards are needed: an engine without one is right until something fails, and wrong then."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from integration.engine.scenarios import (
+    lose_the_only_rank_without_a_sum,
+    obey_a_stale_coordinator,
+    train_undisturbed,
+)
+from support.engine_harness import EngineCluster
+from support.training_jobs import training_job
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "scenario"),
+    [
+        ("one_phase", lose_the_only_rank_without_a_sum),
+        ("no_generation_check", obey_a_stale_coordinator),
+    ],
+)
+def test_without_its_guard_the_scenario_fails(
+    tmp_path: Path, mutant: str, scenario: Callable[[EngineCluster, str], None]
+) -> None:
+    job = training_job(tmp_path / "job", clip_norm=1e9)
+    digest = job.run_reference().digest
+    with EngineCluster(tmp_path / "engines", job.files, mutant=mutant) as cluster:
+        train_undisturbed(cluster, digest)
+        with pytest.raises(AssertionError):
+            scenario(cluster, digest)
