@@ -5,6 +5,8 @@ layer to the end; of all ways with the same layers, nodes and accelerators used 
 only those survive that no other beats in all of: sum of stage times, slowest stage, microbatches
 that fit, and, where memory can bind, number of stages (fewer to the end means more that fit ahead).
 Every one of them only worsens when a stage is put in front, so nothing optimal is ever lost.
+
+Labels are rows of one array. Label 0 runs nothing: every chain ends there.
 """
 
 import numpy as np
@@ -15,8 +17,10 @@ from planaria_planner.tables import CostTables, Int64Array
 UNBOUNDED = 1 << 62
 """The microbatches that fit where memory never binds."""
 
-# Columns of a label. PARENT is the label behind it, END the first layer behind its front stage.
-SUM, MAX, FIT, STAGES, END, WIDTH, KIND, FRESH, PARENT = range(9)
+# Columns of a label: sum of stage times, slowest stage, microbatches that fit, number of stages;
+# then its front stage: first layer behind it, width, kind of node, whether it is the last one on
+# its node; then the label behind it.
+SUM, MAX, FIT, STAGES, END, WIDTH, KIND, LAST_ON_NODE, PARENT = range(9)
 COLUMNS = 9
 
 
@@ -29,7 +33,7 @@ def _beats(label: Int64Array, other: Int64Array, count_stages: bool) -> bool:
         return False
     if label[SUM] < other[SUM] or label[MAX] < other[MAX] or label[FIT] > other[FIT]:
         return True
-    for column in (STAGES, END, WIDTH, KIND, FRESH):
+    for column in (STAGES, END, WIDTH, KIND, LAST_ON_NODE):
         if label[column] != other[column]:
             return bool(label[column] < other[column])
     return True
@@ -71,141 +75,92 @@ def _microbatches_that_fit(
 
 
 @compiled
-def _memory_can_bind(
-    state: Int64Array,
-    activation: Int64Array,
-    widths: Int64Array,
-    accelerators: Int64Array,
-    memory: Int64Array,
-) -> bool:
+def _memory_can_bind(tables: CostTables) -> bool:
     """Whether some stage fits with one microbatch in flight but not with the most there can be."""
-    num_layers = len(state) - 1
-    for kind in range(len(memory)):
-        for g in widths:
-            if g > accelerators[kind]:
+    num_layers = len(tables.state) - 1
+    for kind in range(len(tables.memory)):
+        for g in tables.widths:
+            memory_bytes = tables.memory[kind] * g
+            if g > tables.accelerators[kind]:
                 break
             for i in range(num_layers):
                 for j in range(i + 1, num_layers + 1):
-                    states, activations = state[j] - state[i], activation[j] - activation[i]
-                    if states + activations > memory[kind] * g:
+                    state_bytes = tables.state[j] - tables.state[i]
+                    activation_bytes = tables.activation[j] - tables.activation[i]
+                    if state_bytes + activation_bytes > memory_bytes:
                         break
-                    if states + (1 + num_layers - j) * activations > memory[kind] * g:
+                    if state_bytes + (1 + num_layers - j) * activation_bytes > memory_bytes:
                         return True
     return False
 
 
 @compiled
-def _fronts(
-    compute: Int64Array,
-    intra: Int64Array,
-    inter: Int64Array,
-    sync: Int64Array,
-    state: Int64Array,
-    activation: Int64Array,
-    widths: Int64Array,
-    accelerators: Int64Array,
-    memory: Int64Array,
-    without: Int64Array,
-    num_nodes: Int64Array,
-) -> tuple[Int64Array, Int64Array]:
-    """Fill the table of fronts; see `pareto_fronts`.
+def _put_in_front(
+    tables: CostTables, i: int, q: int, kind: int, rest: Int64Array, label: Int64Array
+) -> None:
+    """Complete a label, its END and LAST_ON_NODE given: a stage from layer i, of the q-th width."""
+    j, g = label[END], tables.widths[q]
+    seconds = tables.compute[kind, q, j] - tables.compute[kind, q, i]
+    seconds += tables.inter[j] if label[LAST_ON_NODE] else tables.intra[j]
+    label[WIDTH], label[KIND] = g, kind
+    label[SUM] = rest[SUM] + seconds + (tables.sync[q, j] if i == 0 else 0)
+    label[MAX] = max(rest[MAX], seconds)
+    label[STAGES] = rest[STAGES] + 1
+    label[FIT] = min(
+        rest[FIT],
+        _microbatches_that_fit(
+            tables.state[j] - tables.state[i],
+            tables.activation[j] - tables.activation[i],
+            tables.memory[kind] * g,
+            label[STAGES],
+        ),
+    )
 
-    `without[v, kind]` is the index of the node count v with one node of `kind` less, -1 where v
-    has none; `num_nodes[v]` is the number of nodes of v; v = 0 is no node at all.
+
+@compiled
+def _front_of(
+    tables: CostTables,
+    i: int,
+    v: int,
+    kind: int,
+    used: int,
+    behind: int,
+    labels: Int64Array,
+    opened: Int64Array,
+    closed: Int64Array,
+    closed_ids: Int64Array,
+    count_stages: bool,
+    front: Int64Array,
+) -> tuple[Int64Array, int]:
+    """Gather the ways to run the layers from i on the nodes v, with `used` accelerators in front.
+
+    The stage in front is either the last one of a node of its own, ahead of the nodes `behind`, or
+    stands ahead of a stage on the same node.
     """
-    num_layers, num_counts, num_kinds = len(state) - 1, len(without), len(memory)
-    widest = int(accelerators.max())
-    count_stages = _memory_can_bind(state, activation, widths, accelerators, memory)
-    labels, num_labels = np.empty((4096, COLUMNS), dtype=np.int64), 0
-    # Labels by front layer, nodes, kind of the front node and its accelerators used: [first, last).
-    opened = np.zeros((num_layers, num_counts, num_kinds, widest + 1, 2), dtype=np.int64)
-    # The best of these over kind and accelerators: a range of rows of `closed_ids`.
-    closed = np.zeros((num_layers, num_counts, 2), dtype=np.int64)
-    closed_ids, num_closed = np.empty((4096, 1), dtype=np.int64), 0
-    front, size = np.empty((256, COLUMNS), dtype=np.int64), 0
-    best = np.empty((256, COLUMNS), dtype=np.int64)
+    num_layers, size = len(tables.state) - 1, 0
     label = np.empty(COLUMNS, dtype=np.int64)
-
-    for i in range(num_layers - 1, -1, -1):
-        for v in range(1, num_counts):
-            if num_nodes[v] > num_layers - i:
-                continue
-            best_size = 0
-            for kind in range(num_kinds):
-                behind = without[v, kind]
-                if behind < 0:
-                    continue
-                for used in range(1, accelerators[kind] + 1):
-                    size = 0
-                    for q in range(len(widths)):
-                        g = widths[q]
-                        if g > used:
-                            break
-                        fresh = g == used
-                        for j in range(i + 1, num_layers + 1):
-                            states = state[j] - state[i]
-                            activations = activation[j] - activation[i]
-                            if states + activations > memory[kind] * g:
-                                break
-                            label[END], label[WIDTH], label[KIND], label[FRESH] = j, g, kind, fresh
-                            seconds = compute[kind, q, j] - compute[kind, q, i]
-                            if j == num_layers:
-                                if fresh and behind == 0:
-                                    fit = _microbatches_that_fit(
-                                        states, activations, memory[kind] * g, 1
-                                    )
-                                    label[SUM] = seconds + (sync[q, j] if i == 0 else 0)
-                                    label[MAX], label[FIT], label[STAGES] = seconds, fit, 1
-                                    label[PARENT] = -1
-                                    front = _room(front, size)
-                                    size = _insert(front, size, label, count_stages)
-                                continue
-                            if fresh:
-                                first, last = closed[j, behind]
-                                seconds += inter[j]
-                            else:
-                                first, last = opened[j, v, kind, used - g]
-                                seconds += intra[j]
-                            for index in range(first, last):
-                                parent = closed_ids[index, 0] if fresh else index
-                                rest = labels[parent]
-                                stages = rest[STAGES] + 1
-                                fit = _microbatches_that_fit(
-                                    states, activations, memory[kind] * g, stages
-                                )
-                                label[SUM] = rest[SUM] + seconds + (sync[q, j] if i == 0 else 0)
-                                label[MAX] = max(rest[MAX], seconds)
-                                label[FIT] = min(rest[FIT], fit)
-                                label[STAGES], label[PARENT] = stages, parent
-                                front = _room(front, size)
-                                size = _insert(front, size, label, count_stages)
-                    opened[i, v, kind, used, 0] = num_labels
-                    for row in range(size):
-                        labels = _room(labels, num_labels)
-                        labels[num_labels] = front[row]
-                        # A row of `best` names the label it stands for in its PARENT column.
-                        label[:] = front[row]
-                        label[PARENT] = num_labels
-                        best = _room(best, best_size)
-                        best_size = _insert(best, best_size, label, count_stages)
-                        num_labels += 1
-                    opened[i, v, kind, used, 1] = num_labels
-            closed[i, v, 0] = num_closed
-            for row in range(best_size):
-                closed_ids = _room(closed_ids, num_closed)
-                closed_ids[num_closed, 0] = best[row, PARENT]
-                num_closed += 1
-            closed[i, v, 1] = num_closed
-
-    complete = np.empty((num_closed, 2), dtype=np.int64)
-    num_complete = 0
-    for v in range(1, num_counts):
-        for row in range(closed[0, v, 0], closed[0, v, 1]):
-            complete[num_complete, 0], complete[num_complete, 1] = v, closed_ids[row, 0]
-            num_complete += 1
-    return labels[:num_labels].copy(), complete[:num_complete].copy()
+    for q in range(len(tables.widths)):
+        g = tables.widths[q]
+        if g > used:
+            break
+        label[LAST_ON_NODE] = g == used
+        for j in range(i + 1, num_layers + 1):
+            bytes_of_one = (tables.state[j] - tables.state[i]) + (
+                tables.activation[j] - tables.activation[i]
+            )
+            if bytes_of_one > tables.memory[kind] * g:
+                break
+            label[END] = j
+            first, last = closed[j, behind] if g == used else opened[j, v, kind, used - g]
+            for index in range(first, last):
+                label[PARENT] = closed_ids[index, 0] if g == used else index
+                _put_in_front(tables, i, q, kind, labels[label[PARENT]], label)
+                front = _room(front, size)
+                size = _insert(front, size, label, count_stages)
+    return front, size
 
 
+@compiled
 def pareto_fronts(
     tables: CostTables, without: Int64Array, num_nodes: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
@@ -213,22 +168,56 @@ def pareto_fronts(
 
     Args:
         tables: the cost model.
-        without: [count, kind] index of the count with one node of the kind less, or -1.
+        without: [count, kind] index of the count with one node of the kind less, or -1; count 0
+            is no node at all.
         num_nodes: [count] nodes in all.
 
     Returns:
-        The labels, [label, column]; and of each complete partition its node count and its label.
+        The labels, [label, column]; and the ids of those that are complete.
     """
-    return _fronts(
-        tables.compute,
-        tables.intra,
-        tables.inter,
-        tables.sync,
-        tables.state,
-        tables.activation,
-        tables.widths,
-        tables.accelerators,
-        tables.memory,
-        without,
-        num_nodes,
-    )
+    num_layers, num_counts, num_kinds = len(tables.state) - 1, len(without), len(tables.memory)
+    count_stages = _memory_can_bind(tables)
+    labels, num_labels = np.zeros((4096, COLUMNS), dtype=np.int64), 1
+    labels[0, FIT] = UNBOUNDED
+    # Labels by front layer, nodes, kind of the front node and its accelerators used: [first, last).
+    shape = (num_layers + 1, num_counts, num_kinds, int(tables.accelerators.max()) + 1, 2)
+    opened = np.zeros(shape, dtype=np.int64)
+    # The best of them over kind and accelerators: a range of rows of `closed_ids`.
+    closed = np.zeros((num_layers + 1, num_counts, 2), dtype=np.int64)
+    closed_ids, num_closed = np.zeros((4096, 1), dtype=np.int64), 1
+    closed[num_layers, 0, 1] = 1
+    front = np.empty((256, COLUMNS), dtype=np.int64)
+    best = np.empty((256, COLUMNS), dtype=np.int64)
+
+    for i in range(num_layers - 1, -1, -1):
+        for v in range(1, num_counts):
+            if num_nodes[v] > num_layers - i:
+                continue
+            num_best = 0
+            for kind in range(num_kinds):
+                behind = without[v, kind]
+                if behind < 0:
+                    continue
+                for used in range(1, tables.accelerators[kind] + 1):
+                    front, size = _front_of(
+                        tables, i, v, kind, used, behind,
+                        labels, opened, closed, closed_ids, count_stages, front,
+                    )  # fmt: skip
+                    opened[i, v, kind, used, 0] = num_labels
+                    for row in range(size):
+                        labels = _room(labels, num_labels)
+                        labels[num_labels] = front[row]
+                        # Rows of `best` name the label that they stand for as their parent.
+                        front[row, PARENT] = num_labels
+                        best = _room(best, num_best)
+                        num_best = _insert(best, num_best, front[row], count_stages)
+                        num_labels += 1
+                    opened[i, v, kind, used, 1] = num_labels
+            closed[i, v, 0] = num_closed
+            for row in range(num_best):
+                closed_ids = _room(closed_ids, num_closed)
+                closed_ids[num_closed, 0] = best[row, PARENT]
+                num_closed += 1
+            closed[i, v, 1] = num_closed
+    first_complete = closed[0, 1, 0] if num_counts > 1 else num_closed
+    return labels[:num_labels].copy(), closed_ids[first_complete:num_closed, 0].copy()

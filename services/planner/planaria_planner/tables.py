@@ -5,7 +5,7 @@ femtoseconds (1e-12 of a millisecond), and equal stages have equal costs whateve
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,10 @@ FEMTOSECONDS = 1e15
 Int64Array = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostTables:
+class CostTables(NamedTuple):
     """Prefix sums over layers: the entry at l covers the layers before l.
+
+    A named tuple and not a dataclass: compiled loops take it as it is.
 
     Attributes:
         compute: [kind, width, layer] femtoseconds of forward and backward.

@@ -8,7 +8,7 @@ import numpy as np
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.cost import CostModel, PipelineCost, Stage
-from planaria_planner.fronts import END, FRESH, KIND, PARENT, WIDTH, pareto_fronts
+from planaria_planner.fronts import END, KIND, LAST_ON_NODE, PARENT, WIDTH, pareto_fronts
 from planaria_planner.profile import ModelProfile
 from planaria_planner.tables import CostTables, Int64Array, cost_tables
 
@@ -95,7 +95,7 @@ def _front(
     counts, without = _node_counts(nodes_per_kind, profile.num_layers)
     labels, complete = pareto_fronts(tables, without, counts.sum(axis=1))
     model = CostModel(profile)
-    templates = [_template(model, labels, int(label)) for _, label in complete]
+    templates = [_template(model, labels, int(label)) for label in complete]
     return tuple(
         sorted(
             templates,
@@ -127,7 +127,7 @@ def _template(model: CostModel, labels: Int64Array, label: int) -> Template:
     stages: list[Stage] = []
     kinds: list[int] = []
     first_layer, starts_node = 0, True
-    while label >= 0:
+    while label:
         row = labels[label]
         if starts_node:
             kinds.append(int(row[KIND]))
@@ -140,8 +140,7 @@ def _template(model: CostModel, labels: Int64Array, label: int) -> Template:
                 accelerators=int(row[WIDTH]),
             )
         )
-        # A stage is fresh when it is the last one on its node.
-        first_layer, starts_node, label = end, bool(row[FRESH]), int(row[PARENT])
+        first_layer, starts_node, label = end, bool(row[LAST_ON_NODE]), int(row[PARENT])
     return Template(
         stages=tuple(stages),
         node_kinds=tuple(kinds),
