@@ -26,12 +26,12 @@ def small_job(text: Path, **changes: Any) -> JobSpec:
         "name": "small",
         "model": {
             "family": "llama",
-            "hidden_size": 32,
-            "num_layers": 4,
+            "hidden_size": 64,
+            "num_layers": 6,
             "num_heads": 2,
             "vocab_size": 256,
         },
-        "data": {"path": str(text), "tokenizer": "byte", "sequence_length": 32},
+        "data": {"path": str(text), "tokenizer": "byte", "sequence_length": 64},
         "training": {
             "steps": 20,
             "global_batch_size": 16,

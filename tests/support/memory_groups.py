@@ -39,6 +39,8 @@ class _Done:
 class MemoryGroup:
     """One rank's end; the part of `Group` that a step uses."""
 
+    is_shut = False
+
     def __init__(self, shared: _Shared, rank: int) -> None:
         self._shared = shared
         self._rank = rank
