@@ -25,13 +25,14 @@ from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import open_job
 from planaria_worker.engine.layer_work import LayerWork
+from planaria_worker.engine.lone_layer import PassSeconds
 from planaria_worker.engine.numerics.pins import fingerprint, pin_numerics
 from planaria_worker.engine.peer_watch import PeerWatch
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.trainer import StepDone, Trainer
 from planaria_worker.engine.vitals import Vitals
-from planaria_worker.engine.warmup import LayerSeconds, warm_up
+from planaria_worker.engine.warmup import warm_up
 from planaria_worker.engine_config import EngineConfig
 
 OPERATION_TIMEOUT_SECONDS = 300.0
@@ -179,7 +180,7 @@ class Engine:
         self._stop()
 
 
-def _measured(layer: int, seconds: LayerSeconds) -> MeasuredLayer:
+def _measured(layer: int, seconds: PassSeconds) -> MeasuredLayer:
     return MeasuredLayer(
         layer=layer,
         forward_seconds=seconds.forward_seconds,

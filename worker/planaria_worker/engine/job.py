@@ -9,6 +9,7 @@ import torch
 from planaria.job import JobSpec
 from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
+from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.exchange import ExchangeFormat
 from planaria_worker.engine.numerics.accumulate import Accumulation, choose_accumulation
@@ -70,19 +71,30 @@ def open_job(job_id: str, job_spec: str, data_path: Path, device: torch.device) 
         device: where this engine computes.
 
     Raises:
-        DataError: the data cannot be used.
+        DataError: the data cannot be used, or is not what the agent read.
         ValueError: a field is wrong; names it.
     """
     spec = JobSpec.model_validate(json.loads(job_spec))
-    config = model_config(spec)
-    model = transformer(config)
     dataset = open_dataset(
         pattern=spec.data.path,
         tokenizer=spec.data.tokenizer,
         cache_dir=data_path.parent,
         sequence_length=spec.data.sequence_length,
-        vocab_size=config.vocab_size,
+        vocab_size=model_config(spec).vocab_size,
     )
+    if dataset.file.path != data_path:
+        raise DataError(f"data.path: {spec.data.path} has changed since the agent read it")
+    return make_job(job_id, spec, dataset, device)
+
+
+def make_job(job_id: str, spec: JobSpec, dataset: Dataset, device: torch.device) -> Job:
+    """What a job file means for data that is open.
+
+    Raises:
+        ValueError: a field is wrong; names it.
+    """
+    config = model_config(spec)
+    model = transformer(config)
     training = spec.training
     return Job(
         job_id=job_id,

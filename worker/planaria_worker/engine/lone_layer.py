@@ -1,0 +1,123 @@
+"""One layer by itself, run as a stage runs it: how long it takes, and what it keeps.
+
+Engines measure with it while they warm up, and `planaria profile` when it is asked.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planaria_worker.engine.job import Job
+from planaria_worker.engine.numerics.accumulate import GradientSums
+from planaria_worker.engine.numerics.loss import summed_cross_entropy
+from planaria_worker.engine.numerics.norm import squared_norm
+from planaria_worker.engine.numerics.optimizer import update
+from planaria_worker.models.stage import Microbatch, build_stage
+from planaria_worker.models.state import SLOTS, LayerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """What one microbatch takes."""
+
+    forward_seconds: float
+    backward_seconds: float
+    """With the rounding of its gradients into the sum."""
+
+
+def kinds_of_layers(job: Job) -> tuple[int, ...]:
+    """For each layer the first one like it: the embedding, blocks of equal shapes, the head."""
+    first: dict[object, int] = {}
+    kinds = []
+    for layer, layout in enumerate(job.layouts):
+        is_end = layer in (0, job.num_layers - 1)
+        kind = layer if is_end else tuple(tensor.shape for tensor in layout.tensors)
+        kinds.append(first.setdefault(kind, layer))
+    return tuple(kinds)
+
+
+class LoneLayer:
+    """A layer with the states it needs (`hosted_layers`) and random input."""
+
+    def __init__(self, job: Job, layer: int, states: Mapping[int, LayerState]) -> None:
+        self._job = job
+        self._stage = build_stage(job.model, layer, 1, states, seed=job.seed)
+        layouts = [state.layout for state in self._stage.states.values()]
+        self._sums = GradientSums(layouts, job.accumulation, str(job.device))
+        generator = torch.Generator().manual_seed(0)
+        shape = (job.microbatch_size, job.dataset.sequence_length)
+        tokens = torch.randint(job.model_config.vocab_size, (2, *shape), generator=generator)
+        hidden = torch.randn((2, *shape, job.model_config.hidden_size), generator=generator)
+        self._tokens, self._targets = tokens.to(job.device).unbind()
+        self._input, self._gradient = hidden.to(job.device, job.compute_dtype).unbind()
+
+    def run(self) -> PassSeconds:
+        """One forward and one backward pass."""
+        inputs = self._inputs()
+        start = self._now()
+        outputs = self._forward(inputs)
+        middle = self._now()
+        torch.autograd.backward(outputs, None if self._stage.is_last else self._gradient)
+        self._sums.take(self._stage.leaves)
+        return PassSeconds(forward_seconds=middle - start, backward_seconds=self._now() - middle)
+
+    def update(self) -> float:
+        """Takes the gradient's norm and updates the layer by nothing; returns the seconds."""
+        start = self._now()
+        for layer, state in self._stage.states.items():
+            total = self._sums.sums[layer]
+            squared_norm(state.layout, total, self._job.accumulation.unit)
+            update(state, total, config=self._job.optimizer, scale=0.0, step=0)
+        return self._now() - start
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, optimizer state, the gradients' sum and one microbatch's gradients."""
+        states = self._stage.states.values()
+        buffers = [state.buffer(slot) for state in states for slot in SLOTS]
+        buffers += [s.compute for s in states if s.compute is not s.parameters]
+        gradients = sum(leaf.parameter.nbytes for leaf in self._stage.leaves)
+        return gradients + sum(buffer.nbytes for buffer in (*buffers, *self._sums.sums.values()))
+
+    def activation_and_output_bytes(self) -> tuple[int, int]:
+        """What autograd keeps of one microbatch, and what goes to the next layer.
+
+        Two forward passes at once: what both keep (parameters, position tables) is kept once for
+        all microbatches, and does not count.
+        """
+        first, _outputs = self._kept()
+        second, outputs = self._kept()
+        activations = sum(second[place] for place in second.keys() - first.keys())
+        return activations, 0 if self._stage.is_last else outputs.nbytes
+
+    def _kept(self) -> tuple[dict[int, int], Tensor]:
+        """Bytes of the storages that autograd keeps, by address."""
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        inputs = self._inputs()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            outputs = self._forward(inputs)
+        return kept, outputs
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self._stage(inputs, Microbatch(step=0, index=0))
+        return summed_cross_entropy(outputs, self._targets) if self._stage.is_last else outputs
+
+    def _inputs(self) -> Tensor:
+        """A tensor of its own, as every microbatch has."""
+        if self._stage.is_first:
+            return self._tokens.clone()
+        return self._input.clone().requires_grad_()
+
+    def _now(self) -> float:
+        if self._job.device.type == "cuda":
+            torch.cuda.synchronize(self._job.device)
+        return time.perf_counter()
