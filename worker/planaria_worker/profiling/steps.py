@@ -1,0 +1,76 @@
+"""Whole training steps of all layers on one accelerator: what the cost model is checked with."""
+
+import time
+from dataclasses import replace
+
+import torch
+
+from planaria_common.measurement import StepMeasurement
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.job import Job
+from planaria_worker.engine.place import Place, take_place
+from planaria_worker.engine.plan_view import PipelinePlan, StagePlace, view_plan
+from planaria_worker.engine.state import LayerStore
+from planaria_worker.engine.step import run_step
+from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.models.stage import hosted_layers
+from planaria_worker.models.state import initial_state
+from planaria_worker.profiling.timing import timing
+
+_ENGINE = "profiler"
+_GENERATION = 1
+
+
+def measure_steps(job: Job, num_steps: int, max_microbatches: int) -> StepMeasurement:
+    """Trains by the engine's own step, alone in its plan, after one step of warm-up."""
+    job = replace(job, num_microbatches=min(job.num_microbatches, max_microbatches))
+    fence = Fence(_GENERATION)
+    place = _place(job, fence)
+    samples = []
+    for step in range(num_steps + 1):
+        start = _now(job)
+        run_step(place, step, fence)
+        samples.append(_now(job) - start)
+    return StepMeasurement(num_microbatches=job.num_microbatches, step=timing(samples[1:]))
+
+
+def _place(job: Job, fence: Fence) -> Place:
+    """All layers in one stage, and no group: nobody else holds them."""
+    stage = StagePlace(engine_id=_ENGINE, data_address="", first_layer=0, num_layers=job.num_layers)
+    pipeline = PipelinePlan(stages=(stage,), microbatches=tuple(range(job.num_microbatches)))
+    view = view_plan(
+        [pipeline],
+        _ENGINE,
+        num_layers=job.num_layers,
+        num_microbatches=job.num_microbatches,
+        hosted_layers=lambda first, num: hosted_layers(job.model, first, num),
+    )
+    device, dtype = str(job.device), job.compute_dtype
+    store = LayerStore()
+    store.install(
+        {
+            layer: initial_state(
+                job.model, layer, seed=job.seed, device=device, compute_dtype=dtype
+            )
+            for layer in range(job.num_layers)
+        },
+        version=0,
+    )
+    return take_place(
+        job=job,
+        view=view,
+        generation=_GENERATION,
+        step=0,
+        store=store,
+        groups={},
+        fence=fence,
+        stopwatch=Stopwatch(),
+        failpoints=Failpoints(),
+    )
+
+
+def _now(job: Job) -> float:
+    if job.device.type == "cuda":
+        torch.cuda.synchronize(job.device)
+    return time.perf_counter()
