@@ -112,6 +112,14 @@ async def test_migrations_lead_to_the_tables_of_the_code(database_url: str) -> N
     assert left_to_do == []
 
 
+async def test_a_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """It holds the secrets that engines show each other."""
+    database = await open_database(f"sqlite:///{tmp_path / 'x.db'}", max_log_lines_per_job=1)
+    await database.ping()
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    await database.close()
+
+
 async def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     """The unit of work that did not fit is rolled back; what was committed stays readable."""
     engine = open_engine(parse_database_url(f"sqlite:///{tmp_path / 'x.db'}"))

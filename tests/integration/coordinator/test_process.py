@@ -131,17 +131,19 @@ def test_it_starts_serves_and_ends(tmp_path: Path) -> None:
             assert coordinator.process.wait(timeout=20) == 0
 
 
-def test_what_was_submitted_outlives_a_kill(tmp_path: Path, planner_address: str) -> None:
+def test_what_was_submitted_outlives_a_kill(
+    tmp_path: Path, planner_address: str, database_url: str
+) -> None:
     """A job that was acknowledged is never lost, and its request id makes no second one."""
-    planner = f"--planner-addresses={planner_address}"
+    options = (f"--planner-addresses={planner_address}", f"--database-url={database_url}")
     body = {"spec": SPEC, "request_id": "once"}
-    with run(tmp_path, planner) as coordinator:
+    with run(tmp_path, *options) as coordinator:
         assert coordinator.client.get("/readyz").status_code == 200
         created = coordinator.client.post("/api/v1/jobs", json=body)
         assert created.status_code == 201, created.text
         coordinator.process.kill()
         coordinator.process.wait(timeout=20)
-    with run(tmp_path, planner) as coordinator:
+    with run(tmp_path, *options) as coordinator:
         again = coordinator.client.post("/api/v1/jobs", json=body)
         jobs = coordinator.client.get("/api/v1/jobs").json()["jobs"]
         events = coordinator.client.get("/api/v1/events").json()["events"]

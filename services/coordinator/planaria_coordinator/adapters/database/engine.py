@@ -83,8 +83,7 @@ def _wrong_url(problem: str) -> PlanariaError:
 def open_engine(url: URL) -> AsyncEngine:
     """Return an engine; it connects with the first use."""
     if url.get_backend_name() == "sqlite":
-        if url.database is not None:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        _make_private_file(Path(str(url.database)))
         engine = create_async_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_SECONDS})
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
@@ -92,6 +91,12 @@ def open_engine(url: URL) -> AsyncEngine:
     return create_async_engine(
         url, pool_pre_ping=True, connect_args={"timeout": _CONNECT_TIMEOUT_SECONDS}
     )
+
+
+def _make_private_file(path: Path) -> None:
+    # It holds the secrets that engines show each other; SQLite gives its WAL the same mode.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600, exist_ok=True)
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
