@@ -34,6 +34,8 @@ from planaria_coordinator.domain.signals import (
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
+_MAX_TAIL_CHARACTERS = 300
+
 log = get_logger("sessions")
 
 
@@ -153,14 +155,12 @@ class AgentSession:
         entry = self._entry()
         if entry is not None:
             entry.peers_lost.discard(exited.engine_id)
-        code = "ended" if exited.exit_code is None else f"ended with code {exited.exit_code}"
-        tail = f": {exited.log_tail[-1]}" if exited.exit_code and exited.log_tail else ""
         self._state.post(
             exited.job_id,
             EngineLost(
                 engine_id=exited.engine_id,
                 fault_time=exited.detect_time,
-                reason=f"its process {code}{tail}",
+                reason=_end_in_words(exited),
                 process_ended=True,
             ),
         )
@@ -295,6 +295,15 @@ class AgentSession:
         transition = actor.run.transition if actor is not None else None
         if actor is not None and (transition is None or transition.phase is Phase.PREPARING):
             actor.post(EngineFinished(engine_id=snapshot.engine_id))
+
+
+def _end_in_words(exited: EngineExited) -> str:
+    if exited.exit_code is None:
+        return "its process ended"
+    if exited.exit_code < 0:
+        return f"its process was ended by signal {-exited.exit_code}"
+    tail = f": {exited.log_tail[-1][:_MAX_TAIL_CHARACTERS]}" if exited.log_tail else ""
+    return f"its process ended with code {exited.exit_code}{tail}"
 
 
 def _joined(state: SharedState, hello: Hello) -> EventDraft:

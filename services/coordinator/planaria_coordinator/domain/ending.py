@@ -43,6 +43,7 @@ def _end(turn: Turn, state: JobState, reason: str) -> None:
         state=state,
         transition=None,
         interrupted=None,
+        disturbance=None,
         ledger=turn.run.ledger.close(turn.now.time),
         end_time=turn.now.time,
     )

@@ -22,7 +22,7 @@ from planaria_coordinator.domain.preparing import (
     prepare_failed,
     refuse_node,
 )
-from planaria_coordinator.domain.run import Cause, Pending, Phase, Story
+from planaria_coordinator.domain.run import Cause, Disturbance, Pending, Phase, Story
 from planaria_coordinator.domain.signals import EngineDisturbed, EngineLost, EnginesStuck, NodeLost
 from planaria_coordinator.domain.turn import Turn
 
@@ -147,6 +147,8 @@ def _recreate(turn: Turn, gone: Iterable[str]) -> None:
 
 def _loss_story(turn: Turn, fault_time: datetime) -> Story:
     fault_time = min(fault_time, turn.now.time)
+    if turn.run.disturbance is not None:  # somebody felt it before it was known who had died
+        fault_time = min(fault_time, turn.run.disturbance.fault_time)
     return new_story(turn, Cause.ENGINE_LOST, start_time=fault_time)
 
 
@@ -202,20 +204,36 @@ def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
         if signal.generation == run.transition.generation:
             turn.note(failure=signal.message)
         return
-    if run.state is not JobState.RUNNING:
+    if run.state is JobState.RUNNING and run.disturbance is None:
+        # Mostly somebody has died, and the next message says who: one change then does for both.
+        disturbance = Disturbance(
+            engine_id=signal.engine_id,
+            message=signal.message,
+            fault_time=signal.fault_time,
+            deadline_seconds=turn.now.seconds + turn.limits.disturbance_seconds,
+        )
+        turn.run = replace(run, disturbance=disturbance)
+
+
+def disturbance_overdue(turn: Turn) -> None:
+    """Nobody was lost, and yet communicators broke: everyone is collected and begins anew."""
+    disturbance = turn.run.disturbance
+    if disturbance is None or disturbance.deadline_seconds > turn.now.seconds:
         return
-    turn.change(num_disturbances=run.num_disturbances + 1)
+    turn.change(disturbance=None, num_disturbances=turn.run.num_disturbances + 1)
     if turn.run.num_disturbances > turn.limits.num_attempts:
-        message = f"communication broke {turn.run.num_disturbances} times: {signal.message}"
-        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": signal.message})
+        message = f"communication broke {turn.run.num_disturbances} times: {disturbance.message}"
+        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": disturbance.message})
         return
-    story = _loss_story(turn, signal.fault_time)
+    story = _loss_story(turn, disturbance.fault_time)
     turn.account(Activity.DETECT, at=story.start_time)
-    open_transition(turn, story, f"{signal.engine_id} cannot go on: {signal.message}")
+    reason = f"communication broke at {disturbance.engine_id}: {disturbance.message}"
+    open_transition(turn, story, reason)
 
 
 def overdue(turn: Turn) -> None:
     """Act on what has not been answered in time."""
+    disturbance_overdue(turn)
     late = sorted(
         (p for p in turn.run.pending.values() if p.deadline_seconds <= turn.now.seconds),
         key=lambda pending: pending.directive_id,

@@ -63,6 +63,7 @@ def open_transition(
     turn.change(
         generation=generation,
         interrupted=None,
+        disturbance=None,
         transition=Transition(
             generation=generation,
             phase=Phase.PREPARING,
@@ -76,7 +77,7 @@ def open_transition(
     turn.because(reason)
     turn.emit(
         _EVENTS[story.cause],
-        f"{reason}: generation {generation} begins",
+        f"generation {generation} begins: {reason}",
         cause=str(story.cause),
         nodes_lost=list(story.nodes_lost),
         nodes_joined=list(story.nodes_joined),

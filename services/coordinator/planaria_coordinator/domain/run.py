@@ -42,6 +42,8 @@ class Limits:
     prepare_seconds: float = 120.0
     at_commit_seconds: float = 60.0
     """Until a step's end is no longer waited for; ten times the last step where that is more."""
+    disturbance_seconds: float = 0.25
+    """How long broken communicators wait for news of the death that mostly broke them."""
     copy_bytes_per_second: float = 20e6
     """Slower copies, digests and exports count as hanging."""
     num_attempts: int = 3
@@ -129,6 +131,17 @@ class Placement:
     def engine_ids(self) -> frozenset[str]:
         """Every engine with a place."""
         return frozenset(engine_id for pipeline in self.places for engine_id in pipeline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """Communicators that broke, and nobody is known to be lost."""
+
+    engine_id: str
+    message: str
+    fault_time: datetime
+    deadline_seconds: float
+    """When to act on it, on the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +242,7 @@ class JobRun:
     """The node that `data_digest` and `fingerprint` were taken from."""
     announced_fault_tolerance: int | None = None
     num_losses: int = 0
+    disturbance: Disturbance | None = None
     num_disturbances: int = 0
     """Communicators that broke with everyone alive, since the last committed step."""
     num_recoveries: int = 0
@@ -274,4 +288,7 @@ class JobRun:
 
     def next_deadline_seconds(self) -> float | None:
         """Return when a Tick is due, on the monotonic clock."""
-        return min((p.deadline_seconds for p in self.pending.values()), default=None)
+        deadlines = [p.deadline_seconds for p in self.pending.values()]
+        if self.disturbance is not None:
+            deadlines.append(self.disturbance.deadline_seconds)
+        return min(deadlines, default=None)
