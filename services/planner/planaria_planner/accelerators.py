@@ -213,7 +213,8 @@ def find_accelerator(name: str) -> Accelerator:
     found = ACCELERATORS.get(name.lower())
     if found is not None:
         return found
-    nearest = difflib.get_close_matches(name.lower(), ACCELERATORS, n=3, cutoff=0.4)
+    nearest = [known for known in ACCELERATORS if name and known.startswith(name.lower())]
+    nearest = nearest or difflib.get_close_matches(name.lower(), ACCELERATORS, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {_names()}"
     raise PlanariaError(
         ErrorReason.INVALID_ARGUMENT,
