@@ -1,11 +1,15 @@
 """Databases to test on: the same tests run on SQLite and on PostgreSQL."""
 
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import asyncpg  # type: ignore[import-untyped]  # ships no types
 import pytest
 
+from integration.coordinator.process import environment
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
 from support.postgres import postgres_server, programs
 
@@ -43,3 +47,20 @@ async def database(database_url: str) -> AsyncIterator[SqlDatabase]:
     opened = await open_database(database_url, max_log_lines_per_job=MAX_LOG_LINES)
     yield opened
     await opened.close()
+
+
+@pytest.fixture(scope="session")
+def planner_address() -> Iterator[str]:
+    planner = subprocess.Popen(
+        [sys.executable, "-m", "planaria_planner", "--port=0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(),
+    )
+    assert planner.stdout is not None
+    with planner:
+        try:
+            yield json.loads(planner.stdout.readline().partition(" ")[2])["grpc_address"]
+        finally:
+            planner.kill()

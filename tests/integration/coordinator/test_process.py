@@ -1,102 +1,21 @@
 """`planaria-coordinator` as a process: how it starts, what it says when it cannot, how it ends."""
 
-import json
-import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
+import grpc
 import pytest
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from planaria_common.netutil import free_port
+from integration.coordinator.process import SPEC, command, environment, run
+from planaria.api.coordinator.v1.job_service_pb2 import ListJobsRequest
+from planaria.api.coordinator.v1.job_service_pb2_grpc import JobServiceStub
+from planaria_common.grpcwire import is_healthy
 
 pytestmark = pytest.mark.integration
-
-SPEC = {
-    "name": "small",
-    "model": {
-        "family": "llama",
-        "hidden_size": 64,
-        "num_layers": 4,
-        "num_heads": 4,
-        "vocab_size": 256,
-    },
-    "data": {"path": "/data.txt", "tokenizer": "byte", "sequence_length": 32},
-    "training": {"steps": 5, "global_batch_size": 8, "microbatch_size": 2},
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    process: subprocess.Popen[str]
-    facts: dict[str, Any]
-    client: httpx.Client
-
-
-def command(data_dir: Path, *arguments: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "planaria_coordinator",
-        f"--data-dir={data_dir}",
-        "--http-port=0",
-        "--grpc-port=0",
-        f"--planner-addresses=127.0.0.1:{free_port()}",
-        *arguments,
-    ]
-
-
-@pytest.fixture(scope="module")
-def planner_address() -> Iterator[str]:
-    planner = subprocess.Popen(
-        [sys.executable, "-m", "planaria_planner", "--port=0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(),
-    )
-    assert planner.stdout is not None
-    with planner:
-        try:
-            yield json.loads(planner.stdout.readline().partition(" ")[2])["grpc_address"]
-        finally:
-            planner.kill()
-
-
-def environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("PLANARIA_")}
-
-
-@contextmanager
-def run(data_dir: Path, *arguments: str) -> Iterator[Running]:
-    process = subprocess.Popen(
-        command(data_dir, *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(),
-    )
-    assert process.stdout is not None
-    with process:
-        try:
-            word, _, facts = process.stdout.readline().partition(" ")
-            assert word == "ready"
-            found = json.loads(facts)
-            token = (data_dir / "token").read_text().strip()
-            headers = {"authorization": f"Bearer {token}"}
-            with httpx.Client(
-                base_url=found["http_url"], headers=headers, timeout=30, trust_env=False
-            ) as client:
-                yield Running(process=process, facts=found, client=client)
-        finally:
-            process.kill()
 
 
 def refusal(data_dir: Path, *arguments: str) -> tuple[int, str]:
@@ -150,6 +69,27 @@ def test_what_was_submitted_outlives_a_kill(
 
     assert [job["id"] for job in jobs] == [created.json()["id"]] == [again.json()["id"]]
     assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_the_grpc_services_can_be_found(tmp_path: Path) -> None:
+    """Health and reflection need no token; everything else does."""
+    with run(tmp_path) as coordinator:
+        async with grpc.aio.insecure_channel(coordinator.facts["grpc_address"]) as channel:
+            assert await is_healthy(channel, timeout_seconds=30)
+            reflection = ServerReflectionStub(channel)
+            question = ServerReflectionRequest(list_services="")
+            [answer] = [a async for a in reflection.ServerReflectionInfo(iter([question]))]
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await JobServiceStub(channel).ListJobs(ListJobsRequest())
+
+    names = {service.name for service in answer.list_services_response.service}
+    assert {
+        "planaria.api.coordinator.v1.JobService",
+        "planaria.api.coordinator.v1.ClusterService",
+        "planaria.api.coordinator.v1.SchedulerService",
+        "planaria.api.worker.v1.WorkerService",
+    } <= names
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
