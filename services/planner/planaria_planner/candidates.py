@@ -4,7 +4,6 @@ Each candidate keeps some running pipelines on their nodes and says what the oth
 *pool*, are to run. Which node of the pool takes which place is decided later, by placement.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -290,10 +289,9 @@ class _Builder:
             free = free[missing:]
         return crews, free
 
-    def _fronts(self, crew: Sequence[Node]) -> list[Template]:
+    def _fronts(self, crew: Sequence[Node]) -> tuple[Template, ...]:
         """Return the templates that run on exactly these nodes, whatever their order."""
-        kinds = Counter(node.kind for node in crew)
-        return [t for t in self.templates.of_size(len(crew)) if Counter(t.node_kinds) == kinds]
+        return self.templates.on_kinds(node.kind for node in crew)
 
     def _lender(self, lenders: Sequence[list[Node]]) -> list[Node] | None:
         """Return the largest pipeline that can spare its last node, None where there is none."""

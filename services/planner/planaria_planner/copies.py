@@ -7,6 +7,7 @@ one on in turn) relieve the busiest source until none does. For layers of equal 
 optimum: the chains are augmenting paths.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,25 +26,39 @@ class LayerCopy:
     num_bytes: int
 
 
+Holders = Mapping[int, Sequence[str]]
+"""For each layer that some node holds, its holders in order."""
+
+
+def holders_by_layer(holdings: Holdings) -> Holders:
+    """Turn round who holds what."""
+    holders: dict[int, list[str]] = {}
+    for node_id in sorted(holdings):
+        for layer in holdings[node_id]:
+            holders.setdefault(layer, []).append(node_id)
+    return holders
+
+
 def choose_sources(
-    profile: ModelProfile, missing: Mapping[str, Sequence[int]], holdings: Holdings
+    profile: ModelProfile, missing: Mapping[str, Sequence[int]], holders: Holders
 ) -> tuple[LayerCopy, ...]:
     """Return a copy for each missing layer, by destination and layer.
 
     Args:
         profile: the model.
         missing: for each node the layers that it needs and lacks.
-        holdings: who holds what.
+        holders: who has them.
     """
-    holders: dict[int, list[str]] = {layer: [] for layer in range(profile.num_layers)}
-    for node_id in sorted(holdings):
-        for layer in holdings[node_id]:
-            holders[layer].append(node_id)
     wanted = sorted(
         ((layer, node_id) for node_id, layers in missing.items() for layer in layers),
-        key=lambda want: (-profile.layers[want[0]].state_bytes, len(holders[want[0]]), want),
+        key=lambda want: (
+            -profile.layers[want[0]].state_bytes,
+            len(holders.get(want[0], ())),
+            want,
+        ),
     )
-    chosen = _Loads(holders={want: holders[want[0]] for want in wanted}, profile=profile)
+    needed = {layer for layer, _ in wanted}
+    chosen = _Loads({layer: holders.get(layer, ()) for layer in needed}, profile)
     for want in wanted:
         chosen.take(want)
     most_received = max(
@@ -79,17 +94,24 @@ Want = tuple[int, str]
 class _Loads:
     """Who sends what so far."""
 
-    def __init__(self, *, holders: Mapping[Want, Sequence[str]], profile: ModelProfile) -> None:
+    def __init__(self, holders: Holders, profile: ModelProfile) -> None:
         self._holders = holders
-        self._bytes = {want: profile.layers[want[0]].state_bytes for want in holders}
+        self._bytes = [layer.state_bytes for layer in profile.layers]
         self._load = {node_id: 0 for ids in holders.values() for node_id in ids}
         self._wants: dict[str, set[Want]] = {node_id: set() for node_id in self._load}
+        # Holders of a layer by load when last seen: loads only grow while layers are handed out.
+        self._queues = {layer: [(0, node_id) for node_id in ids] for layer, ids in holders.items()}
         self.source_of: dict[Want, str] = {}
 
     def take(self, want: Want) -> None:
         """Give a layer to its least loaded holder, if it has any."""
-        if self._holders[want]:
-            self._move(want, min(self._holders[want], key=lambda node: (self._load[node], node)))
+        queue = self._queues[want[0]]
+        while queue:
+            seen, node_id = queue[0]
+            if seen == self._load[node_id]:
+                self._move(want, node_id)
+                break
+            heapq.heapreplace(queue, (self._load[node_id], node_id))
 
     def relieve(self, enough: int) -> bool:
         """Find a chain of moves after which the busiest source, and nobody else, sends less.
@@ -107,12 +129,12 @@ class _Loads:
         queue = deque([busiest])
         while queue:
             node = queue.popleft()
-            arriving = self._bytes[came[node][0]] if node in came else 0
+            arriving = self._bytes[came[node][0][0]] if node in came else 0
             for want in sorted(self._wants[node]):
-                size = self._bytes[want]
+                size = self._bytes[want[0]]
                 if node != busiest and self._load[node] + arriving - size >= peak:
                     continue
-                for other in self._holders[want]:
+                for other in self._holders[want[0]]:
                     if other == busiest or other in came:
                         continue
                     came[other] = (want, node)
@@ -131,8 +153,8 @@ class _Loads:
     def _move(self, want: Want, source: str) -> None:
         if want in self.source_of:
             before = self.source_of[want]
-            self._load[before] -= self._bytes[want]
+            self._load[before] -= self._bytes[want[0]]
             self._wants[before].remove(want)
         self.source_of[want] = source
-        self._load[source] += self._bytes[want]
+        self._load[source] += self._bytes[want[0]]
         self._wants[source].add(want)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planaria_planner.cost import CostModel, PipelineCost
+from planaria_planner.cost import CostModel
 from planaria_planner.instantiate import Instantiation, usable_nodes
 from planaria_planner.nodes import Node, in_order
 from planaria_planner.plans import Selection, select
@@ -87,13 +87,15 @@ def next_best(
     found: tuple[float, tuple[int, ...]] | None = None
     limit = math.inf
     for forced, free in _others(pool, answer, sizes):
-        fronts = _Fronts(answer, pool[0].relative_speed)
+        speed = pool[0].relative_speed
         selection = select(
             answer.templates.templates if free else (),
             free,
             min_pipelines=problem.fault_tolerance + 1,
             num_microbatches=problem.num_microbatches,
-            groups=[fronts.costs(size) for size in forced],
+            groups=[
+                [t.cost.slowed(speed) for t in answer.templates.on_kinds(size)] for size in forced
+            ],
             limit_seconds=limit,
         )
         if selection:
@@ -120,19 +122,6 @@ def _others(
             del left[index]
         else:
             yield forced, left
-
-
-class _Fronts:
-    """The costs of all templates of a size."""
-
-    def __init__(self, answer: Instantiation, relative_speed: float) -> None:
-        self._costs: dict[Size, list[PipelineCost]] = {}
-        for template in answer.templates.templates:
-            size = tuple(sorted(template.node_kinds))
-            self._costs.setdefault(size, []).append(template.cost.slowed(relative_speed))
-
-    def costs(self, size: Size) -> list[PipelineCost]:
-        return self._costs[size]
 
 
 def _num_nodes(forced: Sequence[Size], selection: Selection) -> tuple[int, ...]:

@@ -16,7 +16,13 @@ from planaria_planner.candidates import (
     survey,
     targets,
 )
-from planaria_planner.copies import LayerCopy, busiest_bytes, choose_sources
+from planaria_planner.copies import (
+    Holders,
+    LayerCopy,
+    busiest_bytes,
+    choose_sources,
+    holders_by_layer,
+)
 from planaria_planner.cost import layers_by_node
 from planaria_planner.instantiate import (
     most_pipelines,
@@ -128,6 +134,7 @@ def reconfigure(
         situation=situation,
         running=tuple(running),
         holdings=holdings,
+        holders=holders_by_layer(holdings),
         horizon_seconds=horizon_seconds,
         costs=costs or TransitionCosts(),
     )
@@ -155,6 +162,7 @@ class _Change:
     situation: Situation
     running: tuple[RunningPipeline, ...]
     holdings: Holdings
+    holders: Holders
     horizon_seconds: float
     costs: TransitionCosts
 
@@ -171,7 +179,7 @@ class _Change:
             self.problem.num_microbatches,
             (node_id for node_id in everyone if node_id not in used),
         )
-        copies = choose_sources(self.problem.profile, self._missing(plan), self.holdings)
+        copies = choose_sources(self.problem.profile, self._missing(plan), self.holders)
         seconds = self._transition_seconds(plan, copies)
         steps = max(self.horizon_seconds - seconds, 0.0) / plan.iteration_seconds
         return Candidate(
@@ -184,7 +192,8 @@ class _Change:
         )
 
     def _place(self, target: Target) -> list[PlacedStages]:
-        heirs = [w.running for w in self.situation.whole if w not in target.kept]
+        kept = {w.running.node_ids for w in target.kept}
+        heirs = [w.running for w in self.situation.whole if w.running.node_ids not in kept]
         places: list[Place] = []
         for choice in target.choices:
             template = choice.template

@@ -1,7 +1,7 @@
 """Templates: for each number of nodes every pipeline worth running (ALGORITHMS.md 2 and 3)."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,25 +32,27 @@ class Template:
         return len(self.node_kinds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateSet:
     """The Pareto fronts of all sizes.
 
     Attributes:
-        min_nodes: n0, the fewest nodes that hold the model, or the request's minimum if more.
         templates: by size, kinds, and then from the fastest bottleneck to the slowest.
+        min_nodes: n0, the fewest nodes that hold the model, or the request's minimum if more.
+        sizes: the numbers of nodes for which there are templates.
     """
 
-    min_nodes: int
-    templates: tuple[Template, ...]
+    def __init__(self, templates: Iterable[Template]) -> None:
+        self.templates = tuple(templates)
+        self._on_kinds: dict[tuple[int, ...], tuple[Template, ...]] = {}
+        for template in self.templates:
+            kinds = tuple(sorted(template.node_kinds))
+            self._on_kinds[kinds] = (*self._on_kinds.get(kinds, ()), template)
+        self.sizes = tuple(sorted({len(kinds) for kinds in self._on_kinds}))
+        self.min_nodes = self.sizes[0]
 
-    def of_size(self, num_nodes: int) -> tuple[Template, ...]:
-        """Return the front of one size; empty where the model does not fit or cannot be cut."""
-        return tuple(t for t in self.templates if t.num_nodes == num_nodes)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(sorted({template.num_nodes for template in self.templates}))
+    def on_kinds(self, kinds: Iterable[int]) -> tuple[Template, ...]:
+        """Return the front for nodes of these kinds, in any order; empty where there is none."""
+        return self._on_kinds.get(tuple(sorted(kinds)), ())
 
 
 def generate_templates(
@@ -85,7 +87,7 @@ def generate_templates(
     templates = _front(profile, tables, nodes_per_kind)
     usable = tuple(t for t in templates if t.num_nodes >= min_nodes)
     if usable:
-        return TemplateSet(min_nodes=min(t.num_nodes for t in usable), templates=usable)
+        return TemplateSet(usable)
     raise _no_template(profile, tables, nodes_per_kind, min_nodes)
 
 

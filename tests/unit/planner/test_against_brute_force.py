@@ -50,27 +50,34 @@ def templates_or_none(
 def test_plans_are_optimal(batch: int) -> None:
     """A plan is as fast as the fastest that trying everything finds, or neither exists."""
     for case in range(CASES_PER_BATCH):
-        rng = random.Random(batch * CASES_PER_BATCH + case)
-        profile, nodes = random_case(rng, kinds=1)
-        fault_tolerance = rng.choice([0, 0, 1, 1, 2, 3])
-        microbatches = rng.randint(fault_tolerance + 1, 14)
-        min_nodes = rng.choice([0, 0, 1, 2])
+        check_plan_is_optimal(batch * CASES_PER_BATCH + case)
 
-        expected = best_seconds(
-            list(every_partition(profile, nodes)),
-            nodes,
-            fault_tolerance + 1,
-            microbatches,
-            min_nodes,
-        )
-        plan = select(
-            templates_or_none(profile, nodes, min_nodes),
-            [Node(node_id=f"node-{i}") for i in range(nodes[0])],
-            min_pipelines=fault_tolerance + 1,
-            num_microbatches=microbatches,
-        )
-        found = plan.iteration_seconds if plan else math.inf
-        assert agree(found, expected), f"batch {batch} case {case}"
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_plans_are_optimal_in_a_hundred_thousand_cases() -> None:
+    """The same, for long."""
+    for seed in range(100_000, 200_000):
+        check_plan_is_optimal(seed)
+
+
+def check_plan_is_optimal(seed: int) -> None:
+    rng = random.Random(seed)
+    profile, nodes = random_case(rng, kinds=1)
+    fault_tolerance = rng.choice([0, 0, 1, 1, 2, 3])
+    microbatches = rng.randint(fault_tolerance + 1, 14)
+    min_nodes = rng.choice([0, 0, 1, 2])
+    expected = best_seconds(
+        list(every_partition(profile, nodes)), nodes, fault_tolerance + 1, microbatches, min_nodes
+    )
+    plan = select(
+        templates_or_none(profile, nodes, min_nodes),
+        [Node(node_id=f"node-{i}") for i in range(nodes[0])],
+        min_pipelines=fault_tolerance + 1,
+        num_microbatches=microbatches,
+    )
+    found = plan.iteration_seconds if plan else math.inf
+    assert agree(found, expected), f"seed {seed}"
 
 
 @pytest.mark.parametrize("batch", range(3))

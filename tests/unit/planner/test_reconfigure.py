@@ -188,6 +188,27 @@ def test_every_reachable_state_has_a_next_plan(
         cluster.reconfigure(horizon_seconds)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_changes_in_a_row() -> None:
+    """The same for one long life of one job after another."""
+    for seed in range(100):
+        rng = random.Random(seed)
+        problem = Problem(
+            profile=random_profile(rng, num_layers=rng.randint(4, 12), tight=seed % 2 == 0),
+            num_microbatches=24,
+            fault_tolerance=rng.randint(0, 2),
+            min_nodes_per_pipeline=rng.choice([0, 2]),
+        )
+        nodes = {f"node-{i}": Node(node_id=f"node-{i}") for i in range(24)}
+        plan = instantiate(problem, list(nodes.values())).plan
+        cluster = Cluster(problem=problem, nodes=nodes, rng=rng, plan=plan, held=holdings(plan))
+        for _ in range(100):
+            cluster.lose(rng.choice([0, 1, 1, 2, 6]))
+            cluster.join(rng.choice([0, 1, 1, 2, 5]))
+            cluster.reconfigure(rng.choice([0.0, 1.0, 60.0, LONG]))
+
+
 def small_job(**changes: int) -> Problem:
     arguments = {"num_microbatches": 40, "fault_tolerance": 1, "min_nodes_per_pipeline": 2}
     return Problem(profile=equal_layers(8), **{**arguments, **changes})

@@ -50,7 +50,7 @@ def test_every_stage_runs_every_microbatch_once_in_each_direction() -> None:
     """1F1B: one action at a time, inputs before use, few in flight."""
     rng = random.Random(5)
     profile = random_profile(rng, num_layers=9)
-    template = generate_templates(profile, [4]).of_size(4)[0]
+    template = generate_templates(profile, [4]).on_kinds([0] * 4)[0]
     actions = simulate(CostModel(profile), template.stages, 6).actions
 
     for stage in range(4):
