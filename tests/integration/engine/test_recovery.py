@@ -155,6 +155,35 @@ def test_invariant_2_nobody_commits_before_everybody_has_the_sums(
     lose_the_only_rank_without_a_sum(cluster, expected.digest)
 
 
+def test_a_source_that_dies_while_it_serves_is_replaced_by_the_next(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    """b dies in step 2, then c while a copies from it: d has the layers as well."""
+    plan = [
+        Pipeline([("a", 3), ("b", 4)], [0, 1]),
+        Pipeline([("c", 7)], [2, 3]),
+        Pipeline([("d", 7)], [4, 5]),
+    ]
+    dying = {"action": "kill", "step": FAILED_STEP}
+    cluster.prepare(
+        "a",
+        "b",
+        "c",
+        "d",
+        failpoints={"b": [{"at": "forward", **dying}], "c": [{"at": "serve_copy", **dying}]},
+    )
+    cluster.train(plan)
+    cluster.wait_until_dead("b")
+    held = cluster.roll_forward(cluster.quiesce())
+    after = [Pipeline([("a", 7)], [0, 1, 2]), Pipeline([("d", 7)], [3, 4, 5])]
+    copied = cluster.copy_missing(after, held)
+    assert [layer.version for layer in copied["a"].copied.layers] == 7 * [FAILED_STEP]
+    cluster.wait_until_dead("c")
+    cluster.quiesce(["a", "d"])
+    cluster.activate(after)
+    finish(cluster, after, expected)
+
+
 def test_pause_join_and_drain_lose_no_microbatch(
     cluster: EngineCluster, expected: ReferenceResult
 ) -> None:

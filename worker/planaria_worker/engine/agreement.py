@@ -104,7 +104,7 @@ class Agreement:
             return rows
         tensor = torch.from_numpy(rows).to(self._device)
         self._last_ranks_group.all_reduce(tensor)  # zeros elsewhere: the sum is the row itself
-        return np.asarray(tensor.cpu().numpy())
+        return _arrived(tensor, self._last_ranks_group)
 
     def _down(self, step: int) -> Outcome:
         assert self._above is not None  # noqa: S101 - the last rank finds the verdict itself
@@ -123,4 +123,12 @@ class Agreement:
         assert group is not None  # noqa: S101 - a pipeline of one stage has no neighbours
         tensor = torch.empty(length, dtype=torch.int64, device=self._device)
         group.recv(tensor, source)
-        return np.asarray(tensor.cpu().numpy())
+        return _arrived(tensor, group)
+
+
+def _arrived(tensor: torch.Tensor, group: Group) -> Message:
+    """A message in host memory; on CUDA only this waits for it, and notices an aborted group."""
+    message = np.asarray(tensor.cpu().numpy())
+    if group.is_shut:
+        raise GroupBroken(f"group {group.name}: shut during the exchange")
+    return message

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group, Work
+from planaria_worker.engine.communication import Group, GroupBroken, Work
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.plan_view import PlanView, Run
@@ -93,6 +93,9 @@ class Reduction:
 
     def _enter(self, ledger: Ledger, bucket: _Bucket, counts: Tensor) -> None:
         num_counted = int((counts == bucket.run.whole_count).sum())
+        if bucket.group is not None and bucket.group.is_shut:
+            # On CUDA nobody has waited before the line above: what came may be half a sum.
+            raise GroupBroken(f"group {bucket.group.name}: shut during an all-reduce")
         for layer in bucket.layers:
             ledger.complete[layer] = num_counted
 
