@@ -56,9 +56,9 @@ class LoneLayer:
 
     def run(self) -> PassSeconds:
         """One forward and one backward pass."""
-        inputs = self._inputs()
+        inputs, targets = self._microbatch()
         start = self._now()
-        outputs = self._forward(inputs)
+        outputs = self._forward(inputs, targets)
         middle = self._now()
         torch.autograd.backward(outputs, None if self._stage.is_last else self._gradient)
         self._sums.take(self._stage.leaves)
@@ -79,7 +79,7 @@ class LoneLayer:
         states = self._stage.states.values()
         buffers = [state.buffer(slot) for state in states for slot in SLOTS]
         buffers += [s.compute for s in states if s.compute is not s.parameters]
-        gradients = sum(leaf.parameter.nbytes for leaf in self._stage.leaves)
+        gradients = sum(s.layout.num_parameters * s.compute.element_size() for s in states)
         return gradients + sum(buffer.nbytes for buffer in (*buffers, *self._sums.sums.values()))
 
     def activation_and_output_bytes(self) -> tuple[int, int]:
@@ -102,20 +102,21 @@ class LoneLayer:
             kept[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        inputs = self._inputs()
+        inputs, targets = self._microbatch()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            outputs = self._forward(inputs)
+            outputs = self._forward(inputs, targets)
         return kept, outputs
 
-    def _forward(self, inputs: Tensor) -> Tensor:
+    def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs: Tensor = self._stage(inputs, Microbatch(step=0, index=0))
-        return summed_cross_entropy(outputs, self._targets) if self._stage.is_last else outputs
+        return summed_cross_entropy(outputs, targets) if self._stage.is_last else outputs
 
-    def _inputs(self) -> Tensor:
-        """A tensor of its own, as every microbatch has."""
+    def _microbatch(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets in memory of their own, as every microbatch has."""
+        targets = self._targets.clone()
         if self._stage.is_first:
-            return self._tokens.clone()
-        return self._input.clone().requires_grad_()
+            return self._tokens.clone(), targets
+        return self._input.clone().requires_grad_(), targets
 
     def _now(self) -> float:
         if self._job.device.type == "cuda":

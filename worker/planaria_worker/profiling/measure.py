@@ -38,7 +38,7 @@ def measure_job(spec: JobSpec, plan: MeasurementPlan) -> Measurement:
             UNAVAILABLE when the link could not be measured.
     """
     device = _device(plan.accelerator_kind)
-    job = _open(spec, device)
+    job = open_workload(spec, device)
     pin_numerics()
     kernels.warm_up()
     memory_bytes = _memory_bytes(device)
@@ -66,7 +66,12 @@ def _device(kind: AcceleratorKind) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def _open(spec: JobSpec, device: torch.device) -> Job:
+def open_workload(spec: JobSpec, device: torch.device) -> Job:
+    """The job with random tokens for its data.
+
+    Raises:
+        PlanariaError: INVALID_JOB, naming the field.
+    """
     length = spec.data.sequence_length
     num_sequences = max(_MIN_SEQUENCES, spec.training.microbatch_size)
     tokens = np.random.default_rng(0).integers(
