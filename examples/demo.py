@@ -63,7 +63,7 @@ def main() -> int:
 def _parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train, lose nodes, go on, and prove the result.")
     parser.add_argument("--data", help="train on these text files instead: '/path/*.txt'")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the kills' moments")
     parser.add_argument("--port", type=int, default=0, help="of the web page; 0: a free one")
     return parser.parse_args(words)
@@ -140,7 +140,7 @@ class Demo:
             telling = pool.submit(self._tell_events)
             self._kill_a_node(after_step=steps // 5)
             self._kill_a_node(after_step=2 * steps // 5)
-            self._start_replacement(after_step=3 * steps // 5)
+            self._start_replacement(after_step=2 * steps // 5 + 2)
             while not (finished := self._client.get_job(self._job_id)).is_done:
                 time.sleep(POLL_SECONDS)
             telling.result()

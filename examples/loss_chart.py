@@ -36,4 +36,4 @@ def terminal_chart(metrics: Sequence[StepMetrics], marks: Sequence[tuple[int, st
     for step, _ in marks:
         plotext.vline(step)
     plotext.title("loss (nats per token) by step; vertical lines: a node was lost or joined")
-    return str(plotext.build())
+    return str(plotext.uncolorize(plotext.build()))
