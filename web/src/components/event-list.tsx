@@ -1,7 +1,7 @@
 import type { ClusterEvent } from "../services/cluster";
 import { clock } from "../services/format";
 
-const SHOWN = 100;
+const SHOWN = 40;
 
 /** The newest events, the newest first. */
 export function EventList({ events }: { events: readonly ClusterEvent[] }) {
