@@ -22,7 +22,10 @@ def _refuse_truth_values(value: object) -> object:
     return value
 
 
+_MAX_MICROBATCHES = 16_384
+
 Count = Annotated[int, Field(le=2**31 - 1), BeforeValidator(_refuse_truth_values)]
+LayerCount = Annotated[int, Field(ge=1, le=1000), BeforeValidator(_refuse_truth_values)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(_refuse_truth_values)]
 Real = Annotated[float, BeforeValidator(_refuse_truth_values)]
 
@@ -40,7 +43,7 @@ class ModelSpec(_Section):
     """The architecture."""
     hidden_size: Count = Field(ge=1)
     """Width of the residual stream."""
-    num_layers: Count = Field(ge=1)
+    num_layers: LayerCount
     """Number of decoder blocks; the embedding and the head come on top."""
     num_heads: Count = Field(ge=1)
     """Number of attention heads."""
@@ -194,7 +197,7 @@ class JobSpec(_Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "JobSpec":
-        for check in (_check_vocabulary, _check_positions, _check_replicas):
+        for check in (_check_vocabulary, _check_positions, _check_microbatches, _check_replicas):
             check(self)
         return self
 
@@ -233,6 +236,17 @@ def _check_positions(job: JobSpec) -> None:
             "data.sequence_length",
             f"{job.data.sequence_length} is more than model.max_position_embeddings {longest}; "
             f"it must be at most {longest}",
+        )
+
+
+def _check_microbatches(job: JobSpec) -> None:
+    # Plans name every microbatch.
+    if job.num_microbatches > _MAX_MICROBATCHES:
+        least = math.ceil(job.training.global_batch_size / _MAX_MICROBATCHES)
+        raise _problem(
+            "training.microbatch_size",
+            f"{job.training.microbatch_size} cuts a step into {job.num_microbatches} microbatches, "
+            f"more than {_MAX_MICROBATCHES}; it must be at least {least}",
         )
 
 

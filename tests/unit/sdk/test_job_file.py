@@ -126,6 +126,12 @@ WRONG: list[tuple[dict[str, object], str]] = [
         "training.microbatch_size: 64 does not divide training.global_batch_size 32; 32 would",
     ),
     (
+        {"training.global_batch_size": 2**21},
+        "training.microbatch_size: 2 cuts a step into 1048576 microbatches, more than 16384; "
+        "it must be at least 128",
+    ),
+    ({"model.num_layers": 2**31 - 1}, "model.num_layers: must be at most 1000, not 2147483647"),
+    (
         {"training.global_batch_size": 2},
         "training.global_batch_size: a step of 1 microbatches cannot feed the 2 pipelines of "
         "resilience.fault_tolerance 1; it must be at least 4",
