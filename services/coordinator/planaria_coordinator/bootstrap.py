@@ -101,6 +101,7 @@ async def run_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Endpoi
             )
         finally:
             stopping.set()  # /readyz says so, and streams to watchers end
+            await grpc_server.set_ready(False)
             schedulers.close_all()
 
 

@@ -83,9 +83,7 @@ class FakePlanner(PlannerServiceServicer):
         await self._note(request)
         return pb.GenerateTemplatesResponse(min_nodes=2)
 
-    async def Simulate(
-        self, request: pb.SimulateRequest, context: Context
-    ) -> pb.SimulateResponse:
+    async def Simulate(self, request: pb.SimulateRequest, context: Context) -> pb.SimulateResponse:
         raise AssertionError("the coordinator simulates nothing")
 
 

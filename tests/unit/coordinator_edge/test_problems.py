@@ -96,13 +96,23 @@ async def test_a_wrong_body_is_named(client: httpx.AsyncClient, body: object, fi
     assert [error["field"] for error in response.json()["errors"]] == [field]
 
 
-async def test_a_body_that_is_no_json(client: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 422),
+        (b'{"spec": {"name": "\xe9"}}', 400),
+        (b'{"spec":' + b"[" * 4000 + b"]" * 4000 + b"}", 400),
+        (b'{"spec":{"name":' + b"9" * 5000 + b"}}", 400),
+    ],
+    ids=["broken", "latin-1", "deep", "long number"],
+)
+async def test_a_body_that_is_no_json(client: httpx.AsyncClient, body: bytes, status: int) -> None:
     """Broken JSON is one line, too."""
-    response = await client.post(
-        "/api/v1/jobs", content=b"{", headers={"content-type": "application/json"}
-    )
+    headers = {"content-type": "application/json"}
+    response = await client.post("/api/v1/jobs", content=body, headers=headers)
 
-    assert (response.status_code, response.headers["content-type"]) == (422, MEDIA_TYPE)
+    assert (response.status_code, response.headers["content-type"]) == (status, MEDIA_TYPE)
+    assert "JSON" in response.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +120,7 @@ async def test_a_body_that_is_no_json(client: httpx.AsyncClient) -> None:
     [
         ("GET", "/api/v1/nothing", 404),
         ("GET", "/nothing", 404),
+        ("GET", "/api/v1/jobs/", 404),
         ("POST", "/api/v1/nothing", 404),
         ("DELETE", "/api/v1/jobs", 405),
         ("PUT", "/api/v1/jobs/job-1", 405),

@@ -43,6 +43,7 @@ def describe_api() -> FastAPI:
         description="Jobs, nodes and events of a Planaria cluster.",
         generate_unique_id_function=_operation_id,
         responses=ERROR_RESPONSES,
+        redirect_slashes=False,
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
     )

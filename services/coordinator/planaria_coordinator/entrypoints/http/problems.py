@@ -1,5 +1,6 @@
 """Errors as RFC 9457 problem+json, from the one table of reasons."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +16,6 @@ from planaria_common.logging import get_logger
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = f"https://{ERROR_DOMAIN}/reference/errors/#"
-_BAD_REQUEST_LOCATIONS = {"path", "query", "header", "cookie"}
 
 
 class FieldProblem(BaseModel):
@@ -93,10 +93,7 @@ async def _planaria_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class
-    problems = [
-        FieldProblem(field=_field_of(found["loc"]), message=_sentence(found["msg"]))
-        for found in error.errors()
-    ]
+    problems = [_field_problem(found) for found in error.errors()]
     entry = ERRORS[ErrorReason.INVALID_ARGUMENT]
     detail = "; ".join(f"{problem.field}: {problem.message}" for problem in problems)
     return _respond(
@@ -119,6 +116,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
         return problem_response(error.__cause__, request.url.path)
     phrase = HTTPStatus(error.status_code).phrase
     details = {
+        HTTPStatus.BAD_REQUEST: "the body cannot be read as JSON in UTF-8",
         HTTPStatus.NOT_FOUND: f"there is no {request.url.path} on this server",
         HTTPStatus.METHOD_NOT_ALLOWED: f"{request.url.path} does not take {request.method}",
     }
@@ -141,15 +139,13 @@ async def _defect(request: Request, error: Exception) -> JSONResponse:
     )
 
 
-def _field_of(location: tuple[Any, ...]) -> str:
-    parts = (
-        location[1:] if location and location[0] in {*_BAD_REQUEST_LOCATIONS, "body"} else location
-    )
-    return ".".join(str(part) for part in parts) or "body"
-
-
-def _sentence(message: str) -> str:
-    return message[:1].lower() + message[1:]
+def _field_problem(found: Mapping[str, Any]) -> FieldProblem:
+    if found["type"] == "json_invalid":
+        return FieldProblem(field="body", message=f"is not JSON: {found['ctx']['error']}")
+    source, *path = found["loc"]
+    field = ".".join(str(part) for part in path) or str(source)
+    message = found["msg"]
+    return FieldProblem(field=field, message=message[:1].lower() + message[1:])
 
 
 def _respond(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
