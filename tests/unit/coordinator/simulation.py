@@ -224,7 +224,7 @@ class SimAgent:
         self._reading: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
-        """Open a session, and say what could not be said before."""
+        """Open a session, and say what could not be said before; or try again later."""
         hello = Hello(
             node_id=self.node_id,
             agent_id=self.agent_id,
@@ -237,7 +237,10 @@ class SimAgent:
             pid=1,
             engines=self.snapshots(),
         )
-        self.session = await self.world.coordinator.sessions.open(hello)
+        try:
+            self.session = await self.world.coordinator.sessions.open(hello)
+        except UnavailableError:
+            return
         self._reading = asyncio.create_task(self._read(self.session))
         for say in self.outbox:
             say(self.session)
@@ -374,7 +377,7 @@ class World:
             planner=self.planner,
             policy=self.policy,
             clock=self.clock,
-            options=Options(),
+            options=Options(store_retry_seconds=0.0),
             new_id=lambda kind: f"{kind}-{next(self.counter)}",
         )
 
@@ -450,7 +453,7 @@ class World:
 
     async def reconnect(self) -> None:
         for agent in self.agents.values():
-            if agent.session is None and not agent.is_silent:
+            while agent.session is None and not agent.is_silent:
                 await agent.connect()
         await self.settle()
 

@@ -1,25 +1,271 @@
-"""The life of a job without failures: it starts, trains, stands still, goes on and finishes."""
+"""The life of a job: it waits, starts, trains, stands still, goes on and finishes."""
 
-from planaria_coordinator.domain.job import JobState
-from unit.coordinator.simulation import World
+import hashlib
+
+import pytest
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.directive import Failure
+from planaria_coordinator.domain.job import Job, JobState
+from unit.coordinator.simulation import NUM_LAYERS, World, running_world
+
+
+def assert_every_second_has_a_name(job: Job) -> None:
+    """The named times add up to the wall clock [9]."""
+    assert job.end_time is not None
+    wall_seconds = (job.end_time - job.create_time).total_seconds()
+    assert sum(job.time_seconds.values()) == pytest.approx(wall_seconds, abs=1e-6)
 
 
 async def test_a_job_starts_trains_and_succeeds() -> None:
-    """From submission to the digest, every second has a name [9]."""
+    """From submission to the digest; its engines are gone at the end."""
     world = World()
     await world.start(4)
     await world.submit(training={"steps": 3})
     assert (await world.job()).state is JobState.RUNNING
     await world.train(3)
-    await world.settle()
 
     job = await world.job()
     assert job.state is JobState.SUCCEEDED
     assert job.step == 3
-    assert len(job.final_digest) == 64
-    assert job.end_time is not None
-    wall_seconds = (job.end_time - job.create_time).total_seconds()
-    assert abs(sum(job.time_seconds.values()) - wall_seconds) < 1e-6
     assert not world.engines()
     assert world.event_types()[-1] == "job_succeeded"
+    assert_every_second_has_a_name(job)
+    await world.stop()
+
+
+async def test_the_final_digest_is_that_of_the_layers_digests_in_order() -> None:
+    """SHA-256 over the layers' SHA-256 digests, as ARCHITECTURE.md says."""
+    world = await running_world(2, training={"steps": 2})
+    await world.train(2)
+    layers = b"".join(bytes.fromhex(f"{layer:064x}") for layer in range(NUM_LAYERS))
+    assert (await world.job()).final_digest == hashlib.sha256(layers).hexdigest()
+    await world.stop()
+
+
+async def test_the_output_is_written_once_by_one_engine() -> None:
+    world = await running_world(3, training={"steps": 2}, output={"path": "out/model"})
+    await world.train()
+    written = [e for e in world.events if e.type == "output_written"]
+    assert [e.details["path"] for e in written] == ["out/model"]
+    assert (await world.job()).state is JobState.SUCCEEDED
+    await world.stop()
+
+
+@pytest.mark.parametrize("kind", ["quiesce", "commit", "digest_layers", "export"])
+async def test_a_node_lost_while_the_job_finishes_loses_nothing(kind: str) -> None:
+    """A failure during finishing opens another transition [5]."""
+    world = await running_world(3, training={"steps": 3}, output={"path": "out/model"})
+    await world.train()
+    for agent in world.agents.values():
+        agent.held_kinds.add(kind)
+    world.pass_exchange(world.begin_step()[:2])
+    await world.settle()
+    await world.kill_node("n0")
+    for agent in world.agents.values():
+        agent.release()
+    await world.settle()
+    job = await world.job()
+    assert job.state is JobState.SUCCEEDED
+    assert job.step == 3
+    assert_every_second_has_a_name(job)
+    await world.stop()
+
+
+async def test_a_job_is_finished_though_the_last_step_report_was_lost() -> None:
+    """A heartbeat says so as well."""
+    world = await running_world(2, training={"steps": 2})
+    members = world.begin_step()
+    for agent in world.agents.values():
+        agent.is_silent = True
+    world.pass_exchange(members)
+    for agent in world.agents.values():
+        agent.is_silent = False
+        agent.outbox.clear()
+        agent.beat()
+    await world.settle()
+    assert (await world.job()).state is JobState.SUCCEEDED
+    await world.stop()
+
+
+async def test_a_job_waits_for_as_many_nodes_as_its_fault_tolerance_needs() -> None:
+    """PENDING says why, and starts by itself."""
+    world = World()
+    await world.start(1)
+    await world.submit(resources={"min_nodes": 3}, resilience={"fault_tolerance": 2})
+    assert (await world.job()).state is JobState.PENDING
+    await world.add_node("n1")
+    reasons = [e.message for e in world.events if e.type == "job_pending"]
+    assert reasons[-1] == "the job waits: 2 of 3 nodes are free (3 replicas of 1 nodes)"
+    await world.add_node("n2")
+    assert (await world.job()).state is JobState.RUNNING
+    await world.stop()
+
+
+async def test_a_second_job_waits_for_the_nodes_of_the_first() -> None:
+    world = await running_world(2)
+    first = world.job_id
+    await world.submit()
+    assert (await world.job()).state is JobState.PENDING
+    await world.coordinator.jobs.cancel(first)
+    await world.settle()
+    assert (await world.job()).state is JobState.RUNNING
+    await world.stop()
+
+
+async def test_a_paused_job_stands_still_after_a_commit_and_goes_on() -> None:
+    world = await running_world(3)
+    await world.coordinator.jobs.pause(world.job_id)
+    await world.settle()
+    assert (await world.job()).state is JobState.RUNNING
+    await world.train(2)
+    job = await world.job()
+    assert job.state is JobState.PAUSED
+    assert job.step == 2
+    world.clock.advance(5)
+    assert (await world.job()).time_seconds["paused"] >= 5
+    await world.coordinator.jobs.resume(world.job_id)
+    await world.settle()
+    await world.train()
+    assert (await world.job()).step == 3
+    assert world.recoveries[-1].cause == "resumed"
+    await world.stop()
+
+
+async def test_a_node_lost_while_paused_leaves_the_job_paused() -> None:
+    world = await running_world(3)
+    await world.coordinator.jobs.pause(world.job_id)
+    await world.settle()
+    await world.train()
+    await world.kill_node("n0")
+    assert (await world.job()).state is JobState.PAUSED
+    await world.coordinator.jobs.resume(world.job_id)
+    await world.settle()
+    await world.train()
+    assert (await world.job()).step == 3
+    assert len(world.members()) == 2
+    await world.stop()
+
+
+async def test_a_pause_taken_back_before_the_commit_changes_nothing() -> None:
+    world = await running_world(3)
+    await world.coordinator.jobs.pause(world.job_id)
+    await world.coordinator.jobs.resume(world.job_id)
+    await world.settle()
+    await world.train(3)
+    job = await world.job()
+    assert job.state is JobState.RUNNING
+    assert job.step >= 3
+    await world.stop()
+
+
+@pytest.mark.parametrize("kind", ["", "prepare", "quiesce", "copy", "activate"])
+async def test_a_job_can_be_cancelled_in_any_phase(kind: str) -> None:
+    """Its engines stop, and its nodes are free for others."""
+    world = World()
+    await world.start(2)
+    if kind in ("prepare", "copy", "activate"):
+        for agent in world.agents.values():
+            agent.held_kinds.add(kind)
+    await world.submit()
+    if kind == "quiesce":
+        for agent in world.agents.values():
+            agent.held_kinds.add(kind)
+        await world.add_node("n9")
+    await world.coordinator.jobs.cancel(world.job_id)
+    await world.settle()
+    for agent in world.agents.values():
+        agent.release()
+    await world.advance(2)  # an engine that started too late is seen in a heartbeat
+    job = await world.job()
+    assert job.state is JobState.CANCELLED
+    assert_every_second_has_a_name(job)
+    assert not world.engines()
+    assert (await world.coordinator.jobs.cancel(world.job_id)).state is JobState.CANCELLED
+    await world.submit()
+    assert (await world.job()).state is JobState.RUNNING
+    await world.stop()
+
+
+async def test_data_that_differs_fails_the_job_and_names_node_and_path() -> None:
+    """The one that differs from the others is named."""
+    world = World()
+    await world.start(3)
+    world.agents["n0"].data_digest = "other"
+    await world.submit()
+    job = await world.job()
+    assert job.state is JobState.FAILED
+    assert job.error is not None
+    assert job.error.reason is ErrorReason.DATA_MISMATCH
+    assert job.error.metadata == {"node_id": "n0", "path": "corpus.txt"}
+    assert not world.engines()
+    await world.stop()
+
+
+async def test_an_environment_that_differs_fails_only_a_reproducible_job() -> None:
+    world = World()
+    await world.start(2)
+    world.agents["n1"].fingerprint = {"torch": "3"}
+    await world.submit()
+    job = await world.job()
+    assert job.error is not None
+    assert job.error.reason is ErrorReason.ENVIRONMENT_MISMATCH
+    assert job.error.message == ("n1 has torch 3, n0 has 2: a reproducible job needs them equal")
+    await world.submit(training={"reproducible": False})
+    assert (await world.job()).state is JobState.RUNNING
+    await world.stop()
+
+
+async def test_unusable_data_fails_the_job_with_what_the_agent_says() -> None:
+    world = World()
+    await world.start(2)
+    world.agents["n1"].refusal = Failure(
+        reason=ErrorReason.DATA_UNUSABLE,
+        message="n1: corpus.txt: no such file",
+        metadata={"node_id": "n1", "path": "corpus.txt"},
+    )
+    await world.submit()
+    job = await world.job()
+    assert job.state is JobState.FAILED
+    assert job.error is not None
+    assert job.error.message == "n1: corpus.txt: no such file"
+    await world.stop()
+
+
+async def test_an_engine_that_does_not_start_is_tried_again_and_then_done_without() -> None:
+    world = World()
+    await world.start(3)
+    world.agents["n2"].refusal = Failure(
+        reason=ErrorReason.ENGINE_FAILED, message="n2 cannot start an engine", metadata={}
+    )
+    await world.submit()
+    job = await world.job()
+    assert job.state is JobState.RUNNING
+    assert world.event_types().count("engine_not_started") == 3
+    assert len(world.members()) == 2
+    await world.stop()
+
+
+async def test_an_engine_that_never_answers_prepare_is_given_up() -> None:
+    world = World()
+    await world.start(3)
+    world.agents["n2"].held_kinds.add("prepare")
+    await world.submit()
+    await world.advance(361)
+    assert (await world.job()).state is JobState.RUNNING
+    assert len(world.members()) == 2
+    await world.stop()
+
+
+async def test_f_that_cannot_be_met_any_more_is_said_loudly_and_training_goes_on() -> None:
+    world = await running_world(3, resilience={"fault_tolerance": 2})
+    await world.kill_node("n2")
+    job = await world.job()
+    assert job.state is JobState.RUNNING
+    assert job.fault_tolerance == 1
+    told = [e.message for e in world.events if e.type == "fault_tolerance_reduced"]
+    assert told == ["the job survives losing 1 nodes at once now; 2 are wanted"]
+    await world.add_node("n9")
+    await world.train(2)
+    assert "fault_tolerance_restored" in world.event_types()
     await world.stop()

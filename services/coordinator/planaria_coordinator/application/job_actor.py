@@ -10,6 +10,7 @@ from planaria_common.errors import PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.changes import Changes
 from planaria_coordinator.application.dispatcher import Dispatcher
+from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.planning import ask_for_plan
 from planaria_coordinator.application.ports import (
     Database,
@@ -34,11 +35,9 @@ from planaria_coordinator.domain.event import EventDraft
 from planaria_coordinator.domain.job import Job, StepMetrics
 from planaria_coordinator.domain.node import Node
 from planaria_coordinator.domain.planning import PlanQuery
-from planaria_coordinator.domain.run import JobRun, Limits, Moment
+from planaria_coordinator.domain.run import JobRun, Moment
 from planaria_coordinator.domain.signals import Signal
 from planaria_coordinator.domain.transition import Decision, decide, give_up
-
-STORE_RETRY_SECONDS = 0.2
 
 log = get_logger("job")
 
@@ -55,7 +54,7 @@ class Surroundings(Protocol):
     @property
     def clock(self) -> Clock: ...
     @property
-    def limits(self) -> Limits: ...
+    def options(self) -> Options: ...
     @property
     def dispatcher(self) -> Dispatcher: ...
     @property
@@ -173,7 +172,7 @@ class JobActor:
             except Exception as error:
                 # Nobody was told anything: the signal is decided on again.
                 log.warning("decision_not_stored", job_id=self.job_id, cause=str(error))
-                await asyncio.sleep(STORE_RETRY_SECONDS)
+                await asyncio.sleep(self._around.options.store_retry_seconds)
         if decision.reason:
             log.info(
                 "decided",
@@ -190,11 +189,11 @@ class JobActor:
         clock = self._around.clock
         now = Moment(seconds=clock.monotonic(), time=clock.now())
         try:
-            return decide(now, self.run, signal, self._around.limits)
+            return decide(now, self.run, signal, self._around.options.limits)
         except Exception as error:
             log.exception("decision_failed", job_id=self.job_id, signal=type(signal).__name__)
             detail = f"{type(error).__name__} at {type(signal).__name__}"
-            return give_up(now, self.run, detail, self._around.limits)
+            return give_up(now, self.run, detail, self._around.options.limits)
 
     async def _store(self, decision: Decision) -> None:
         async with self._storing, self._around.database.unit_of_work() as work:

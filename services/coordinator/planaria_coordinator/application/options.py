@@ -17,6 +17,9 @@ class Options:
     progress_deadline_seconds: float = 5.0
     """The least time a job may stand still before somebody is taken to hang."""
 
+    store_retry_seconds: float = 0.2
+    """How long to wait before a decision that could not be stored is made again."""
+
     @property
     def limits(self) -> Limits:
         """What the state machine of a job is given."""

@@ -22,7 +22,7 @@ from planaria_coordinator.domain.directive import DirectiveResult
 from planaria_coordinator.domain.event import EventDraft
 from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.node import Node
-from planaria_coordinator.domain.run import JobRun, Limits
+from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.signals import Signal
 
 log = get_logger("coordinator")
@@ -62,10 +62,6 @@ class SharedState:
         self._beside: set[asyncio.Task[None]] = set()
 
     # -- what actors see ---------------------------------------------------------------------------
-
-    @property
-    def limits(self) -> Limits:
-        return self.options.limits
 
     def all_nodes(self) -> tuple[Node, ...]:
         return self.nodes.views()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import Failure, QuiesceMode
@@ -189,7 +189,9 @@ def _open_recovery(
 def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
     """Somebody hangs: a fence shows who, since that one does not answer."""
     if turn.run.transition is None and turn.run.state is JobState.RUNNING:
-        story = new_story(turn, Cause.ENGINE_LOST)
+        since = turn.now.time - timedelta(seconds=signal.seconds)
+        story = _loss_story(turn, since)
+        turn.account(Activity.DETECT, at=since)
         open_transition(turn, story, f"no engine has advanced for {signal.seconds:.1f} s")
 
 
