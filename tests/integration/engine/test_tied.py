@@ -1,0 +1,30 @@
+"""A tied embedding lives in two stages of every pipeline: it is summed, copied and lost as one."""
+
+from pathlib import Path
+
+import pytest
+
+from support.engine_harness import EngineCluster, Pipeline
+from support.training_jobs import training_job
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_tied_embedding_survives_the_loss_of_its_first_stage(tmp_path: Path) -> None:
+    job = training_job(tmp_path / "job", family="gpt2", tie_word_embeddings=True)
+    expected = job.run_reference()
+    plan = [Pipeline([("a", 2), ("b", 5)], [0, 1, 2]), Pipeline([("c", 7)], [3, 4, 5])]
+    after = [Pipeline([("b", 4), ("c", 3)], [0, 1, 2, 3, 4, 5])]
+    with EngineCluster(tmp_path / "engines", job.files) as cluster:
+        killed = {"at": "reduce", "action": "kill", "step": 2}
+        cluster.prepare("a", "b", "c", failpoints={"a": [killed]})
+        cluster.train(plan)
+        cluster.wait_until_dead("a")
+        held = cluster.roll_forward(cluster.quiesce())
+        assert held["b"].keys() == {0, 2, 3, 4, 5, 6}
+        copied = cluster.copy_missing(after, held)
+        assert copied.keys() == {"b"}  # only layer 1: the head's stage has the embedding
+        cluster.activate(after)
+        cluster.wait_until_finished("b", "c")
+        assert cluster.digest(after) == expected.digest
+        assert cluster.losses() == expected.losses
