@@ -15,6 +15,9 @@ _HEADERS = (
     *("PARAMETERS", "STATE", "ACTIVATIONS", "OUTPUT"),
 )
 
+_BUSY_SPREAD = 0.2
+"""On an idle machine the quartiles of a pass lie within a few per cent."""
+
 Spreads = Mapping[str, tuple[float, float]]
 """Spread of forward and backward seconds, by the layer's name."""
 
@@ -54,6 +57,8 @@ def draw_measurement(
             " give it with --inter-node-bytes-per-second"
         )
     out.print("stages of several accelerators: not measured, engines do not run them yet")
+    if _mean_spread(measurement) > _BUSY_SPREAD:
+        out.print("warning: the times vary widely; measure again while the machine is idle")
     if check is None:
         out.print("cost model: not checked")
         return
@@ -65,6 +70,13 @@ def draw_measurement(
         f" {_time(check.measured_seconds, check.spread)}, with"
         f" {_time(check.update_seconds)} for the update, which the model leaves out"
     )
+
+
+def _mean_spread(measurement: Measurement) -> float:
+    """The spread of the passes, each weighted with its time."""
+    passes = [timing for layer in measurement.layers for timing in (layer.forward, layer.backward)]
+    total = sum(timing.median_seconds for timing in passes)
+    return sum(timing.spread * timing.median_seconds for timing in passes) / total
 
 
 def _draw_hardware(profile: ModelProfile, out: Console) -> None:
@@ -80,8 +92,7 @@ def _draw_hardware(profile: ModelProfile, out: Console) -> None:
     widest = max(profile.layers[0].forward_seconds)
     if widest < kind.accelerators_per_node:
         out.print(
-            f"stages have at most {widest} accelerators:"
-            f" planaria plan --max-stage-accelerators {widest}"
+            f"no stage has more than {widest}: planaria plan --max-stage-accelerators {widest}"
         )
 
 

@@ -1,18 +1,22 @@
 """`planaria profile` as people type it."""
 
+import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from planaria.cli.main import main
 from planaria.job import JobSpec
 from planaria_common.measurement import Measurement, MeasurementPlan
 from planaria_planner import profile_cli
 from planaria_planner.profile_file import read_profile
+from planaria_planner.profile_table import draw_measurement
 from unit.profiling.samples import measurement
 
 JOB = """
@@ -113,9 +117,29 @@ def test_a_measured_profile_shows_spread_error_and_what_was_assumed(
         "4 ms ±10%",
         "cost model: 120 ms for a step of 5 microbatches, 20.0% too little: measured 150 ms ±2%",
         "link between nodes: taken to be the same",
-        "stages have at most 1 accelerators: planaria plan --max-stage-accelerators 1",
+        "no stage has more than 1: planaria plan --max-stage-accelerators 1",
     ):
         assert expected in out
+
+
+def test_a_busy_machine_is_noticed(
+    job: str, plans: list[MeasurementPlan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sample's passes spread by a sixth; on a busy machine by more than a fifth."""
+    assert main(["profile", job]) == 0
+    assert "warning" not in capsys.readouterr().out
+    busy = [
+        replace(layer, backward=replace(layer.backward, spread=0.5))
+        for layer in measurement().layers
+    ]
+    out = io.StringIO()
+    draw_measurement(
+        replace(measurement(), layers=tuple(busy)),
+        None,
+        inter_node_is_given=True,
+        out=Console(file=out),
+    )
+    assert "warning: the times vary widely" in out.getvalue()
 
 
 @pytest.mark.parametrize(
