@@ -23,7 +23,6 @@ from pydoc_data import topics
 
 from loss_chart import save_png, terminal_chart
 from rich.console import Console
-from rich.table import Table
 
 from planaria import Client
 from planaria.job import JobSpec
@@ -36,7 +35,7 @@ NUM_NODES = 5
 POLL_SECONDS = 0.1
 EXAMPLES = Path(__file__).resolve().parent
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
@@ -52,7 +51,7 @@ def main() -> int:
         finished = demo.run()
     console.rule("What happened")
     for recovery in demo.recoveries:
-        console.print(recovery_table(recovery))
+        console.print(recovery_lines(recovery))
     picture = folder / "loss.png"
     save_png(picture, demo.metrics, demo.marks)
     print(terminal_chart(demo.metrics, demo.marks))
@@ -184,9 +183,12 @@ class Demo:
                 start_new_session=True,
             )
         self._say(f"[green]a replacement starts: {name}[/]")
-        before = self._job().generation
-        self._wait(lambda now: now.generation > before and now.state == "RUNNING")
+        self._wait(lambda _: self._has_joined(name))
         self.marks.append((self._job().step, f"{name} joined"))
+
+    def _has_joined(self, name: str) -> bool:
+        recoveries = self._client.job_recoveries(self._job_id)
+        return any(name in each.nodes_joined and each.end_time for each in recoveries)
 
     def _job(self) -> Job:
         return self._client.get_job(self._job_id)
@@ -220,25 +222,21 @@ def is_end(event: Event, job_id: str) -> bool:
     )
 
 
-def recovery_table(recovery: Recovery) -> Table:
+def recovery_lines(recovery: Recovery) -> str:
     """Return what one change of plan cost, phase by phase."""
     changed = ", ".join(recovery.nodes_lost or recovery.nodes_joined)
     before = "+".join(map(str, recovery.pipeline_sizes_before))
     after = "+".join(map(str, recovery.pipeline_sizes_after))
-    table = Table(
-        title=f"{recovery.cause} ({changed}): templates of {before} nodes -> {after} nodes",
-        caption=(
-            f"copied {recovery.copied_bytes / 1e6:.1f} MB, "
-            f"redid {recovery.redone_microbatches} microbatches, "
-            f"paused for {recovery.pause_seconds * 1e3:.0f} ms"
-        ),
-        title_justify="left",
-        caption_justify="left",
+    phases = ", ".join(
+        f"{phase.name} {phase.duration_seconds * 1e3:.0f} ms" for phase in recovery.phases
     )
-    for phase in recovery.phases:
-        table.add_column(phase.name, justify="right")
-    table.add_row(*(f"{phase.duration_seconds * 1e3:.0f} ms" for phase in recovery.phases))
-    return table
+    return (
+        f"[bold]{recovery.cause} ({changed})[/]: templates of {before} nodes -> {after} nodes\n"
+        f"  {phases}\n"
+        f"  copied {recovery.copied_bytes / 1e6:.1f} MB, "
+        f"redid {recovery.redone_microbatches} microbatches, "
+        f"paused for {recovery.pause_seconds * 1e3:.0f} ms"
+    )
 
 
 def prove(finished: Job, spec: JobSpec, folder: Path) -> int:
