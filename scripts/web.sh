@@ -6,14 +6,17 @@ cd "$(dirname "$0")/../web"
 command=${1:?build or check}
 option=${2:-}
 
-without_node() {
-  local line="the page is not built: it needs Node 20.19 or newer ($1), e.g. from https://nodejs.org/en/download"
+give_up() {
   if [[ $option == --optional ]]; then
-    echo "planaria: $line; the terminal shows everything too"
+    echo "planaria: the page is not built: $1; the terminal shows everything too"
     exit 0
   fi
-  echo "planaria: $line" >&2
+  echo "planaria: the page is not built: $1" >&2
   exit 1
+}
+
+without_node() {
+  give_up "it needs Node 20.19 or newer ($1), e.g. from https://nodejs.org/en/download"
 }
 
 require_node() {
@@ -27,22 +30,21 @@ require_node() {
 install_packages() {
   local stamp=node_modules/.installed
   if [[ ! -e $stamp || package-lock.json -nt $stamp ]]; then
-    npm ci --no-audit --no-fund --loglevel=error
-    touch "$stamp"
+    npm ci --no-audit --no-fund --loglevel=error && touch "$stamp"
   fi
 }
 
 is_fresh() {
   [[ -e dist/index.html ]] &&
-    [[ -z $(find src index.html package-lock.json vite.config.ts -newer dist/index.html -print -quit) ]]
+    [[ -z $(find src ../services/coordinator/openapi.json index.html package-lock.json vite.config.ts -newer dist/index.html -print -quit) ]]
 }
 
 require_node
 case $command in
   build)
     if is_fresh; then exit 0; fi
-    install_packages
-    npm run --silent build
+    install_packages || give_up "npm could not install its packages"
+    npm run --silent build || give_up "npm run build failed"
     ;;
   check)
     install_packages

@@ -95,3 +95,20 @@ def test_no_fitting_node(few_commands: Path, version: str | None, problem: str) 
     optional = _run("web.sh", "build", "--optional", environment=environment)
     assert optional.returncode == 0
     assert optional.stdout.rstrip().endswith("the terminal shows everything too")
+
+
+def test_npm_fails(few_commands: Path) -> None:
+    """Without a registry the demo goes on and says so; asked for the page alone, it fails."""
+    web = few_commands.parent / "web"
+    (web.parent / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "web.sh", web.parent / "scripts")
+    web.mkdir()
+    (web / "package-lock.json").touch()
+    _fake_command(few_commands, "node", "exit 0")
+    _fake_command(few_commands, "npm", "exit 1")
+    script = str(web.parent / "scripts" / "web.sh")
+    environment = {"PATH": str(few_commands)}
+    required = _run(script, "build", environment=environment)
+    assert required.returncode == 1
+    assert "npm could not install its packages" in required.stderr
+    assert _run(script, "build", "--optional", environment=environment).returncode == 0
