@@ -90,6 +90,20 @@ def test_the_worker_measures_as_the_command_asks() -> None:
         profiler(spec(head_dim=15), MeasurementPlan())
 
 
+def test_sequences_longer_than_the_model_are_one_line() -> None:
+    job = spec(family="gpt2")
+    long = job.model_copy(update={"data": job.data.model_copy(update={"sequence_length": 4096})})
+    with pytest.raises(PlanariaError, match=r"data.sequence_length: 4096 is more than"):
+        measure_job(long, MeasurementPlan())
+
+
+def test_a_layer_too_large_is_refused_before_it_takes_the_machine_down() -> None:
+    """Rather than by the system, which ends whichever process it likes."""
+    huge = spec(hidden_size=1 << 18, intermediate_size=1 << 20)
+    with pytest.raises(PlanariaError, match=r"block 0 needs \d+ bytes .* are free here"):
+        measure_job(huge, MeasurementPlan(accelerator_kind="cpu"))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_one_line() -> None:
     with pytest.raises(PlanariaError, match="--device: cuda: torch finds no CUDA device"):

@@ -1,5 +1,6 @@
 """What `planaria profile` measures with: this process, and one helper for the link."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,10 @@ from planaria.job import JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.measurement import (
     AcceleratorKind,
-    LayerMeasurement,
     Measurement,
     MeasurementPlan,
-    StepMeasurement,
 )
+from planaria_common.model_sizes import LayerSize, layer_sizes
 from planaria_worker.engine.data.dataset import Dataset
 from planaria_worker.engine.data.token_file import TokenFile
 from planaria_worker.engine.job import Job, make_job
@@ -38,20 +38,53 @@ def measure_job(spec: JobSpec, plan: MeasurementPlan) -> Measurement:
             UNAVAILABLE when the link could not be measured.
     """
     device = _device(plan.accelerator_kind)
-    job = open_workload(spec, device)
+    try:
+        job = open_workload(spec, device)
+        sizes = layer_sizes(
+            job.model_config,
+            job.microbatch_size,
+            job.dataset.sequence_length,
+            dtype=spec.training.dtype,
+            reproducible=job.is_reproducible,
+        )
+    except ValueError as error:
+        raise PlanariaError(
+            ErrorReason.INVALID_JOB, str(error), {"field": str(error).partition(":")[0]}
+        ) from None
     pin_numerics()
     kernels.warm_up()
-    memory_bytes = _memory_bytes(device)
-    layers = _layers(job, plan, memory_bytes)
+    _check_fit(sizes, _free_bytes(device))
+    layers = measure_layers(job, plan.num_passes)
+    step = None
+    if plan.num_steps and _needed_bytes(sizes) <= _free_bytes(device):
+        step = measure_steps(job, plan.num_steps, plan.max_step_microbatches)
     return Measurement(
         accelerator=_description(device),
         accelerator_kind="cuda" if device.type == "cuda" else "cpu",
         num_accelerators=torch.cuda.device_count() if device.type == "cuda" else 1,
-        accelerator_memory_bytes=memory_bytes,
+        accelerator_memory_bytes=_memory_bytes(device),
         layers=layers,
         link=measure_link(device),
-        step=_steps(job, plan, layers, memory_bytes),
+        step=step,
     )
+
+
+def _check_fit(sizes: Sequence[LayerSize], free_bytes: int) -> None:
+    """Measuring must not take a machine's last memory: the system would end some process for it."""
+    largest = max(sizes, key=lambda size: _needed_bytes([size]))
+    needed = _needed_bytes([largest])
+    if needed > free_bytes:
+        raise PlanariaError(
+            ErrorReason.MODEL_DOES_NOT_FIT,
+            f"{largest.name} needs {needed} bytes to be measured, and {free_bytes} are free here;"
+            " a smaller training.microbatch_size needs less, and --accelerator NAME none",
+            {"layer": largest.name, "need": str(needed), "have": str(free_bytes)},
+        )
+
+
+def _needed_bytes(sizes: Sequence[LayerSize]) -> int:
+    """With room for a second microbatch, and for what a pass holds for a moment."""
+    return sum(size.state_bytes + 2 * size.activation_bytes for size in sizes)
 
 
 def _device(kind: AcceleratorKind) -> torch.device:
@@ -70,7 +103,7 @@ def open_workload(spec: JobSpec, device: torch.device) -> Job:
     """The job with random tokens for its data.
 
     Raises:
-        PlanariaError: INVALID_JOB, naming the field.
+        ValueError: a field is wrong; names it.
     """
     length = spec.data.sequence_length
     num_sequences = max(_MIN_SEQUENCES, spec.training.microbatch_size)
@@ -84,12 +117,7 @@ def open_workload(spec: JobSpec, device: torch.device) -> Job:
         max_token=spec.model.vocab_size - 1,
         source=b"",
     )
-    try:
-        return make_job("profile", spec, Dataset(file=file, sequence_length=length), device)
-    except ValueError as error:
-        raise PlanariaError(
-            ErrorReason.INVALID_JOB, str(error), {"field": str(error).partition(":")[0]}
-        ) from None
+    return make_job("profile", spec, Dataset(file=file, sequence_length=length), device)
 
 
 def _memory_bytes(device: torch.device) -> int:
@@ -99,32 +127,15 @@ def _memory_bytes(device: torch.device) -> int:
     return psutil.virtual_memory().total
 
 
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps to use again counts as free
+        free, _total = torch.cuda.mem_get_info(device)
+        return free
+    return psutil.virtual_memory().available
+
+
 def _description(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"the CPU, {torch.get_num_threads()} thread"
-
-
-def _layers(job: Job, plan: MeasurementPlan, memory_bytes: int) -> tuple[LayerMeasurement, ...]:
-    try:
-        return measure_layers(job, plan.num_passes)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise PlanariaError(
-            ErrorReason.MODEL_DOES_NOT_FIT,
-            f"a layer does not fit on the accelerator, which has {memory_bytes} bytes; a smaller"
-            " training.microbatch_size or data.sequence_length might",
-            {"have": str(memory_bytes)},
-        ) from None
-
-
-def _steps(
-    job: Job, plan: MeasurementPlan, layers: tuple[LayerMeasurement, ...], memory_bytes: int
-) -> StepMeasurement | None:
-    """None when none is wanted, or all layers together do not fit."""
-    needed = sum(layer.state_bytes + layer.activation_bytes for layer in layers)
-    if not plan.num_steps or needed > memory_bytes:
-        return None
-    try:
-        return measure_steps(job, plan.num_steps, plan.max_step_microbatches)
-    except torch.OutOfMemoryError:
-        return None
