@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from planaria_worker.engine import reduction
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job, open_job
@@ -126,6 +127,16 @@ def test_default_mode_differs_by_rounding_alone(tmp_path: Path, model: dict[str,
                 each = torch.stack([gradient[layer].double() for gradient in gradients])
                 bound = num_contributions * eps * each.abs().sum(0)
                 assert ((total.double() - each.sum(0)).abs() <= bound).all(), (layer, plan)
+
+
+def test_layers_that_travel_apart_have_the_same_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(tmp_path, MODELS["gpt2"], reproducible=True)
+    together = run_one_step(job, PLANS["three cuts"])
+    monkeypatch.setattr(reduction, "BUCKET_BYTES", 1)
+    apart = run_one_step(job, PLANS["three cuts"])
+    assert [done.record for _, done in apart] == [done.record for _, done in together]
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

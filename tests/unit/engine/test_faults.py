@@ -1,0 +1,39 @@
+"""Whose fault it is: everybody's, the peers', or this engine's alone."""
+
+import pytest
+
+from planaria_common.errors import ErrorReason
+from planaria_worker.engine.communication import GroupBroken
+from planaria_worker.engine.data.errors import DataError
+from planaria_worker.engine.exchange import ExchangeMismatchError, Verdict
+from planaria_worker.engine.faults import fault_of
+from planaria_worker.engine.step import RefusedStepError
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "is_fatal"),
+    [
+        (RefusedStepError(Verdict.OUT_OF_RANGE, 3, 7), ErrorReason.GRADIENT_OUT_OF_RANGE, True),
+        (RefusedStepError(Verdict.DIVERGED, 3, 7), ErrorReason.INTERNAL, True),
+        (RefusedStepError(Verdict.INCOMPLETE, 3, 7), ErrorReason.INTERNAL, True),
+        (DataError("data.path: no file"), ErrorReason.DATA_UNUSABLE, True),
+        (GroupBroken("lost"), ErrorReason.UNAVAILABLE, False),
+        (ExchangeMismatchError("other step"), ErrorReason.UNAVAILABLE, False),
+        (MemoryError("no memory"), ErrorReason.ENGINE_FAILED, False),
+    ],
+)
+def test_errors_are_told_apart(error: Exception, reason: ErrorReason, is_fatal: bool) -> None:
+    fault = fault_of(error, step=7)
+    assert (fault.reason, fault.is_fatal) == (reason, is_fatal)
+    assert "\n" not in fault.message
+
+
+def test_a_refused_step_names_the_layer() -> None:
+    fault = fault_of(RefusedStepError(Verdict.OUT_OF_RANGE, 3, 7), step=7)
+    assert fault.metadata == {"layer": "3", "step": "7"}
+    assert "step 7, layer 3" in fault.message
+
+
+def test_only_the_first_line_of_an_unexpected_error_is_told() -> None:
+    fault = fault_of(RuntimeError("first\nC++ stack"), step=7)
+    assert fault.message == "step 7: RuntimeError: first"

@@ -1,0 +1,89 @@
+"""Layers change only as a whole, and one that is being changed is nobody's replica."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.data.errors import DataError
+from planaria_worker.engine.job import Job, open_job
+from planaria_worker.engine.numerics.accumulate import GradientSums
+from planaria_worker.engine.state import LayerStore, fill
+from planaria_worker.engine.step import apply_step
+from planaria_worker.models.state import empty_state, initial_state
+from support.training_jobs import training_job
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    files = training_job(tmp_path, num_blocks=2).files
+    return open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
+
+
+@pytest.fixture
+def store(job: Job) -> LayerStore:
+    store = LayerStore()
+    store.install({layer: initial_state(job.model, layer, seed=1) for layer in range(4)}, 2)
+    return store
+
+
+def record(step: int) -> CommitRecord:
+    return CommitRecord(step=step, generation=1, gradient_norm=1.0, loss=1.0, num_tokens=288)
+
+
+def test_a_layer_that_is_being_changed_is_not_held(store: LayerStore) -> None:
+    with store.updating(2, 3):
+        assert store.version(2) is None
+        assert store.held() == {0: 2, 1: 2, 3: 2}
+    assert store.held() == {0: 2, 1: 2, 2: 3, 3: 2}
+
+
+def test_a_layer_whose_update_failed_is_never_whole_again(store: LayerStore) -> None:
+    with pytest.raises(RuntimeError), store.updating(2, 3):
+        raise RuntimeError("half-way")
+    assert store.version(2) is None
+
+
+def test_what_is_not_needed_is_dropped(store: LayerStore) -> None:
+    store.keep([1, 3, 9])
+    assert store.held() == {1: 2, 3: 2}
+    with pytest.raises(KeyError):
+        store.tensors(0)
+
+
+def test_invariant_2_a_step_is_applied_to_each_layer_once(job: Job, store: LayerStore) -> None:
+    """A roll-forward after an update that was broken off finishes it, and repeats nothing."""
+    sums = GradientSums(job.layouts, job.accumulation)
+    for total in sums.sums.values():
+        total.fill_(1 << 40)
+    with store.updating(1, 3):
+        pass  # as if it had been applied
+    before = {layer: state.parameters.clone() for layer, state in store.states.items()}
+    apply_step(job, store, sums, record(2))
+    apply_step(job, store, sums, record(2))
+    assert store.held() == dict.fromkeys(range(4), 3)
+    changed = {x: not torch.equal(s.parameters, before[x]) for x, s in store.states.items()}
+    assert changed == {0: True, 1: False, 2: True, 3: True}
+
+
+def test_what_is_copied_is_the_whole_state(job: Job, store: LayerStore) -> None:
+    for tensor in store.tensors(1).values():
+        tensor.add_(1.0)
+    copy = empty_state(job.layouts[1])
+    fill(copy, store.tensors(1))
+    for slot in ("parameters", "exp_avg", "exp_avg_sq"):
+        assert torch.equal(copy.buffer(slot), store.states[1].buffer(slot))
+
+
+def test_a_copy_of_something_else_is_refused(job: Job, store: LayerStore) -> None:
+    with pytest.raises(ValueError, match="is missing or is not of shape"):
+        fill(empty_state(job.layouts[0]), store.tensors(1))
+
+
+def test_other_data_than_the_agent_read_is_refused(tmp_path: Path) -> None:
+    files = training_job(tmp_path).files
+    (tmp_path / "text.txt").write_text("something else " * 100)
+    with pytest.raises(DataError, match="has changed since the agent read it"):
+        open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
