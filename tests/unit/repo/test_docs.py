@@ -1,5 +1,7 @@
 """The documentation says what is so."""
 
+import ast
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,7 +17,10 @@ from planaria_common.errors import ERRORS, ErrorReason
 from support.repository import ROOT
 
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PARTS = [ROOT / part / "README.md" for part in ("sdk", "worker", "web", "deploy")]
+PARTS += [ROOT / "services" / name / "README.md" for name in ("planner", "coordinator")]
+OUTSIDE = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PARTS]
+PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 HERE_DOCUMENT = re.compile(r"<<'END'\n(.*?)^END$", flags=re.MULTILINE | re.DOTALL)
 
@@ -58,12 +63,39 @@ def test_the_tree_in_the_readme_is_the_repository() -> None:
     assert folders - hidden - {path.split("/")[0] for path in named} == set()
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PARTS, ids=lambda p: p.parent.name)
+def test_the_readme_of_a_part_is_short(page: Path) -> None:
+    """Purpose, how to run it alone, settings, where to start reading: at most 60 lines."""
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("page", PARTS, ids=lambda p: p.parent.name)
+def test_what_the_readme_of_a_part_tells_to_read_exists(page: Path) -> None:
+    """Files move; the table that leads to them moves along."""
+    table = page.read_text(encoding="utf-8").partition("## Where to start reading")[2]
+    cells = re.findall(r"^\| (`[^|]*) \|", table, flags=re.MULTILINE)
+    packages = [folder for folder in page.parent.iterdir() if (folder / "__init__.py").is_file()]
+    for name in (name for cell in cells for name in re.findall(r"`([\w/.-]+)`", cell)):
+        assert any((folder / name).exists() for folder in (page.parent, *packages)), name
+
+
+@pytest.mark.parametrize("page", OUTSIDE, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_links_lead_somewhere(page: Path) -> None:
     """Pages outside docs/, which mkdocs does not check."""
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_python_in_the_documentation_imports_what_exists() -> None:
+    """Each snippet compiles, and its imports succeed."""
+    snippets = list(_blocks("python"))
+    assert snippets
+    for page, text in snippets:
+        tree = ast.parse(text, filename=page.name)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(node.module or "")
+                assert [a.name for a in node.names if not hasattr(module, a.name)] == []
 
 
 @pytest.mark.parametrize(("page", "text"), _job_files())
