@@ -43,7 +43,7 @@ class Profiler(Protocol):
 def profile(
     context: typer.Context,
     job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB.yaml]", help="The job whose model it is.")
+        Path | None, typer.Argument(metavar="JOB.yaml", help="The job whose model it is.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="P.json", help="Write the profile.")
