@@ -377,7 +377,7 @@ class World:
             planner=self.planner,
             policy=self.policy,
             clock=self.clock,
-            options=Options(store_retry_seconds=0.0),
+            options=Options(store_retry_seconds=0.0, planner_retry_seconds=0.0),
             new_id=lambda kind: f"{kind}-{next(self.counter)}",
         )
 

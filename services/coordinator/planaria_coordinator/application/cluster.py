@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import Page
-from planaria_coordinator.application.requests import made_before, remember, request_record
 from planaria_coordinator.application.state import SharedState, wrong_state
 from planaria_coordinator.domain.node import Node, NodeState
 from planaria_coordinator.domain.signals import DrainEnded, DrainWanted
@@ -66,9 +64,18 @@ class Cluster:
         words: str,
     ) -> Node:
         state = self._state
-        record = request_record(request_id, method, {"node_id": node_id}, node_id)
-        if await made_before(state.database, record) is not None:
-            return await self.get(node_id)
+        async with state.requests.once(
+            request_id, method, {"node_id": node_id}, node_id
+        ) as request:
+            if request.known is None:
+                await self._set_state(node_id, allowed, target, words)
+                await state.requests.keep(request)
+        return await self.get(node_id)
+
+    async def _set_state(
+        self, node_id: str, allowed: tuple[NodeState, ...], target: NodeState, words: str
+    ) -> None:
+        state = self._state
         async with state.node_lock:
             node = state.nodes.require(node_id).node
             if node.state not in allowed:
@@ -79,8 +86,6 @@ class Cluster:
                 draft = state.draft(event_type, f"{node_id} {words}", node_id=node_id)
                 await state.save_node(replace(node, state=target), [draft])
         self._tell_jobs(node_id, target)
-        await remember(state.database, record)
-        return await self.get(node_id)
 
     def _tell_jobs(self, node_id: str, target: NodeState) -> None:
         for actor in self._state.holders(node_id):
@@ -92,20 +97,21 @@ class Cluster:
     async def remove(self, node_id: str, *, request_id: str = "") -> None:
         """Forget a node that is lost or drained. Raises NODE_NOT_FOUND or WRONG_STATE."""
         state = self._state
-        record = request_record(request_id, "remove_node", {"node_id": node_id}, node_id)
-        if await made_before(state.database, record) is not None:
-            return
+        async with state.requests.once(
+            request_id, "remove_node", {"node_id": node_id}, node_id
+        ) as request:
+            if request.known is None:
+                await self._forget(node_id)
+                await state.requests.keep(request)
+
+    async def _forget(self, node_id: str) -> None:
+        state = self._state
         async with state.node_lock:
             entry = state.nodes.require(node_id)
-            if entry.node.state not in (NodeState.LOST, NodeState.DRAINED):
-                expected = "only a node that is LOST or DRAINED can be removed"
+            gone = (NodeState.LOST, NodeState.DRAINED)
+            if entry.node.state not in gone or entry.wire is not None:
+                expected = "only a node that is LOST or DRAINED, its agent stopped, can be removed"
                 raise wrong_state(node_id, entry.node.state, expected)
-            if entry.node.state is NodeState.DRAINED and entry.wire is not None:
-                raise PlanariaError(
-                    ErrorReason.WRONG_STATE,
-                    f"the agent of {node_id} still runs: stop it first",
-                    {"resource": node_id, "state": entry.node.state},
-                )
             draft = state.draft("node_removed", f"{node_id} is forgotten", node_id=node_id)
             async with state.database.unit_of_work() as work:
                 await work.nodes.remove(node_id)
@@ -113,4 +119,3 @@ class Cluster:
                 await work.commit()
             state.nodes.remove(node_id)
         state.event_changes.notify()
-        await remember(state.database, record)

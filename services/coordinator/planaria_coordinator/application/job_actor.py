@@ -277,6 +277,7 @@ class JobActor:
             scheduler=str(self._job.spec.get("scheduler", "default")),
             view=lambda: (self.view(), around.all_nodes(), around.jobs_with_nodes()),
             tell=self.tell,
+            retry_seconds=around.options.planner_retry_seconds,
         )
         self.post(answer)
 

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planaria.job import JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.job_actor import JobActor
 from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import GenerationRecord, Page
-from planaria_coordinator.application.requests import made_before, remember, request_record
+from planaria_coordinator.application.requests import Request
 from planaria_coordinator.application.state import SharedState, wrong_state
 from planaria_coordinator.application.submission import read_job_spec, requirements_of
 from planaria_coordinator.domain.job import Job, JobState, LogLine, StepMetrics
@@ -45,6 +45,14 @@ class JobView:
     """Sequence number of the newest event that it contains."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """A job that is not stored yet."""
+
+    submission: Submission
+    run: JobRun
+
+
 class Jobs:
     """Submits, reads and changes jobs."""
 
@@ -65,29 +73,40 @@ class Jobs:
         """
         job_spec = read_job_spec(spec)
         document = job_spec.to_document()
-        record = request_record(request_id, "create_job", document, "")
-        if not dry_run and (known := await made_before(self._state.database, record)):
-            return Submission(job=await self.get(known), plan=None, reason="submitted before")
+        if dry_run:
+            return (await self._draft(job_spec, document, "")).submission
+        job_id = self._state.new_id("job")
+        async with self._state.requests.once(request_id, "create_job", document, job_id) as request:
+            if request.known is not None:
+                job = await self.get(request.known)
+                return Submission(job=job, plan=None, reason="submitted before")
+            draft = await self._draft(job_spec, document, job_id)
+            await self._store(draft, request)
+        return draft.submission
+
+    async def _draft(self, job_spec: JobSpec, document: dict[str, Any], job_id: str) -> "_Draft":
         self._check_scheduler(job_spec.scheduler)
         requirements = requirements_of(job_spec, secrets.token_hex(16))
         answer, reason = await self._first_plan(requirements)
-        job_id = "" if dry_run else self._state.new_id("job")
+        now = self._state.clock.now()
         job = Job(
             id=job_id,
             name=job_spec.name,
             state=JobState.PENDING,
             steps=requirements.steps,
             spec=document,
-            create_time=self._state.clock.now(),
+            create_time=now,
         )
-        if not dry_run:
-            min_nodes = answer.min_nodes if answer else requirements.min_nodes_per_pipeline
-            job = await self._store(job, requirements, min_nodes)
-            await remember(
-                self._state.database,
-                request_record(request_id, "create_job", document, job_id),
-            )
-        return Submission(job=job, plan=answer.plan if answer else None, reason=reason)
+        run = JobRun(
+            job_id=job_id,
+            requirements=requirements,
+            state=JobState.PENDING,
+            ledger=Ledger(current=Activity.WAITING, since=now),
+            create_time=now,
+            nodes_per_replica=answer.min_nodes if answer else requirements.min_nodes_per_pipeline,
+        )
+        plan = answer.plan if answer else None
+        return _Draft(submission=Submission(job=job, plan=plan, reason=reason), run=run)
 
     def _check_scheduler(self, scheduler: str) -> None:
         if not self._state.policy.knows(scheduler):
@@ -130,27 +149,20 @@ class Jobs:
             if entry.node.state is NodeState.READY
         ]
 
-    async def _store(self, job: Job, requirements: Requirements, min_nodes: int) -> Job:
-        run = JobRun(
-            job_id=job.id,
-            requirements=requirements,
-            state=JobState.PENDING,
-            ledger=Ledger(current=Activity.WAITING, since=job.create_time),
-            create_time=job.create_time,
-            nodes_per_replica=min_nodes,
-        )
+    async def _store(self, drafted: "_Draft", request: Request) -> None:
         state = self._state
-        message = f"{job.name} was submitted: {requirements.steps} steps"
+        job = drafted.submission.job
+        message = f"{job.name} was submitted: {job.steps} steps"
         draft = state.draft("job_submitted", message, job_id=job.id)
         async with state.database.unit_of_work() as work:
             await work.jobs.add(job)
-            await work.runs.save(run)
+            await work.runs.save(drafted.run)
             await work.events.append([draft])
+            await request.remember(work)
             await work.commit()
-        actor = state.add_actor(job, run)
+        state.add_actor(job, drafted.run)
         state.event_changes.notify()
         state.scheduling_wanted.set()
-        return actor.view()
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -239,20 +251,16 @@ class Jobs:
         return await self._change(job_id, "resume_job", request_id, ResumeWanted())
 
     async def _change(self, job_id: str, method: str, request_id: str, signal: Signal) -> Job:
-        record = request_record(request_id, method, {"job_id": job_id}, job_id)
-        if await made_before(self._state.database, record) is not None:
-            return await self.get(job_id)
-        job = await self.get(job_id)
-        actor = self._state.actors.get(job_id)
-        if job.state.is_terminal or actor is None:
-            repeated = job.state is JobState.CANCELLED and isinstance(signal, CancelWanted)
-            if repeated:
-                return job
-            raise wrong_state(job_id, job.state, "it has ended")
-        await self._signal(actor, signal)
-        await remember(self._state.database, record)
+        requests = self._state.requests
+        async with requests.once(request_id, method, {"job_id": job_id}, job_id) as request:
+            if request.known is None:
+                await self._signal(await self.get(job_id), signal)
+                await requests.keep(request)
         return await self.get(job_id)
 
-    async def _signal(self, actor: JobActor, signal: Signal) -> None:
-        await actor.post(signal)
-        self._state.scheduling_wanted.set()
+    async def _signal(self, job: Job, signal: Signal) -> None:
+        actor = self._state.actors.get(job.id)
+        if not job.state.is_terminal and actor is not None:
+            await actor.post(signal)
+        elif job.state is not JobState.CANCELLED or not isinstance(signal, CancelWanted):
+            raise wrong_state(job.id, job.state, "it has ended")

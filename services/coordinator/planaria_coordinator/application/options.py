@@ -20,6 +20,9 @@ class Options:
     store_retry_seconds: float = 0.2
     """How long to wait before a decision that could not be stored is made again."""
 
+    planner_retry_seconds: float = 1.0
+    """How long to wait before planners that did not answer are asked again."""
+
     @property
     def limits(self) -> Limits:
         """What the state machine of a job is given."""

@@ -14,8 +14,6 @@ from planaria_coordinator.domain.plan import plan_problem
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.signals import PlanArrived, PlanRefused
 
-RETRY_SECONDS = 1.0
-
 log = get_logger("planning")
 
 Tell = Callable[[str, str], Awaitable[None]]
@@ -30,7 +28,7 @@ async def ask_for_plan(
     scheduler: str,
     view: Callable[[], tuple[Job, tuple[Node, ...], tuple[Job, ...]]],
     tell: Tell,
-    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    retry_seconds: float,
 ) -> PlanArrived | PlanRefused:
     """Return a plan, or why there is none; waits for a planner for as long as it takes.
 
@@ -41,7 +39,7 @@ async def ask_for_plan(
         scheduler: the job's scheduler.
         view: the job, all nodes, and all jobs that hold nodes.
         tell: makes an event of the job.
-        pause: sleeps.
+        retry_seconds: how long to wait before a planner that did not answer is asked again.
     """
     told = False
     while True:
@@ -59,7 +57,7 @@ async def ask_for_plan(
             if not told:
                 await tell("planner_unavailable", f"{error.message}; trying again until it does")
                 told = True
-        await pause(RETRY_SECONDS)
+        await asyncio.sleep(retry_seconds)
     if scheduler != DEFAULT_SCHEDULER:
         answer = await _custom_plan(query, answer, policy, scheduler, view, tell)
     return PlanArrived(query=query, answer=answer)

@@ -18,6 +18,7 @@ from planaria_coordinator.application.ports import (
     Planner,
     SchedulingPolicy,
 )
+from planaria_coordinator.application.requests import Requests
 from planaria_coordinator.domain.directive import DirectiveResult
 from planaria_coordinator.domain.event import EventDraft
 from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
@@ -49,6 +50,7 @@ class SharedState:
         self.new_id = new_id
         self.coordinator_id = new_id("coordinator")
         self.dispatcher = Dispatcher()
+        self.requests = Requests(database)
         self.nodes = NodeRegistry(clock, options)
         self.actors: dict[str, JobActor] = {}
         self.event_changes = Changes()
