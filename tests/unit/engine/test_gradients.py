@@ -3,7 +3,9 @@
 Threads and groups in memory: the schedule, the sums and the exchange are the real ones.
 """
 
+import gc
 import json
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,6 +139,20 @@ def test_layers_that_travel_apart_have_the_same_sums(
     monkeypatch.setattr(reduction, "BUCKET_BYTES", 1)
     apart = run_one_step(job, PLANS["three cuts"])
     assert [done.record for _, done in apart] == [done.record for _, done in together]
+
+
+def test_what_a_generation_needed_is_gone_with_it(tmp_path: Path) -> None:
+    """At once, not when the garbage collector comes by: it has no business in a recovery."""
+    job = make_job(tmp_path, MODELS["llama"], reproducible=True)
+    gc.collect()
+    gc.disable()
+    try:
+        done = run_one_step(job, PLANS["deep and flat"])
+        parts = [weakref.ref(part) for place, _ in done for part in (place.pipeline, place.sums)]
+        del done
+        assert not any(part() for part in parts)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

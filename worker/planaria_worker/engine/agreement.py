@@ -84,7 +84,7 @@ class Agreement:
         try:
             self._tell_below(outcome)
         except GroupBroken as error:
-            broken = error
+            broken = error.with_traceback(None)  # which would keep this frame, and be kept by it
         return Agreed(outcome=outcome, parks=parks, broken=broken)
 
     def _up(self, claim: Message) -> Message:

@@ -16,6 +16,7 @@ from planaria.api.worker.v1.report_pb2 import (
     Prepared,
 )
 from planaria_common.clock import Clock
+from planaria_common.logging import get_logger
 from planaria_worker.engine import convert
 from planaria_worker.engine.communication import StoreServer
 from planaria_worker.engine.copying import CopyServer
@@ -35,6 +36,8 @@ from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine.warmup import warm_up
 from planaria_worker.engine_config import EngineConfig
 
+_log = get_logger("engine")
+
 OPERATION_TIMEOUT_SECONDS = 300.0
 """The last resort of every wait between engines; whoever learns of a loss ends it long before."""
 
@@ -51,6 +54,7 @@ class Reports:
         self._clock = clock
 
     def step_done(self, done: StepDone) -> None:
+        _log.info("step", step=done.record.step, loss=round(done.record.loss, 4))
         report = convert.step_report(self._config.job_id, self._config.engine_id, done)
         self._post(EngineEvent(step_report=report))
 

@@ -12,7 +12,12 @@ from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.plan_view import PlanView
-from planaria_worker.engine.schedule import Verb, max_in_flight, one_forward_one_backward
+from planaria_worker.engine.schedule import (
+    Action,
+    Verb,
+    max_in_flight,
+    one_forward_one_backward,
+)
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import Microbatch, Stage
 
@@ -57,14 +62,6 @@ class PipelineStage:
         self._outputs: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
         self._ledger = Ledger(step=-1, generation=-1)
-        self._verbs = {
-            Verb.RECEIVE_INPUT: self._receive_input,
-            Verb.FORWARD: self._forward,
-            Verb.SEND_OUTPUT: self._send_output,
-            Verb.RECEIVE_GRADIENT: self._receive_gradient,
-            Verb.BACKWARD: self._backward,
-            Verb.SEND_GRADIENT: self._send_gradient,
-        }
 
     def run(self, ledger: Ledger) -> None:
         """Computes the step's microbatches; what is finished is entered in the ledger.
@@ -74,9 +71,25 @@ class PipelineStage:
         """
         self._ledger = ledger
         for action in self._actions:
-            self._verbs[action.verb](action.microbatch)
+            self._do(action)
         self._finish_sends(0)
         self._stopwatch.lap("wait")
+
+    def _do(self, action: Action) -> None:
+        # Not a table of bound methods: a cycle would keep activations until gc comes by.
+        match action.verb:
+            case Verb.RECEIVE_INPUT:
+                self._receive_input(action.microbatch)
+            case Verb.FORWARD:
+                self._forward(action.microbatch)
+            case Verb.SEND_OUTPUT:
+                self._send_output(action.microbatch)
+            case Verb.RECEIVE_GRADIENT:
+                self._receive_gradient(action.microbatch)
+            case Verb.BACKWARD:
+                self._backward(action.microbatch)
+            case Verb.SEND_GRADIENT:
+                self._send_gradient(action.microbatch)
 
     def _receive_input(self, microbatch: int) -> None:
         place = self._places[microbatch] % len(self._input_buffers)

@@ -274,15 +274,19 @@ class Trainer:
                 if place.view.is_last:
                     self._report(done, time.perf_counter() - started)
                 if done.broken is not None:
-                    raise done.broken
+                    self._break_off(done.broken, place)
+                    return
                 if done.parks:
                     return
         except Exception as error:
-            # Not at a regular end: peers may still be reading the last verdict then.
-            self.shut(str(error))
-            self._meet(error, place)
+            self._break_off(error, place)
         finally:
             self.ledger = place.ledger
+
+    def _break_off(self, error: Exception, place: Place) -> None:
+        # Only here: at a regular end, peers may still be reading the last verdict.
+        self.shut(str(error))
+        self._meet(error, place)
 
     def _meet(self, error: Exception, place: Place) -> None:
         """Says what broke, unless a fence broke it."""
@@ -293,7 +297,7 @@ class Trainer:
             _log.info("fenced", generation=place.generation, cause=str(error))
             return
         fault = fault_of(error, place.ledger.step)
-        _log.warning("parked_by_fault", cause=fault.message, fatal=fault.is_fatal, exc_info=True)
+        _log.warning("parked_by_fault", cause=fault.message, fatal=fault.is_fatal, exc_info=error)
         self._listener.fault(place.generation, fault)
 
     def _report(self, done: CommittedStep, step_seconds: float) -> None:
