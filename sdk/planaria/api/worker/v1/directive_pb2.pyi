@@ -158,6 +158,11 @@ class Quiesce(_message.Message):
         """At once: the step in flight is broken off."""
         MODE_AT_COMMIT: Quiesce._Mode.ValueType  # 2
         """After the first commit whose exchange says that every engine holds this directive."""
+        MODE_FENCE: Quiesce._Mode.ValueType  # 3
+        """At once for sums and exchanges: nothing is summed or committed any more. Engines whose
+        pipeline has lost nobody go on computing the microbatches of the step in flight and keep
+        their gradients; the others stand still.
+        """
 
     class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
         """When to stop."""
@@ -168,6 +173,11 @@ class Quiesce(_message.Message):
     """At once: the step in flight is broken off."""
     MODE_AT_COMMIT: Quiesce.Mode.ValueType  # 2
     """After the first commit whose exchange says that every engine holds this directive."""
+    MODE_FENCE: Quiesce.Mode.ValueType  # 3
+    """At once for sums and exchanges: nothing is summed or committed any more. Engines whose
+    pipeline has lost nobody go on computing the microbatches of the step in flight and keep
+    their gradients; the others stand still.
+    """
 
     MODE_FIELD_NUMBER: _builtins.int
     LOST_ENGINE_IDS_FIELD_NUMBER: _builtins.int
@@ -288,6 +298,7 @@ class Activate(_message.Message):
     COMMITTED_STEPS_FIELD_NUMBER: _builtins.int
     STORE_ADDRESS_FIELD_NUMBER: _builtins.int
     REBUILD_TIMEOUT_FIELD_NUMBER: _builtins.int
+    FOLLOWERS_FIELD_NUMBER: _builtins.int
     committed_steps: _builtins.int
     """Version of the parameters: the number of committed steps."""
     store_address: _builtins.str
@@ -300,6 +311,12 @@ class Activate(_message.Message):
     def rebuild_timeout(self) -> _duration_pb2.Duration:
         """How long building communicators may take."""
 
+    @_builtins.property
+    def followers(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowerAssignment]:
+        """Engines that hold layers and compute nothing: they take part in their layers' sums, adding
+        nothing, and in the exchange, and so remain replicas.
+        """
+
     def __init__(
         self,
         *,
@@ -307,14 +324,47 @@ class Activate(_message.Message):
         committed_steps: _builtins.int = ...,
         store_address: _builtins.str = ...,
         rebuild_timeout: _duration_pb2.Duration | None = ...,
+        followers: _abc.Iterable[Global___FollowerAssignment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rebuild_timeout", b"rebuild_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "pipelines", b"pipelines", "rebuild_timeout", b"rebuild_timeout", "store_address", b"store_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "followers", b"followers", "pipelines", b"pipelines", "rebuild_timeout", b"rebuild_timeout", "store_address", b"store_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Activate: _TypeAlias = Activate  # noqa: Y015
+
+@_typing.final
+class FollowerAssignment(_message.Message):
+    """An engine that takes part in sums without computing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    DATA_ADDRESS_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """The engine."""
+    data_address: _builtins.str
+    """Its data address."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The layers it holds in the version of the Activate."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        data_address: _builtins.str = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "engine_id", b"engine_id", "layers", b"layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowerAssignment: _TypeAlias = FollowerAssignment  # noqa: Y015
 
 @_typing.final
 class PipelineAssignment(_message.Message):
@@ -324,6 +374,12 @@ class PipelineAssignment(_message.Message):
 
     STAGES_FIELD_NUMBER: _builtins.int
     MICROBATCHES_FIELD_NUMBER: _builtins.int
+    STEP_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    KEEPS_STEP_FIELD_NUMBER: _builtins.int
+    keeps_step: _builtins.bool
+    """The pipeline is the one its engines run now: they keep its communicators, and the gradients of
+    the step in flight of those `step_microbatches` that they have computed or are computing.
+    """
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageAssignment]:
         """The stages, in layer order."""
@@ -332,15 +388,23 @@ class PipelineAssignment(_message.Message):
     def microbatches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The microbatches it runs in each step."""
 
+    @_builtins.property
+    def step_microbatches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The microbatches it runs in the step in flight, `committed_steps`, when they are others than
+        `microbatches`: those it keeps, and its share of those that were lost.
+        """
+
     def __init__(
         self,
         *,
         stages: _abc.Iterable[Global___StageAssignment] | None = ...,
         microbatches: _abc.Iterable[_builtins.int] | None = ...,
+        step_microbatches: _abc.Iterable[_builtins.int] | None = ...,
+        keeps_step: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["microbatches", b"microbatches", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps_step", b"keeps_step", "microbatches", b"microbatches", "stages", b"stages", "step_microbatches", b"step_microbatches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -392,10 +392,16 @@ class FenceReport(_message.Message):
     STEP_COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
     FENCE_TIME_FIELD_NUMBER: _builtins.int
     PARK_TIME_FIELD_NUMBER: _builtins.int
+    APPLIED_GENERATION_FIELD_NUMBER: _builtins.int
+    KEPT_MICROBATCHES_FIELD_NUMBER: _builtins.int
     committed_steps: _builtins.int
     """Number of steps it has committed."""
     step_compute_seconds: _builtins.float
     """Seconds of computation spent on the step in flight."""
+    applied_generation: _builtins.int
+    """The generation of the Activate that it last applied; pipelines are kept only where it is the
+    same for all their engines.
+    """
     @_builtins.property
     def last_commit(self) -> Global___CommitRecord:
         """The record of the last of them, when it was committed by this process."""
@@ -414,7 +420,13 @@ class FenceReport(_message.Message):
 
     @_builtins.property
     def park_time(self) -> _timestamp_pb2.Timestamp:
-        """When it stood still."""
+        """When it stood still; absent while it goes on computing."""
+
+    @_builtins.property
+    def kept_microbatches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Microbatches of the step in flight that are in its local gradients or will be without another
+        directive: it belongs to a pipeline that has lost nobody. Empty when it stands still.
+        """
 
     def __init__(
         self,
@@ -426,10 +438,12 @@ class FenceReport(_message.Message):
         step_compute_seconds: _builtins.float = ...,
         fence_time: _timestamp_pb2.Timestamp | None = ...,
         park_time: _timestamp_pb2.Timestamp | None = ...,
+        applied_generation: _builtins.int = ...,
+        kept_microbatches: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fence_time", b"fence_time", "last_commit", b"last_commit", "park_time", b"park_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "fence_time", b"fence_time", "finished_microbatches", b"finished_microbatches", "last_commit", b"last_commit", "layers", b"layers", "park_time", b"park_time", "step_compute_seconds", b"step_compute_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_generation", b"applied_generation", "committed_steps", b"committed_steps", "fence_time", b"fence_time", "finished_microbatches", b"finished_microbatches", "kept_microbatches", b"kept_microbatches", "last_commit", b"last_commit", "layers", b"layers", "park_time", b"park_time", "step_compute_seconds", b"step_compute_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
