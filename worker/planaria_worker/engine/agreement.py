@@ -53,7 +53,7 @@ class Agreement:
         self._format = exchange_format
         self._below = None if view.is_first else view.stage_index - 1
         self._above = None if view.is_last else view.stage_index + 1
-        self._row = view.pipeline_index
+        self._row = view.row
         self._num_rows = len(view.pipelines)
         self._forward_group = forward_group
         self._backward_group = backward_group

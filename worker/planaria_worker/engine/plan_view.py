@@ -41,6 +41,24 @@ class PipelinePlan:
 
     stages: tuple[StagePlace, ...]
     microbatches: tuple[int, ...]
+    step_microbatches: tuple[int, ...] = ()
+    """Those of the step in flight, when they are others than `microbatches`."""
+    keeps_step: bool = False
+    """The pipeline is the one that its engines run now, with what they have computed."""
+
+    @property
+    def first_microbatches(self) -> tuple[int, ...]:
+        """What it runs, or has run, in the step in flight."""
+        return self.step_microbatches or self.microbatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerPlace:
+    """An engine that holds layers and computes nothing: it adds zero to their sums."""
+
+    engine_id: str
+    data_address: str
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +83,7 @@ class Run:
 
     layers: tuple[int, ...]
     owners: tuple[str, ...]
-    """Engine ids in the order of pipelines and stages."""
+    """Engine ids in the order of pipelines and stages, then of followers."""
     users: tuple[int, ...]
     """Layers that use the run's parameters: only a tied layer has more than itself."""
 
@@ -87,8 +105,11 @@ class PlanView:
 
     engine_id: str
     pipelines: tuple[PipelinePlan, ...]
-    pipeline_index: int
+    followers: tuple[FollowerPlace, ...]
+    row: int
+    """Its place in the exchange across: that of its pipeline, or behind all of them a follower's."""
     stage_index: int
+    """In its pipeline; 0 for a follower."""
     hosted_layers: tuple[int, ...]
     runs: tuple[Run, ...]
     """Those this engine sums, in the order in which everybody sums them."""
@@ -99,17 +120,27 @@ class PlanView:
     owner_groups: tuple[GroupSpec, ...]
     """All-reduce of runs; one for each set of owners with more than one member."""
     last_ranks_group: GroupSpec | None
-    """Exchange across the pipelines; None for other stages than the last, and for one pipeline."""
-    groups: tuple[GroupSpec, ...]
-    """All of the above, each once, in the one order in which every engine makes its groups."""
+    """Exchange across pipelines and followers; None for other stages than the last, and where one
+    pipeline is alone."""
+
+    @property
+    def is_follower(self) -> bool:
+        return self.row >= len(self.pipelines)
 
     @property
     def pipeline(self) -> PipelinePlan:
-        return self.pipelines[self.pipeline_index]
+        """That of this engine; IndexError for a follower."""
+        return self.pipelines[self.row]
 
     @property
     def stage(self) -> StagePlace:
+        """That of this engine; IndexError for a follower."""
         return self.pipeline.stages[self.stage_index]
+
+    @property
+    def computed_layers(self) -> range:
+        """Layers whose gradients it computes: none for a follower."""
+        return range(0) if self.is_follower else self.stage.layers
 
     @property
     def is_first(self) -> bool:
@@ -117,13 +148,33 @@ class PlanView:
 
     @property
     def is_last(self) -> bool:
-        return self.stage_index == len(self.pipeline.stages) - 1
+        """Whether nobody is above it in the exchange."""
+        return self.is_follower or self.stage_index == len(self.pipeline.stages) - 1
+
+    @property
+    def keeps_step(self) -> bool:
+        return not self.is_follower and self.pipeline.keeps_step
+
+    @property
+    def pipeline_groups(self) -> tuple[GroupSpec, ...]:
+        """Those along the pipeline: they outlive the generation when the pipeline is kept."""
+        return _once(self.forward_group, self.backward_group)
+
+    @property
+    def sum_groups(self) -> tuple[GroupSpec, ...]:
+        """Those across the pipelines, made anew in every generation."""
+        return _once(*self.owner_groups, self.last_ranks_group)
+
+    @property
+    def groups(self) -> tuple[GroupSpec, ...]:
+        """All groups, each once, in the one order in which every engine makes its groups."""
+        return self.pipeline_groups + self.sum_groups
 
     @property
     def peers(self) -> dict[str, str]:
         """Data addresses of the engines it shares a group with, by engine id."""
         ids = {member for group in self.groups for member in group.members} - {self.engine_id}
-        places = chain.from_iterable(pipeline.stages for pipeline in self.pipelines)
+        places = chain(_places(self.pipelines), self.followers)
         return {place.engine_id: place.data_address for place in places if place.engine_id in ids}
 
     def owner_group(self, run: Run) -> GroupSpec | None:
@@ -138,6 +189,7 @@ def view_plan(
     num_layers: int,
     num_microbatches: int,
     hosted_layers: HostedLayers,
+    followers: Sequence[FollowerPlace] = (),
     separate_directions: bool = False,
 ) -> PlanView:
     """Finds an engine's place in a plan.
@@ -148,6 +200,7 @@ def view_plan(
         num_layers: layers of the model.
         num_microbatches: microbatches of a step.
         hosted_layers: layers whose state a stage needs.
+        followers: engines that take part in sums and exchange without computing.
         separate_directions: whether activations and gradients need groups of their own, because the
             transport does the operations of one group strictly one after the other (NCCL): there,
             two neighbours that send to each other in one group would wait for each other.
@@ -156,37 +209,42 @@ def view_plan(
         PlanError: the plan leaves out or repeats a layer, a microbatch or an engine, or has no
             place for this one.
     """
-    check_plan(pipelines, num_layers=num_layers, num_microbatches=num_microbatches)
-    pipeline_index, stage_index = _find(pipelines, engine_id)
-    place = pipelines[pipeline_index].stages[stage_index]
-    runs = find_runs(pipelines, num_layers, hosted_layers)
-    mine = tuple(run for run in runs if engine_id in run.owners)
+    check_plan(pipelines, followers, num_layers=num_layers, num_microbatches=num_microbatches)
+    row, stage_index = _find(pipelines, followers, engine_id)
+    if row < len(pipelines):
+        stage = pipelines[row].stages[stage_index]
+        hosted = tuple(hosted_layers(stage.first_layer, stage.num_layers))
+    else:
+        hosted = followers[row - len(pipelines)].layers
+    runs = find_runs(pipelines, num_layers, hosted_layers, followers)
 
-    forward_group = _pipeline_group(pipelines, pipeline_index, "forward")
+    forward_group = _pipeline_group(pipelines, row, "forward")
     backward_group = forward_group
     if separate_directions:
-        backward_group = _pipeline_group(pipelines, pipeline_index, "backward")
-    owner_groups = tuple(g for g in _owner_groups(runs) if engine_id in g.members)
-    last_ranks = _last_ranks_group(pipelines)
+        backward_group = _pipeline_group(pipelines, row, "backward")
+    last_ranks = _last_ranks_group(pipelines, followers)
     if last_ranks is not None and engine_id not in last_ranks.members:
         last_ranks = None
     return PlanView(
         engine_id=engine_id,
         pipelines=tuple(pipelines),
-        pipeline_index=pipeline_index,
+        followers=tuple(followers),
+        row=row,
         stage_index=stage_index,
-        hosted_layers=tuple(hosted_layers(place.first_layer, place.num_layers)),
-        runs=mine,
+        hosted_layers=hosted,
+        runs=tuple(run for run in runs if engine_id in run.owners),
         forward_group=forward_group,
         backward_group=backward_group,
-        owner_groups=owner_groups,
+        owner_groups=tuple(g for g in _owner_groups(runs) if engine_id in g.members),
         last_ranks_group=last_ranks,
-        groups=_once(forward_group, backward_group, *owner_groups, last_ranks),
     )
 
 
 def find_runs(
-    pipelines: Sequence[PipelinePlan], num_layers: int, hosted_layers: HostedLayers
+    pipelines: Sequence[PipelinePlan],
+    num_layers: int,
+    hosted_layers: HostedLayers,
+    followers: Sequence[FollowerPlace] = (),
 ) -> tuple[Run, ...]:
     """Cuts the model where the set of owners changes; the run with the highest first layer first.
 
@@ -197,6 +255,9 @@ def find_runs(
     for place in _places(pipelines):
         for layer in hosted_layers(place.first_layer, place.num_layers):
             owners[layer].append(place.engine_id)
+    for follower in followers:
+        for layer in follower.layers:
+            owners[layer].append(follower.engine_id)
     users = [_users(layer, num_layers, hosted_layers) for layer in range(num_layers)]
     cuts = groupby(range(num_layers), key=lambda layer: (owners[layer], len(users[layer])))
     groups = [tuple(layers) for _, layers in cuts]
@@ -207,9 +268,15 @@ def find_runs(
 
 
 def check_plan(
-    pipelines: Sequence[PipelinePlan], *, num_layers: int, num_microbatches: int
+    pipelines: Sequence[PipelinePlan],
+    followers: Sequence[FollowerPlace] = (),
+    *,
+    num_layers: int,
+    num_microbatches: int,
 ) -> None:
     """Makes sure that every pipeline holds every layer once, and that each microbatch is run once.
+
+    Of each step, and also of the one in flight.
 
     Raises:
         PlanError: says what is missing or repeated.
@@ -224,12 +291,21 @@ def check_plan(
             )
         if not pipeline.microbatches:
             raise PlanError(f"pipelines[{index}].microbatches: a pipeline runs at least one")
-    run = sorted(chain.from_iterable(pipeline.microbatches for pipeline in pipelines))
-    if run != list(range(num_microbatches)):
-        raise PlanError(f"microbatches: {run} are not each of 0..{num_microbatches - 1} once")
-    engines = [place.engine_id for place in _places(pipelines)]
+    _check_microbatches("microbatches", (p.microbatches for p in pipelines), num_microbatches)
+    in_flight = (pipeline.first_microbatches for pipeline in pipelines)
+    _check_microbatches("step_microbatches", in_flight, num_microbatches)
+    for index, follower in enumerate(followers):
+        if not follower.layers or not set(follower.layers) <= set(range(num_layers)):
+            raise PlanError(f"followers[{index}].layers: not of 0..{num_layers - 1}, or none")
+    engines = [place.engine_id for place in chain(_places(pipelines), followers)]
     if len(set(engines)) < len(engines):
         raise PlanError("engine_id: an engine has more than one place")
+
+
+def _check_microbatches(field: str, parts: Iterable[Sequence[int]], num_microbatches: int) -> None:
+    run = sorted(chain.from_iterable(parts))
+    if run != list(range(num_microbatches)):
+        raise PlanError(f"{field}: {run} are not each of 0..{num_microbatches - 1} once")
 
 
 def _users(layer: int, num_layers: int, hosted_layers: HostedLayers) -> tuple[int, ...]:
@@ -241,19 +317,27 @@ def _places(pipelines: Iterable[PipelinePlan]) -> Iterator[StagePlace]:
     return chain.from_iterable(pipeline.stages for pipeline in pipelines)
 
 
-def _find(pipelines: Sequence[PipelinePlan], engine_id: str) -> tuple[int, int]:
-    for pipeline_index, pipeline in enumerate(pipelines):
+def _find(
+    pipelines: Sequence[PipelinePlan], followers: Sequence[FollowerPlace], engine_id: str
+) -> tuple[int, int]:
+    """Row in the exchange, and stage."""
+    for row, pipeline in enumerate(pipelines):
         for stage_index, place in enumerate(pipeline.stages):
             if place.engine_id == engine_id:
-                return pipeline_index, stage_index
+                return row, stage_index
+    for row, follower in enumerate(followers, start=len(pipelines)):
+        if follower.engine_id == engine_id:
+            return row, 0
     raise PlanError(f"engine_id: the plan has no place for {engine_id}")
 
 
 def _pipeline_group(
-    pipelines: Sequence[PipelinePlan], index: int, direction: str
+    pipelines: Sequence[PipelinePlan], row: int, direction: str
 ) -> GroupSpec | None:
-    members = tuple(place.engine_id for place in pipelines[index].stages)
-    return GroupSpec(name=f"{direction}-{index}", members=members) if len(members) > 1 else None
+    if row >= len(pipelines):
+        return None
+    members = tuple(place.engine_id for place in pipelines[row].stages)
+    return GroupSpec(name=f"{direction}-{row}", members=members) if len(members) > 1 else None
 
 
 def _owner_groups(runs: Iterable[Run]) -> tuple[GroupSpec, ...]:
@@ -270,6 +354,10 @@ def _once(*groups: GroupSpec | None) -> tuple[GroupSpec, ...]:
     return tuple(dict.fromkeys(group for group in groups if group is not None))
 
 
-def _last_ranks_group(pipelines: Sequence[PipelinePlan]) -> GroupSpec | None:
+def _last_ranks_group(
+    pipelines: Sequence[PipelinePlan], followers: Sequence[FollowerPlace]
+) -> GroupSpec | None:
+    """In the order of the rows of the exchange."""
     members = tuple(pipeline.stages[-1].engine_id for pipeline in pipelines)
+    members += tuple(follower.engine_id for follower in followers)
     return GroupSpec(name="last-ranks", members=members) if len(members) > 1 else None
