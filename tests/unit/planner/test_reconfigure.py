@@ -192,16 +192,21 @@ def test_every_reachable_state_has_a_next_plan(
 @pytest.mark.timeout(3600)
 def test_ten_thousand_changes_in_a_row() -> None:
     """The same for one long life of one job after another."""
-    for seed in range(100):
-        rng = random.Random(seed)
+    jobs = 0
+    while jobs < 100:
+        rng = random.Random(jobs)
         problem = Problem(
-            profile=random_profile(rng, num_layers=rng.randint(4, 12), tight=seed % 2 == 0),
-            num_microbatches=24,
+            profile=random_profile(rng, num_layers=rng.randint(4, 12), tight=jobs % 2 == 0),
+            num_microbatches=rng.randint(3, 24),
             fault_tolerance=rng.randint(0, 2),
             min_nodes_per_pipeline=rng.choice([0, 2]),
         )
         nodes = {f"node-{i}": Node(node_id=f"node-{i}") for i in range(24)}
-        plan = instantiate(problem, list(nodes.values())).plan
+        jobs += 1
+        try:
+            plan = instantiate(problem, list(nodes.values())).plan
+        except PlanariaError:
+            continue
         cluster = Cluster(problem=problem, nodes=nodes, rng=rng, plan=plan, held=holdings(plan))
         for _ in range(100):
             cluster.lose(rng.choice([0, 1, 1, 2, 6]))
