@@ -233,11 +233,15 @@ def disturbance_overdue(turn: Turn) -> None:
     open_transition(turn, story, reason)
 
 
-def overdue(turn: Turn) -> None:
-    """Act on what has not been answered in time."""
+def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
+    """Act on what has not been answered in time, where there is an agent that could answer."""
     disturbance_overdue(turn)
     late = sorted(
-        (p for p in turn.run.pending.values() if p.deadline_seconds <= turn.now.seconds),
+        (
+            pending
+            for pending in turn.run.pending.values()
+            if pending.deadline_seconds <= turn.now.seconds and pending.node_id not in absent_nodes
+        ),
         key=lambda pending: pending.directive_id,
     )
     for pending in late:

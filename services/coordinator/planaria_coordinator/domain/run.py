@@ -94,6 +94,8 @@ class Pending:
     kind: DirectiveKind
     deadline_seconds: float
     """On the monotonic clock."""
+    allowed_seconds: float
+    """What the deadline was set by."""
     num_attempt: int = 1
 
 

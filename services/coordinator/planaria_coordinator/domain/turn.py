@@ -146,6 +146,7 @@ class Turn:
             node_id=engine.node_id,
             kind=command.kind,
             deadline_seconds=self.now.seconds + allow_seconds,
+            allowed_seconds=allow_seconds,
             num_attempt=attempt,
         )
         self.change(num_directives=number, pending={**self.run.pending, directive.id: pending})
