@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from planaria_coordinator.application.sessions import AgentSession
 from planaria_coordinator.domain.directive import DirectiveResult
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.run import node_of
 from unit.coordinator.simulation import SimAgent, World
 
 NAMES = tuple(f"n{index}" for index in range(5))
@@ -78,7 +79,7 @@ class Cluster(RuleBasedStateMachine):
         if not any(engine.at_commit for engine in members):
             self.call(lambda: self.world.pass_exchange(members[:share]))
         if members and share and share < len(members):
-            self._someone_is_lost(members[share].id.split("/")[1])
+            self._someone_is_lost(node_of(members[share].id))
 
     def _someone_is_lost(self, node_id: str) -> None:
         """A step is broken off only because somebody died."""

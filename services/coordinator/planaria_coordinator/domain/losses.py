@@ -22,7 +22,7 @@ from planaria_coordinator.domain.preparing import (
     prepare_failed,
     refuse_node,
 )
-from planaria_coordinator.domain.run import Cause, Disturbance, Pending, Phase, Story
+from planaria_coordinator.domain.run import Cause, Disturbance, Pending, Phase, Story, node_of
 from planaria_coordinator.domain.signals import EngineDisturbed, EngineLost, EnginesStuck, NodeLost
 from planaria_coordinator.domain.turn import Turn
 
@@ -114,7 +114,7 @@ def _after_loss(
             check_prepared(turn)
     elif _concerns(turn, gone):
         _open_recovery(turn, _merged_story(turn, fault_time), gone, reason, node_id)
-    elif node_id and any(e.split("/")[1] == node_id for e in transition.story.engines_lost):
+    elif node_id and any(node_of(e) == node_id for e in transition.story.engines_lost):
         # Its engine was seen to die first: now it is known that all of the node is gone.
         turn.note(story=_with_losses(transition.story, [], node_id))
         turn.because(f"{reason}, as its engine was before")
@@ -139,7 +139,7 @@ def _recreate(turn: Turn, gone: Iterable[str]) -> None:
     awaited = [
         node_id
         for node_id in turn.transition.awaited_nodes
-        if node_id in turn.run.nodes and any(e.split("/")[1] == node_id for e in gone)
+        if node_id in turn.run.nodes and any(node_of(e) == node_id for e in gone)
     ]
     if awaited:
         await_nodes(turn, tuple(awaited))

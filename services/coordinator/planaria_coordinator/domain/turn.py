@@ -30,6 +30,7 @@ from planaria_coordinator.domain.run import (
     Pending,
     Phase,
     Transition,
+    make_engine_id,
 )
 
 _SURVIVES_A_FENCE = ("prepare", "stop")
@@ -180,7 +181,7 @@ class Turn:
         """Start an engine on an accelerator."""
         number = self.run.num_engines + 1
         engine = Engine(
-            id=f"{self.run.job_id}/{node_id}/{accelerator}/{number}",
+            id=make_engine_id(self.run.job_id, node_id, accelerator, number),
             node_id=node_id,
             accelerator=accelerator,
         )
