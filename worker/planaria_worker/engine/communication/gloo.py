@@ -24,7 +24,7 @@ from planaria_worker.engine.communication.backends import TAG, Pending, RawProce
 from planaria_worker.engine.communication.sockets import cut, find_connections, listening_addresses
 
 _MAX_DEVICE_ATTEMPTS = 10
-_LOOK_UP_SECONDS = 0.05
+_LOOK_UP_SECONDS = 0.02
 """How often a wait looks whether the group was shut; until then, gloo had its chance to say so."""
 
 
