@@ -101,27 +101,31 @@ def nodes_needed(
 ) -> int:
     """Return how many nodes there must be for so many pipelines to run every microbatch.
 
+    There are such: with a node set of n0 for each microbatch at the latest.
+
     The nodes that are missing are of the kinds of the smallest template, in its proportion.
     """
     kinds = itertools.cycle(templates.templates[0].node_kinds)
-    most = len(nodes) + templates.min_nodes * problem.num_microbatches
-    extra = [
-        Node(node_id=f"extra-{i}", kind=kind)
-        for i, kind in zip(range(most - len(nodes)), kinds, strict=False)
-    ]
-    return len(nodes) + bisect.bisect_left(
-        range(len(extra)),
-        True,
-        key=lambda count: (
+    extra: list[Node] = []
+
+    def suffice(num_extra: int) -> bool:
+        while len(extra) < num_extra:
+            extra.append(Node(node_id=f"extra-{len(extra)}", kind=next(kinds)))
+        return (
             select(
                 templates.templates,
-                [*nodes, *extra[:count]],
+                [*nodes, *extra[:num_extra]],
                 min_pipelines=min_pipelines,
                 num_microbatches=problem.num_microbatches,
             )
             is not None
-        ),
-    )
+        )
+
+    enough = 1
+    while not suffice(enough):
+        enough *= 2
+    few = enough // 2
+    return len(nodes) + few + bisect.bisect_left(range(few, enough), True, key=suffice)
 
 
 def _refusal(problem: Problem, templates: TemplateSet, nodes: Sequence[Node]) -> PlanariaError:

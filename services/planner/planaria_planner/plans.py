@@ -73,6 +73,10 @@ def select(
     """
     if num_microbatches < max(min_pipelines, len(groups), 1):
         return None
+    min_options = max(min_pipelines - len(groups), 0)
+    smallest = min((template.num_nodes for template in templates), default=1)
+    if min_options * smallest > len(nodes):
+        return None
     options, pool = _options_and_pool(templates, nodes)
     sizes, size_of = _sizes(options, pool)
     members = [cost for group in groups for cost in group]
@@ -87,7 +91,7 @@ def select(
         pool.within,
         ends,
         *cost_arrays(members, num_microbatches),
-        max(min_pipelines - len(groups), 0),
+        min_options,
         num_microbatches,
         limit_seconds,
     )
