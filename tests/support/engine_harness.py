@@ -1,6 +1,6 @@
 """Real engine processes with a test as their agent and coordinator.
 
-    with EngineCluster(folder, job) as cluster:
+    with EngineCluster(folder, job, zygote) as cluster:
         cluster.prepare("a", "b", "c")
         cluster.train([Pipeline(["a", 3], ["b", 4], microbatches=[0, 1])])
         cluster.wait_until_finished()
@@ -10,11 +10,8 @@ Nothing here sleeps: every wait is for something that an engine says, or for its
 """
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -53,6 +50,7 @@ from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE
 from planaria_worker.engine.numerics.digest import final_digest
 from planaria_worker.engine_config import EngineConfig
 from planaria_worker.link import receive_message, send_message, socket_address
+from support.engine_zygote import EngineProcess, Zygote
 
 TIMEOUT_SECONDS = 120.0
 """Only a broken engine comes near it, but the machine may be busy with something else."""
@@ -90,7 +88,7 @@ class TestEngine:
 
     name: str
     engine_id: str
-    process: subprocess.Popen[bytes]
+    process: EngineProcess
     folder: Path
     changed: threading.Condition
     snapshot: EngineSnapshot = field(default_factory=EngineSnapshot)
@@ -159,8 +157,9 @@ class TestEngine:
 class EngineCluster:
     """Engines of one job and a coordinator that does what a test says."""
 
-    def __init__(self, folder: Path, job: JobFiles, *, mutant: str = "") -> None:
+    def __init__(self, folder: Path, job: JobFiles, zygote: Zygote, *, mutant: str = "") -> None:
         self.job = job
+        self._zygote = zygote
         self._mutant = mutant
         self.engines: dict[str, TestEngine] = {}
         self.generation = 1
@@ -440,22 +439,13 @@ class EngineCluster:
             lease_seconds=600.0,
         )
         config.dump(folder / "config.json")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        module = "planaria_worker.engine"
-        if self._mutant:
-            module = "support.mutant_engine"
-            environment["PLANARIA_TEST_MUTANT"] = self._mutant
-            environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-        if failpoints:
-            environment[ENVIRONMENT_VARIABLE] = json.dumps(failpoints)
-        with (folder / "engine.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, "--config", str(folder / "config.json")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
+        (folder / "engine.log").touch()
+        process = self._zygote.start(
+            folder / "config.json",
+            folder / "engine.log",
+            environment={ENVIRONMENT_VARIABLE: json.dumps(failpoints)} if failpoints else {},
+            mutant=self._mutant,
+        )
         self.engines[name] = TestEngine(
             name=name,
             engine_id=engine_id,

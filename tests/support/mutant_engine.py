@@ -3,16 +3,12 @@
 PLANARIA_TEST_MUTANT=one_phase python -m support.mutant_engine --config FILE
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from planaria_worker.engine import agreement, fence
-from planaria_worker.engine.__main__ import main
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.exchange import Message, Outcome, Verdict
-
-VARIABLE = "PLANARIA_TEST_MUTANT"
 
 
 def one_phase() -> None:
@@ -45,7 +41,3 @@ def no_generation_check() -> None:
 MUTANTS: dict[str, Callable[[], None]] = {
     mutant.__name__: mutant for mutant in (one_phase, no_generation_check)
 }
-
-if __name__ == "__main__":
-    MUTANTS[os.environ[VARIABLE]]()
-    main()

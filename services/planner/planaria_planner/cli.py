@@ -65,13 +65,13 @@ def plan(
     except PlanariaError as error:
         sys.stderr.write(f"error: {error}\n")
         raise typer.Exit(USAGE_ERROR if isinstance(error, InvalidArgumentError) else 1) from None
-    why = explain(problem, pool, answer)
+    why = explain(answer)
     if as_json:
         sys.stdout.write(json.dumps(plan_json(answer, why), indent=2) + "\n")
         return
-    draw_plan(problem, pool, answer)
+    draw_plan(answer)
     if explanation:
-        sys.stdout.write(in_words(problem, answer, why) + "\n")
+        sys.stdout.write(in_words(answer, why) + "\n")
 
 
 def parse_nodes(text: str, profile: ModelProfile) -> tuple[Node, ...]:

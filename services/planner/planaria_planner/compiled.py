@@ -14,4 +14,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
     It runs without the interpreter lock, so a server answers its health checks meanwhile.
     """
-    return cast(Callable[P, R], numba.njit(cache=True, nogil=True)(function))
+    try:
+        return cast(Callable[P, R], numba.njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # neither the package's nor the user's cache folder can be written
+        return cast(Callable[P, R], numba.njit(nogil=True)(function))

@@ -8,8 +8,7 @@ from rich.text import Text
 
 from planaria_planner.cost import CostModel, Stage
 from planaria_planner.instantiate import Instantiation
-from planaria_planner.nodes import Node
-from planaria_planner.problem import Pipeline, Problem
+from planaria_planner.problem import Pipeline
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _GAP = "\u00a0"  # unlike a space it does not let a line end within a stage
@@ -17,17 +16,12 @@ _SHOWN = 40
 """Pipelines drawn at most: a screenful."""
 
 
-def draw_plan(
-    problem: Problem,
-    nodes: Sequence[Node],
-    answer: Instantiation,
-    console: Console | None = None,
-) -> None:
+def draw_plan(answer: Instantiation, console: Console | None = None) -> None:
     """Print a plan; of equal pipelines side by side one stands for all."""
     out = console or Console(highlight=False, markup=False, soft_wrap=True)
     plan = answer.plan
-    model = CostModel(problem.profile)
-    kinds = {node.node_id: node.kind for node in nodes}
+    model = CostModel(answer.problem.profile)
+    kinds = {node.node_id: node.kind for node in answer.nodes}
     table = Table("PIPELINES", "NODES", "MICROBATCHES", "SECONDS", "STAGES", box=None)
     groups = _equal_neighbours(plan.pipelines)
     for first, pipelines in groups[:_SHOWN]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planaria_planner.cost import CostModel
-from planaria_planner.instantiate import Instantiation, usable_nodes
-from planaria_planner.nodes import Node, in_order
+from planaria_planner.instantiate import Instantiation
+from planaria_planner.nodes import Node
 from planaria_planner.plans import Selection, select
-from planaria_planner.problem import Pipeline, Problem, sizes_in_words
+from planaria_planner.problem import Pipeline, sizes_in_words
 
 Size = tuple[int, ...]
 """The kinds of a pipeline's nodes, sorted: pipelines of equal size can run on the same nodes."""
@@ -37,25 +37,24 @@ class Explanation:
     next_best_sizes: tuple[int, ...]
 
 
-def explain(problem: Problem, nodes: Sequence[Node], answer: Instantiation) -> Explanation:
-    """Explain the plan of a new job on `nodes`."""
-    plan = answer.plan
-    pool = usable_nodes(problem, in_order(nodes))
+def explain(answer: Instantiation) -> Explanation:
+    """Explain the plan of a new job."""
+    problem, plan = answer.problem, answer.plan
     slowest = max(
         range(len(plan.pipelines)), key=lambda i: (plan.pipelines[i].iteration_seconds, -i)
     )
-    kinds = {node.node_id: node.kind for node in nodes}
+    kinds = {node.node_id: node.kind for node in answer.nodes}
     seconds = _stage_seconds(CostModel(problem.profile), plan.pipelines[slowest], kinds)
     stage = max(range(len(seconds)), key=lambda i: (seconds[i], -i))
     without = select(
         answer.templates.templates,
-        pool,
+        answer.nodes,
         min_pipelines=1,
         num_microbatches=problem.num_microbatches,
     )
     best = without.iteration_seconds if without else plan.iteration_seconds
     sizes = Counter(tuple(sorted(kinds[node_id] for node_id in p.node_ids)) for p in plan.pipelines)
-    other = next_best(problem, pool, answer, sizes)
+    other = next_best(answer, sizes)
     return Explanation(
         pipeline=slowest,
         stage=stage,
@@ -74,19 +73,18 @@ def _stage_seconds(model: CostModel, pipeline: Pipeline, kinds: dict[str, int]) 
     ]
 
 
-def next_best(
-    problem: Problem, pool: Sequence[Node], answer: Instantiation, sizes: Counter[Size]
-) -> tuple[float, tuple[int, ...]] | None:
+def next_best(answer: Instantiation, sizes: Counter[Size]) -> tuple[float, tuple[int, ...]] | None:
     """Return the fastest plan of other sizes: its seconds, and the nodes of its pipelines.
 
     Exact: a plan of other sizes has one size more often than the best plan, or else consists of
     some of the best plan's sizes, and of those leaving out a single one is never slower.
     """
+    problem, pool = answer.problem, answer.nodes
     if len({node.relative_speed for node in pool}) > 1:
         return None
     found: tuple[float, tuple[int, ...]] | None = None
     limit = math.inf
-    for forced, free in _others(pool, answer, sizes):
+    for forced, free in _others(answer, sizes):
         speed = pool[0].relative_speed
         selection = select(
             answer.templates.templates if free else (),
@@ -104,9 +102,7 @@ def next_best(
     return found
 
 
-def _others(
-    pool: Sequence[Node], answer: Instantiation, sizes: Counter[Size]
-) -> Iterator[tuple[list[Size], list[Node]]]:
+def _others(answer: Instantiation, sizes: Counter[Size]) -> Iterator[tuple[list[Size], list[Node]]]:
     """Yield the sizes that a plan must have and the nodes left for any further pipelines."""
     for size in sorted(sizes):
         rest = sizes - Counter([size])
@@ -114,7 +110,7 @@ def _others(
             yield list(rest.elements()), []
     for size in sorted({tuple(sorted(t.node_kinds)) for t in answer.templates.templates}):
         forced = [size] * (sizes[size] + 1)
-        left = list(pool)
+        left = list(answer.nodes)
         for kind in (kind for one in forced for kind in one):
             index = next((i for i, node in enumerate(left) if node.kind == kind), None)
             if index is None:
@@ -129,9 +125,9 @@ def _num_nodes(forced: Sequence[Size], selection: Selection) -> tuple[int, ...]:
     return tuple(sorted(sizes, reverse=True))
 
 
-def in_words(problem: Problem, answer: Instantiation, explanation: Explanation) -> str:
+def in_words(answer: Instantiation, explanation: Explanation) -> str:
     """Say it in a few sentences."""
-    plan = answer.plan
+    problem, plan = answer.problem, answer.plan
     slowest = plan.pipelines[explanation.pipeline]
     stage = slowest.stages[explanation.stage]
     sizes = sizes_in_words(len(pipeline.node_ids) for pipeline in plan.pipelines)

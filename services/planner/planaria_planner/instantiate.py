@@ -3,9 +3,10 @@
 import bisect
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_planner.kinds import merge_kinds
 from planaria_planner.nodes import Node, check_nodes, in_order, nodes_per_kind
 from planaria_planner.plans import Choice, Selection, select
 from planaria_planner.problem import Plan, Problem, make_plan
@@ -17,10 +18,14 @@ class Instantiation:
     """A plan for a new job.
 
     Attributes:
+        problem: the job, its kinds of node merged where that is possible.
+        nodes: the nodes it may use, by these kinds.
         plan: the fastest plan that meets the fault tolerance.
         templates: what it was chosen from.
     """
 
+    problem: Problem
+    nodes: tuple[Node, ...]
     plan: Plan
     templates: TemplateSet
 
@@ -33,8 +38,7 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
             `generate_templates`; NOT_ENOUGH_NODES when the model, or the microbatches, need more;
             FAULT_TOLERANCE_IMPOSSIBLE when the pipelines that f asks for need more.
     """
-    check_nodes(nodes)
-    pool = in_order(nodes)
+    problem, pool = prepare(problem, nodes)
     templates = templates_for(problem, pool)
     budget = usable_nodes(problem, pool)
     selection = select(
@@ -45,7 +49,19 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
     )
     if selection is None:
         raise _refusal(problem, templates, budget)
-    return Instantiation(plan=_placed(problem, selection, pool), templates=templates)
+    return Instantiation(
+        problem=problem,
+        nodes=budget,
+        plan=_placed(problem, selection, pool),
+        templates=templates,
+    )
+
+
+def prepare(problem: Problem, nodes: Sequence[Node]) -> tuple[Problem, tuple[Node, ...]]:
+    """Check the nodes, put them in order, and merge kinds of node that are alike."""
+    check_nodes(nodes)
+    profile, merged = merge_kinds(problem.profile, in_order(nodes))
+    return replace(problem, profile=profile), in_order(merged)
 
 
 def templates_for(problem: Problem, nodes: Sequence[Node]) -> TemplateSet:
@@ -85,27 +101,31 @@ def nodes_needed(
 ) -> int:
     """Return how many nodes there must be for so many pipelines to run every microbatch.
 
+    There are such: with a node set of n0 for each microbatch at the latest.
+
     The nodes that are missing are of the kinds of the smallest template, in its proportion.
     """
     kinds = itertools.cycle(templates.templates[0].node_kinds)
-    most = len(nodes) + templates.min_nodes * problem.num_microbatches
-    extra = [
-        Node(node_id=f"extra-{i}", kind=kind)
-        for i, kind in zip(range(most - len(nodes)), kinds, strict=False)
-    ]
-    return len(nodes) + bisect.bisect_left(
-        range(len(extra)),
-        True,
-        key=lambda count: (
+    extra: list[Node] = []
+
+    def suffice(num_extra: int) -> bool:
+        while len(extra) < num_extra:
+            extra.append(Node(node_id=f"extra-{len(extra)}", kind=next(kinds)))
+        return (
             select(
                 templates.templates,
-                [*nodes, *extra[:count]],
+                [*nodes, *extra[:num_extra]],
                 min_pipelines=min_pipelines,
                 num_microbatches=problem.num_microbatches,
             )
             is not None
-        ),
-    )
+        )
+
+    enough = 1
+    while not suffice(enough):
+        enough *= 2
+    few = enough // 2
+    return len(nodes) + few + bisect.bisect_left(range(few, enough), True, key=suffice)
 
 
 def _refusal(problem: Problem, templates: TemplateSet, nodes: Sequence[Node]) -> PlanariaError:

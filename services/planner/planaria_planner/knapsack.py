@@ -53,7 +53,7 @@ def _best_by_size(
     for speed in range(num_speeds):
         for option in range(len(size_of)):
             size, cost = size_of[option], costs[speed, option]
-            here = runs_within(seconds, cost[0], cost[1], caps[option])
+            here = runs_within(seconds, cost[0], cost[1], caps[speed, option])
             if here > runs[speed, size]:
                 runs[speed, size], best[speed, size] = here, option
         count, most = 0, 0
@@ -76,6 +76,7 @@ def _fill_table(
     steps: Int64Array,
     counts: Int64Array,
     speed_of: Int64Array,
+    within: Int64Array,
     table: Int64Array,
     choice: Int64Array,
 ) -> None:
@@ -97,7 +98,7 @@ def _fill_table(
                 size, speed, left, enough = useful[first_speed, u], first_speed, v, True
                 for kind in range(num_kinds):
                     used = sizes[size, kind]
-                    if used > counts[v, kind]:
+                    if used > (within[v] if num_kinds == 1 else counts[v, kind]):
                         enough = False
                         break
                     if used:
@@ -145,9 +146,6 @@ def _largest_value(seconds: float, costs: Float64Array, caps: Int64Array) -> flo
 @compiled
 def _next_value(low: float, high: float, costs: Float64Array, caps: Int64Array) -> float:
     """Return a value a + b*m in (low, high), near the middle; `low` where there is none."""
-    middle = _largest_value(low + (high - low) / 2, costs, caps)
-    if low < middle < high:
-        return middle
     below = low
     for i in range(len(caps)):
         a, b = costs[i, 0], costs[i, 1]
@@ -156,7 +154,17 @@ def _next_value(low: float, high: float, costs: Float64Array, caps: Int64Array) 
             runs -= 1
         if runs:
             below = max(below, a + b * runs)
-    return below
+    if below <= low:
+        return low
+    empty_until = low
+    while True:
+        middle = empty_until + (below - empty_until) / 2
+        value = _largest_value(middle, costs, caps)
+        if value > low:
+            return value
+        if not empty_until < middle < below:
+            return below
+        empty_until = middle
 
 
 @compiled
@@ -198,6 +206,7 @@ def search(
     steps: Int64Array,
     counts: Int64Array,
     speed_of: Int64Array,
+    within: Int64Array,
     groups: Int64Array,
     group_costs: Float64Array,
     group_caps: Int64Array,
@@ -211,10 +220,12 @@ def search(
         sizes: [size, kind] nodes; of one kind in ascending order.
         size_of: [option] index of its size.
         costs: [speed, option, 2] a and b in seconds, the fastest speed first.
-        caps: [option] most microbatches.
+        caps: [speed, option] most microbatches, 0 where the option cannot run on such nodes.
         steps: [kind] how far one node less of a kind is in `counts`.
         counts: [v, kind] nodes of v, of each kind the fastest ones; the last v has all nodes.
         speed_of: [kind, n] the speed of the n-th fastest node of a kind; 0 for n = 0.
+        within: [v] where `counts` has a single column: how many nodes an option that ends with v
+            may have. The single kind may be a row of several, which no option may straddle.
         groups: [group + 1] where each group's members begin and end.
         group_costs: [member, 2].
         group_caps: [member].
@@ -232,9 +243,7 @@ def search(
     runs = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
     best = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
     all_costs = np.concatenate((costs.reshape((-1, 2)), group_costs))
-    all_caps = group_caps
-    for _ in range(costs.shape[0]):
-        all_caps = np.concatenate((caps, all_caps))
+    all_caps = np.concatenate((caps.reshape(-1), group_caps))
 
     high, low, feasible = _largest_value(limit_seconds, all_costs, all_caps), -1.0, False
     seconds = high
@@ -243,7 +252,9 @@ def search(
         fits = False
         if running >= 0:
             useful, num_useful = _best_by_size(seconds, costs, caps, size_of, sizes, runs, best)
-            _fill_table(runs, useful, num_useful, sizes, steps, counts, speed_of, table, choice)
+            _fill_table(
+                runs, useful, num_useful, sizes, steps, counts, speed_of, within, table, choice
+            )
             fits = table[min_options, -1] >= max(num_microbatches - running, 0)
         if fits:
             feasible, high = True, seconds
@@ -258,7 +269,7 @@ def search(
 
     running = _group_runs(high, groups, group_costs, group_caps, members)
     useful, num_useful = _best_by_size(high, costs, caps, size_of, sizes, runs, best)
-    _fill_table(runs, useful, num_useful, sizes, steps, counts, speed_of, table, choice)
+    _fill_table(runs, useful, num_useful, sizes, steps, counts, speed_of, within, table, choice)
     fewest = _fewest_nodes(table[min_options], counts, max(num_microbatches - running, 0))
     taken, where = _read_choice(choice, fewest, min_options, sizes, steps)
     for i in range(len(taken)):

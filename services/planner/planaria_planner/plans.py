@@ -73,22 +73,25 @@ def select(
     """
     if num_microbatches < max(min_pipelines, len(groups), 1):
         return None
-    options = sorted(templates, key=lambda t: (t.num_nodes, t.node_kinds, t.stages))
-    num_kinds = 1 + max((kind for t in options for kind in t.node_kinds), default=0)
-    sizes, size_of = _sizes(options, num_kinds)
-    pool = _Pool.of(nodes, num_kinds)
+    min_options = max(min_pipelines - len(groups), 0)
+    smallest = min((template.num_nodes for template in templates), default=1)
+    if min_options * smallest > len(nodes):
+        return None
+    options, pool = _options_and_pool(templates, nodes)
+    sizes, size_of = _sizes(options, pool)
     members = [cost for group in groups for cost in group]
     ends = np.cumsum([0, *(len(group) for group in groups)], dtype=np.int64)
     seconds, chosen, taken, where = search(
         sizes,
         size_of,
-        *_costs_by_speed(options, pool.speeds, num_microbatches),
+        *_costs_by_speed(options, pool, num_microbatches),
         pool.steps,
         pool.counts,
         pool.speed_of,
+        pool.within,
         ends,
         *cost_arrays(members, num_microbatches),
-        max(min_pipelines - len(groups), 0),
+        min_options,
         num_microbatches,
         limit_seconds,
     )
@@ -100,7 +103,7 @@ def select(
             for i, v in zip(taken, where, strict=True)
         ),
         key=lambda c: (-c.template.num_nodes, c.template.node_kinds, c.template.stages),
-    )
+    )[: num_microbatches - len(groups)]
     costs = [*(members[i] for i in chosen), *(choice.cost for choice in choices)]
     shares = share_microbatches(costs, num_microbatches)
     return Selection(
@@ -111,59 +114,118 @@ def select(
     )
 
 
+_MOST_WORK = 2_000_000
+"""Counts of nodes times sizes of templates up to which pipelines may mix kinds of node."""
+
+
+def _options_and_pool(
+    templates: Sequence[Template], nodes: Sequence[Node]
+) -> tuple[list[Template], "_Pool"]:
+    """Return what to choose from, and the nodes in the form that suits it.
+
+    Where the counts of several kinds are too many, only templates of a single kind are considered.
+    """
+    options = sorted(templates, key=lambda t: (t.num_nodes, t.node_kinds, t.stages))
+    num_kinds = 1 + max((kind for t in options for kind in t.node_kinds), default=0)
+    usable = in_order(node for node in nodes if node.kind < num_kinds)
+    pure = [t for t in options if len(set(t.node_kinds)) == 1]
+    if len(pure) < len(options):
+        limits = nodes_per_kind(usable, num_kinds)
+        if math.prod(limit + 1 for limit in limits) * len(options) <= _MOST_WORK:
+            return options, _Pool.of_counts(usable, limits)
+    return pure, _Pool.in_a_row(usable)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pool:
-    """Nodes as the search wants them; see `knapsack.search`."""
+    """Nodes as the search wants them; see `knapsack.search`.
 
-    speeds: tuple[float, ...]
+    Attributes:
+        speeds: the relative speeds, or kinds and relative speeds, that `speed_of` counts.
+    """
+
+    speeds: tuple[tuple[int | None, float], ...]
     steps: Int64Array
     counts: Int64Array
     speed_of: Int64Array
+    within: Int64Array
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], num_kinds: int) -> "_Pool":
-        usable = in_order(node for node in nodes if node.kind < num_kinds)
-        limits = nodes_per_kind(usable, num_kinds)
-        speeds = sorted({node.relative_speed for node in usable}, reverse=True) or [1.0]
+    def of_counts(cls, nodes: Sequence[Node], limits: Sequence[int]) -> "_Pool":
+        """Count each kind apart: pipelines may mix them."""
+        speeds = sorted({node.relative_speed for node in nodes}, reverse=True)
         index = {speed: i for i, speed in enumerate(speeds)}
-        speed_of = np.zeros((num_kinds, max(limits) + 1), dtype=np.int64)
-        for kind in range(num_kinds):
-            of_kind = [index[node.relative_speed] for node in usable if node.kind == kind]
-            speed_of[kind, 1 : len(of_kind) + 1] = of_kind
+        speed_of = np.zeros((len(limits), max(limits) + 1), dtype=np.int64)
+        for kind, limit in enumerate(limits):
+            of_kind = [index[node.relative_speed] for node in nodes if node.kind == kind]
+            speed_of[kind, 1 : limit + 1] = of_kind
         steps = [1]
         for limit in reversed(limits[1:]):
             steps.insert(0, steps[0] * (limit + 1))
         counts = list(itertools.product(*(range(limit + 1) for limit in limits)))
         return cls(
-            speeds=tuple(speeds),
+            speeds=tuple((None, speed) for speed in speeds),
             steps=np.array(steps, dtype=np.int64),
-            counts=np.array(counts, dtype=np.int64).reshape(len(counts), num_kinds),
+            counts=np.array(counts, dtype=np.int64),
             speed_of=speed_of,
+            within=np.zeros(len(counts), dtype=np.int64),
         )
+
+    @classmethod
+    def in_a_row(cls, nodes: Sequence[Node]) -> "_Pool":
+        """Count all nodes together, kind after kind: pipelines stay within one."""
+        classes = [(node.kind, node.relative_speed) for node in nodes]
+        speeds = tuple(dict.fromkeys(classes)) or ((0, 1.0),)
+        index = {one: i for i, one in enumerate(speeds)}
+        first = {kind: i for i, (kind, _) in reversed(list(enumerate(classes)))}
+        return cls(
+            speeds=speeds,
+            steps=np.array([1], dtype=np.int64),
+            counts=np.arange(len(nodes) + 1, dtype=np.int64).reshape(-1, 1),
+            speed_of=np.array([[0, *(index[one] for one in classes)]], dtype=np.int64),
+            within=np.array(
+                [0, *(i + 1 - first[kind] for i, (kind, _) in enumerate(classes))], dtype=np.int64
+            ),
+        )
+
+    def uses(self, template: Template) -> tuple[int, ...]:
+        """Return the nodes that a template takes, by column of `counts`."""
+        if len(self.steps) == 1:
+            return (template.num_nodes,)
+        return tuple(template.node_kinds.count(kind) for kind in range(len(self.steps)))
+
+    def runs_on(self, template: Template, speed: int) -> bool:
+        """Whether a template may run on nodes of this speed."""
+        return self.speeds[speed][0] in (None, template.node_kinds[0])
 
     def slowest(self, template: Template, v: int) -> float:
         """Return the speed of the slowest node when a template takes the slowest nodes of v."""
+        columns = [column for column, used in enumerate(self.uses(template)) if used]
         return self.speeds[
-            max(int(self.speed_of[kind, self.counts[v, kind]]) for kind in set(template.node_kinds))
-        ]
+            max(int(self.speed_of[column, self.counts[v, column]]) for column in columns)
+        ][1]
 
 
-def _sizes(options: Sequence[Template], num_kinds: int) -> tuple[Int64Array, Int64Array]:
-    """Return [size, kind] the different numbers of nodes, and the size of each option."""
-    uses = [tuple(t.node_kinds.count(kind) for kind in range(num_kinds)) for t in options]
+def _sizes(options: Sequence[Template], pool: _Pool) -> tuple[Int64Array, Int64Array]:
+    """Return [size, column] the different numbers of nodes, and the size of each option."""
+    uses = [pool.uses(template) for template in options]
     sizes = sorted(set(uses))
     index = {size: i for i, size in enumerate(sizes)}
     return (
-        np.array(sizes, dtype=np.int64).reshape(-1, num_kinds),
+        np.array(sizes, dtype=np.int64).reshape(-1, len(pool.steps)),
         np.array([index[size] for size in uses], dtype=np.int64),
     )
 
 
 def _costs_by_speed(
-    options: Sequence[Template], speeds: Sequence[float], num_microbatches: int
+    options: Sequence[Template], pool: _Pool, num_microbatches: int
 ) -> tuple[Float64Array, Int64Array]:
     costs, caps = cost_arrays([t.cost for t in options], num_microbatches)
-    return np.stack([costs / speed for speed in speeds]), caps
+    runs = [[pool.runs_on(t, speed) for t in options] for speed in range(len(pool.speeds))]
+    return (
+        np.stack([costs / speed for _, speed in pool.speeds]),
+        caps * np.array(runs, dtype=np.int64).reshape(len(runs), len(options)),
+    )
 
 
 def share_microbatches(costs: Sequence[PipelineCost], num_microbatches: int) -> tuple[int, ...]:

@@ -27,13 +27,14 @@ from planaria_planner.cost import layers_by_node
 from planaria_planner.instantiate import (
     most_pipelines,
     nodes_needed,
+    prepare,
     templates_for,
     usable_nodes,
 )
-from planaria_planner.nodes import Node, check_nodes, in_order
+from planaria_planner.nodes import Node
 from planaria_planner.placement import Holdings, Place, assign
 from planaria_planner.problem import PlacedStages, Plan, Problem, make_plan, sizes_in_words
-from planaria_planner.templates import TemplateSet, not_enough_nodes
+from planaria_planner.templates import not_enough_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,6 @@ def reconfigure(
     *,
     horizon_seconds: float,
     costs: TransitionCosts | None = None,
-    templates: TemplateSet | None = None,
 ) -> Reconfiguration:
     """Choose the plan that follows a change of nodes, and the copies that lead to it.
 
@@ -111,19 +111,17 @@ def reconfigure(
             there can be sources of copies.
         horizon_seconds: expected seconds to the next change (H).
         costs: measured costs of a change.
-        templates: those of the problem for these nodes, when they are known already.
 
     Raises:
         PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
             `generate_templates`; NOT_ENOUGH_NODES when not even one pipeline can run.
     """
-    check_nodes(nodes)
     check_running(problem, running)
     check_holdings(problem, holdings)
     if not 0 <= horizon_seconds < float("inf"):
         raise invalid_argument("horizon_seconds", f"{horizon_seconds} is not zero or more")
-    pool = in_order(nodes)
-    templates = templates or templates_for(problem, pool)
+    problem, pool = prepare(problem, nodes)
+    templates = templates_for(problem, pool)
     budget = usable_nodes(problem, pool)
     min_pipelines = most_pipelines(problem, templates, budget)
     if min_pipelines == 0:

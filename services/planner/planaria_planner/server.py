@@ -83,12 +83,11 @@ def _generate_templates(request: pb.GenerateTemplatesRequest) -> pb.GenerateTemp
 
 def _instantiate(request: pb.InstantiateRequest) -> pb.InstantiateResponse:
     problem = convert.problem_from(request.problem)
-    nodes = convert.nodes_from(problem.profile, request.nodes)
-    answer = instantiate(problem, nodes)
-    explanation = explain(problem, nodes, answer)
+    answer = instantiate(problem, convert.nodes_from(problem.profile, request.nodes))
+    explanation = explain(answer)
     return pb.InstantiateResponse(
         plan=convert.plan_message(answer.plan),
-        reason=in_words(problem, answer, explanation),
+        reason=in_words(answer, explanation),
         min_nodes=answer.templates.min_nodes,
         next_best_iteration_seconds=explanation.next_best_seconds or 0.0,
     )

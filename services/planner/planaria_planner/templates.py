@@ -1,6 +1,7 @@
 """Templates: for each number of nodes every pipeline worth running (ALGORITHMS.md 2 and 3)."""
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -91,13 +92,27 @@ def generate_templates(
     raise _no_template(profile, tables, nodes_per_kind, min_nodes)
 
 
+_MOST_COUNTS = 1000
+"""Different counts of nodes by kind up to which templates may mix kinds."""
+
+
 def _front(
     profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int]
 ) -> tuple[Template, ...]:
-    counts, without = _node_counts(nodes_per_kind, profile.num_layers)
-    labels, complete = pareto_fronts(tables, without, counts.sum(axis=1))
+    most = profile.num_layers
+    if math.prod(min(limit, most) + 1 for limit in nodes_per_kind) <= max(_MOST_COUNTS, most + 1):
+        mixes = [list(nodes_per_kind)]
+    else:
+        mixes = [
+            [limit if kind == only else 0 for kind, limit in enumerate(nodes_per_kind)]
+            for only in range(len(nodes_per_kind))
+        ]
     model = CostModel(profile)
-    templates = [_template(model, labels, int(label)) for label in complete]
+    templates: list[Template] = []
+    for mix in mixes:
+        counts, without = _node_counts(mix, most)
+        labels, complete = pareto_fronts(tables, without, counts.sum(axis=1))
+        templates.extend(_template(model, labels, int(label)) for label in complete)
     return tuple(
         sorted(
             templates,

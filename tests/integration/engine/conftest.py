@@ -6,6 +6,7 @@ import pytest
 
 from oracle.reference import ReferenceResult
 from support.engine_harness import EngineCluster
+from support.engine_zygote import Zygote
 from support.training_jobs import TrainingJob, training_job
 
 
@@ -20,6 +21,15 @@ def expected(job: TrainingJob) -> ReferenceResult:
 
 
 @pytest.fixture(scope="package")
-def cluster(job: TrainingJob, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCluster]:
-    with EngineCluster(tmp_path_factory.mktemp("engines"), job.files) as cluster:
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="package")
+def cluster(
+    job: TrainingJob, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineCluster]:
+    with EngineCluster(tmp_path_factory.mktemp("engines"), job.files, zygote) as cluster:
         yield cluster

@@ -11,9 +11,10 @@ from integration.engine.scenarios import (
     train_undisturbed,
 )
 from support.engine_harness import EngineCluster
+from support.engine_zygote import Zygote
 from support.training_jobs import training_job
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize(
@@ -26,11 +27,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
     ],
 )
 def test_without_its_guard_the_scenario_fails(
-    tmp_path: Path, mutant: str, scenario: Callable[[EngineCluster, str], None], seen: str
+    tmp_path: Path,
+    zygote: Zygote,
+    mutant: str,
+    scenario: Callable[[EngineCluster, str], None],
+    seen: str,
 ) -> None:
     job = training_job(tmp_path / "job", clip_norm=1e9)
     digest = job.run_reference().digest
-    with EngineCluster(tmp_path / "engines", job.files, mutant=mutant) as cluster:
+    with EngineCluster(tmp_path / "engines", job.files, zygote, mutant=mutant) as cluster:
         train_undisturbed(cluster, digest)
         with pytest.raises(AssertionError, match=seen):
             scenario(cluster, digest)

@@ -14,6 +14,7 @@ from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Directive, Quiesce
 from planaria.api.worker.v1.report_pb2 import EngineState
 from support.engine_harness import EngineCluster, JobFiles, Pipeline
+from support.engine_zygote import Zygote
 from support.training_jobs import training_job
 
 pytestmark = pytest.mark.integration
@@ -55,10 +56,12 @@ def test_an_engine_without_an_agent_ends_with_its_lease(tmp_path: Path) -> None:
     assert "lease_expired" in ended.stderr
 
 
-def test_an_engine_that_cannot_be_prepared_says_why(cluster: EngineCluster, tmp_path: Path) -> None:
+def test_an_engine_that_cannot_be_prepared_says_why(
+    cluster: EngineCluster, zygote: Zygote, tmp_path: Path
+) -> None:
     spec = {**cluster.job.spec, "data": {**cluster.job.spec["data"], "path": "/nowhere/*.txt"}}
     files = JobFiles(spec=spec, data_path=tmp_path / "tokens", num_layers=7)
-    with EngineCluster(tmp_path, files) as other:
+    with EngineCluster(tmp_path, files, zygote) as other:
         result = other.start("a")
         assert result.failure.reason == ErrorReason.ERROR_REASON_DATA_UNUSABLE
         assert "/nowhere/*.txt" in result.failure.message
@@ -171,9 +174,9 @@ def test_a_killed_engine_is_reported_by_its_peers(cluster: EngineCluster) -> Non
     cluster.wait_for_state(EngineState.ENGINE_STATE_PARKED, "a")
 
 
-def test_a_gradient_out_of_range_fails_the_job_everywhere(tmp_path: Path) -> None:
+def test_a_gradient_out_of_range_fails_the_job_everywhere(tmp_path: Path, zygote: Zygote) -> None:
     job = training_job(tmp_path / "job", num_steps=9, learning_rate=1e30)
-    with EngineCluster(tmp_path / "engines", job.files) as cluster:
+    with EngineCluster(tmp_path / "engines", job.files, zygote) as cluster:
         cluster.prepare("a", "b")
         cluster.train(PLAN)
         faults = [cluster.wait_for_fault(name) for name in ("a", "b")]

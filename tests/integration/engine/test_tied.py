@@ -5,17 +5,20 @@ from pathlib import Path
 import pytest
 
 from support.engine_harness import EngineCluster, Pipeline
+from support.engine_zygote import Zygote
 from support.training_jobs import training_job
 
 pytestmark = pytest.mark.integration
 
 
-def test_a_tied_embedding_survives_the_loss_of_its_first_stage(tmp_path: Path) -> None:
+def test_a_tied_embedding_survives_the_loss_of_its_first_stage(
+    tmp_path: Path, zygote: Zygote
+) -> None:
     job = training_job(tmp_path / "job", family="gpt2", tie_word_embeddings=True)
     expected = job.run_reference()
     plan = [Pipeline([("a", 2), ("b", 5)], [0, 1, 2]), Pipeline([("c", 7)], [3, 4, 5])]
     after = [Pipeline([("b", 4), ("c", 3)], [0, 1, 2, 3, 4, 5])]
-    with EngineCluster(tmp_path / "engines", job.files) as cluster:
+    with EngineCluster(tmp_path / "engines", job.files, zygote) as cluster:
         killed = {"at": "reduce", "action": "kill", "step": 2}
         cluster.prepare("a", "b", "c", failpoints={"a": [killed]})
         cluster.train(plan)

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -58,6 +58,7 @@ class FakeDatabase:
     def __init__(self) -> None:
         self.tables = Tables()
         self.num_failing_commits = 0
+        self.on_event: Callable[[Event], None] = lambda _event: None
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
@@ -93,7 +94,10 @@ class FakeWork:
         if self._database.num_failing_commits:
             self._database.num_failing_commits -= 1
             raise PlanariaError(ErrorReason.UNAVAILABLE, "disk full", {"part": "database"})
+        new = self.tables.events[len(self._database.tables.events) :]
         self._database.tables = self.tables.copy()
+        for event in new:
+            self._database.on_event(event)
 
 
 class _Table:

@@ -362,6 +362,7 @@ class World:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.database = FakeDatabase()
+        self.database.on_event = self._check_event
         self.planner = FakePlanner()
         self.policy: Any = BuiltInPolicy()
         self.agents: dict[str, SimAgent] = {}
@@ -400,9 +401,12 @@ class World:
             self.clock.advance(tick_seconds)
             for agent in self.agents.values():
                 agent.beat()
-            with suppress(UnavailableError):  # the loop logs it and tries again
-                await self.coordinator.tick()
-            await self.settle()
+            await self._tick()
+
+    async def _tick(self) -> None:
+        with suppress(UnavailableError):  # the coordinator's own loop logs it and tries again
+            await self.coordinator.tick()
+        await self.settle()
 
     # -- nodes -------------------------------------------------------------------------------------
 
@@ -472,6 +476,25 @@ class World:
             self.violations.append(f"{directive.id} was sent before it was stored")
         if (directive.job_id, directive.generation) not in tables.generations:
             self.violations.append(f"generation {directive.generation} was not stored")
+
+    def _check_event(self, event: Event) -> None:
+        """State is only lost when no survivor has it, nor the sums to make it from [5]."""
+        if event.type != "job_failed" or event.details.get("reason") != "STATE_LOST":
+            return
+        transition = self.run.transition
+        if transition is None or transition.generation != event.generation:
+            return  # those who were told were declared lost in the same decision
+        everyone = self.engines()
+        survivors = [everyone[e] for e in transition.participants if e in everyone]
+        target = max((engine.committed_steps for engine in survivors), default=0)
+        available = {
+            layer
+            for engine in survivors
+            for layer, version in engine.layers.items()
+            if version == target or (version == target - 1 and engine.has_sums)
+        }
+        if survivors and available == set(range(NUM_LAYERS)):
+            self.violations.append(f"the state of step {target} was there: {event.message}")
 
     # -- jobs --------------------------------------------------------------------------------------
 
@@ -586,8 +609,7 @@ class World:
                     engine.at_commit = waiting[engine.id]
             else:
                 self.pass_exchange(members)
-            await self.coordinator.tick()
-            await self.settle()
+            await self._tick()
 
 
 async def running_world(num_nodes: int = 4, **changes: Any) -> World:

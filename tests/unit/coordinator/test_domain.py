@@ -58,11 +58,29 @@ def test_a_node_is_lost_when_its_deadline_is_over(
     seen = Liveness(
         last_seen_seconds=100.0,
         session_open=session_open,
+        session_ended=not session_open,
         holds_engines=holds_engines,
         peer_lost=peer_lost,
     )
     why = why_node_lost(100.0 + silence, seen, node_deadline_seconds=3.0, agent_lease_seconds=10.0)
     assert (why is not None) == is_lost
+
+
+def test_after_our_own_restart_a_node_has_time_to_connect_whatever_its_peers_saw() -> None:
+    """An engine that died alone while we were away does not make its node lost."""
+
+    def why(silence: float) -> str | None:
+        seen = Liveness(
+            last_seen_seconds=0.0,
+            session_open=False,
+            session_ended=False,
+            holds_engines=True,
+            peer_lost=True,
+        )
+        return why_node_lost(silence, seen, node_deadline_seconds=3.0, agent_lease_seconds=10.0)
+
+    assert why(2.9) is None
+    assert why(3.1) is not None
 
 
 def test_a_job_advances_while_any_engine_does() -> None:

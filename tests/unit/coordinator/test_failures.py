@@ -212,6 +212,27 @@ async def test_an_agent_that_comes_back_within_its_lease_is_no_loss() -> None:
     await world.stop()
 
 
+async def test_a_transition_waits_for_an_agent_that_is_away() -> None:
+    """Its engine cannot have heard: after the agent's return it has the whole deadline again."""
+    world = await running_world(4)
+    await world.train()
+    away = world.agents["n2"]
+    away.disconnect()
+    await world.kill_node("n1")
+    await world.advance(7)
+    assert (await world.job()).state is JobState.RECOVERING
+    away.held_kinds.add("quiesce")
+    await away.connect()
+    await world.advance(4)
+    away.release()
+    await world.settle()
+    await world.train()
+    assert (await world.job()).state is JobState.RUNNING
+    assert world.event_types().count("engine_lost") == 0
+    assert len(world.members()) == 3
+    await world.stop()
+
+
 async def test_an_agent_that_stays_away_longer_than_its_lease_is_lost() -> None:
     world = await running_world(4)
     world.agents["n1"].disconnect()

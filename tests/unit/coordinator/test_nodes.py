@@ -7,6 +7,7 @@ from planaria_coordinator.application.agents import Hello
 from planaria_coordinator.domain.directive import Failure
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.node import NodeState
+from planaria_coordinator.domain.run import node_of
 from unit.coordinator.simulation import SimAgent, World, running_world
 
 
@@ -176,7 +177,7 @@ async def test_a_node_that_cannot_be_spared_is_drained_when_another_has_come() -
     await world.add_node("n9")
     await world.train(3)
     assert await state_of(world, "n0") is NodeState.DRAINED
-    assert [e.id.split("/")[1] for e in world.members()] == ["n9"]
+    assert [node_of(engine.id) for engine in world.members()] == ["n9"]
     await world.stop()
 
 
@@ -190,6 +191,8 @@ async def test_a_cordoned_node_keeps_its_work_and_gets_no_new() -> None:
     await world.settle()
     await world.train(2)
     assert await state_of(world, "n1") is NodeState.CORDONED
+    assert not agent.engines
+    assert len(world.members()) == 1
     await world.stop()
 
 

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from planaria_coordinator.application.sessions import AgentSession
 from planaria_coordinator.domain.directive import DirectiveResult
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.run import node_of
 from unit.coordinator.simulation import SimAgent, World
 
 NAMES = tuple(f"n{index}" for index in range(5))
@@ -47,10 +48,17 @@ class Cluster(RuleBasedStateMachine):
 
         self.do(inside())
 
-    @initialize(num_nodes=st.integers(3, 5))
-    def begin(self, num_nodes: int) -> None:
-        self.do(self.world.start(num_nodes))
-        self.do(self.world.submit(resilience={"fault_tolerance": 2}, training={"steps": 40}))
+    @initialize(num_nodes=st.integers(3, 5), size=st.integers(1, 2))
+    def begin(self, num_nodes: int, size: int) -> None:
+        """Pipelines of one node survive the loss of any two, pipelines of two nodes of any one."""
+        self.do(self.world.start(max(num_nodes, 2 * size)))
+        self.do(
+            self.world.submit(
+                resilience={"fault_tolerance": 2 if size == 1 else 1},
+                resources={"min_nodes_per_pipeline": size},
+                training={"steps": 40},
+            )
+        )
 
     def teardown(self) -> None:
         if self.world.job_id:
@@ -71,7 +79,7 @@ class Cluster(RuleBasedStateMachine):
         if not any(engine.at_commit for engine in members):
             self.call(lambda: self.world.pass_exchange(members[:share]))
         if members and share and share < len(members):
-            self._someone_is_lost(members[share].id.split("/")[1])
+            self._someone_is_lost(node_of(members[share].id))
 
     def _someone_is_lost(self, node_id: str) -> None:
         """A step is broken off only because somebody died."""
@@ -231,6 +239,7 @@ TestCluster.settings = settings(
     max_examples=20,
     stateful_step_count=30,
     deadline=None,
+    derandomize=True,  # a find is reproduced; run it at random by hand
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )

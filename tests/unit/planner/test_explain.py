@@ -65,7 +65,7 @@ def test_the_next_best_plan_is_the_best_of_other_sizes() -> None:
             answer = instantiate(problem, nodes)
         except PlanariaError:
             continue
-        why = explain(problem, nodes, answer)
+        why = explain(answer)
         chosen = tuple(sorted((len(p.node_ids) for p in answer.plan.pipelines), reverse=True))
         others = best_by_sizes(problem, len(nodes))
         del others[chosen]
@@ -86,12 +86,12 @@ def test_the_words_name_the_binding_stage_and_the_price_of_tolerance() -> None:
     )
     nodes = [Node(node_id=f"n{i}") for i in range(5)]
     answer = instantiate(problem, nodes)
-    why = explain(problem, nodes, answer)
+    why = explain(answer)
     slowest = answer.plan.pipelines[why.pipeline]
     assert slowest.iteration_seconds == answer.plan.iteration_seconds
     assert why.stage_seconds == slowest.cost.microbatch_seconds
     assert why.fault_tolerance_seconds >= 0
-    words = in_words(problem, answer, why)
+    words = in_words(answer, why)
     assert f"bound by stage {why.stage}" in words
     assert "tolerating 3 lost nodes costs" in words
     sizes = Counter(len(p.node_ids) for p in answer.plan.pipelines)

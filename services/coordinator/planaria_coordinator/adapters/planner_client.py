@@ -146,6 +146,7 @@ def _problem(problem: Problem) -> pb.Problem:
         num_microbatches=problem.num_microbatches,
         fault_tolerance=problem.fault_tolerance,
         min_nodes_per_pipeline=problem.min_nodes_per_pipeline,
+        max_stage_accelerators=1,  # engines do not run a stage together yet
     )
 
 

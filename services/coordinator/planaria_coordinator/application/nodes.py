@@ -21,6 +21,8 @@ class NodeEntry:
     last_seen_seconds: float
     wire: Wire | None = None
     """Its open session."""
+    session_ended: bool = False
+    """Whether its last session was seen to end."""
     snapshots: dict[str, EngineSnapshot] = field(default_factory=dict)
     peers_lost: set[str] = field(default_factory=set)
     """Its engines whose processes were seen to end by others and by nobody here."""
@@ -116,6 +118,7 @@ class NodeRegistry:
             seen = Liveness(
                 last_seen_seconds=entry.last_seen_seconds,
                 session_open=entry.wire is not None,
+                session_ended=entry.session_ended,
                 holds_engines=holds_engines(entry.node.id),
                 peer_lost=bool(entry.peers_lost),
             )

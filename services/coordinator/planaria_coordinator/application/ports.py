@@ -352,13 +352,3 @@ class SchedulingPolicy(Protocol):
     async def choose_nodes(self, question: NodesQuestion) -> NodesDecision: ...
 
     async def choose_plan(self, question: PlanQuestion) -> PlanDecision: ...
-
-
-class AgentSessions(Protocol):
-    """The open sessions of agents (entrypoints/grpc/worker_service.py)."""
-
-    def send(self, directive: Directive) -> bool:
-        """Queue a directive for its node; False when the node has no session: it is sent again
-        when the agent connects.
-        """
-        ...

@@ -118,16 +118,16 @@ class Scheduler:
             return
         placed = set(run.placement.plan.node_ids)
         awaited = set(run.transition.awaited_nodes) if run.transition else set()
-        spare = {n: f for n, f in run.nodes.items() if n not in placed | awaited}
-        spare = {n: f for n, f in spare.items() if n not in run.draining}
+        taken = placed | awaited | set(run.draining)
+        spare = {n: f for n, f in run.nodes.items() if n not in taken and self._may_serve(run, n)}
         free = {entry.node.id: entry.facts for entry in self._candidates(run)}
         joiners = {**free, **spare}
         probe = (run.generation, frozenset(joiners))
         if not joiners or self._probed.get(actor.job_id) == probe:
             return
-        self._probed[actor.job_id] = probe
         query = _probe_query(run, joiners, horizon_seconds(run, self._state.clock.now()))
         answer = await self._state.planner.plan(query)
+        self._probed[actor.job_id] = probe
         used = [node_id for node_id in answer.plan.node_ids if node_id in joiners]
         if not used:
             log.info("joiners_left_idle", job_id=actor.job_id, reason=answer.reason)
@@ -155,6 +155,12 @@ class Scheduler:
             key=lambda entry: entry.node.id,
         )
 
+    def _may_serve(self, run: JobRun, node_id: str) -> bool:
+        """Whether a node that the job holds has engines, or may be given new ones."""
+        entry = self._state.nodes.get(node_id)
+        has_engines = any(engine.node_id == node_id for engine in run.engines.values())
+        return has_engines or (entry is not None and entry.takes_work)
+
     async def _grant(
         self,
         actor: JobActor,
@@ -175,7 +181,11 @@ class Scheduler:
                 await self._explain(actor, decision.reason or "the scheduler gives it no nodes")
                 return
         if not own and run.state is not JobState.RUNNING:
-            own = tuple(facts for n, facts in run.nodes.items() if n not in run.draining)
+            own = tuple(
+                facts
+                for node_id, facts in run.nodes.items()
+                if node_id not in run.draining and self._may_serve(run, node_id)
+            )
         granted = (*own, *(entry.facts for entry in chosen if entry.takes_work))
         if granted:
             await actor.post(

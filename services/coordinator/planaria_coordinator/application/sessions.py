@@ -24,6 +24,7 @@ from planaria_coordinator.domain.job import LogLine, StepMetrics
 from planaria_coordinator.domain.node import EngineSnapshot, EngineState, NodeState
 from planaria_coordinator.domain.run import Phase
 from planaria_coordinator.domain.signals import (
+    AgentReturned,
     EngineDisturbed,
     EngineFinished,
     EngineLost,
@@ -120,10 +121,13 @@ class AgentSession:
     def attach(self, entry: NodeEntry, engines: tuple[EngineSnapshot, ...]) -> None:
         """Become the node's session."""
         entry.wire = self
+        entry.session_ended = False
         entry.peers_lost.clear()
         entry.stops_sent.clear()
         self._state.nodes.beat(entry, engines)
         self._state.dispatcher.attach(self.node_id, self)
+        for actor in self._state.holders(self.node_id):
+            actor.post(AgentReturned(node_id=self.node_id))
         self._compare(entry)
 
     def close(self) -> None:
@@ -132,6 +136,7 @@ class AgentSession:
         self._state.dispatcher.detach(self.node_id, self)
         if entry is not None and entry.wire is self:
             entry.wire = None
+            entry.session_ended = True
             log.info("session_ended", node_id=self.node_id)
             self._state.run_beside(declare_lost_nodes(self._state))
 

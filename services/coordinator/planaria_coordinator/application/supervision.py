@@ -61,10 +61,11 @@ class Supervisor:
         if stall_seconds > self._state.options.node_deadline_seconds / 2:
             self._forgive(stall_seconds)
         await declare_lost_nodes(self._state)
+        absent = frozenset(e.node.id for e in self._state.nodes if e.wire is None)
         for actor in tuple(self._state.actors.values()):
             due = actor.run.next_deadline_seconds()
             if due is not None and due <= now:
-                actor.post(Tick())
+                actor.post(Tick(absent_nodes=absent))
             self._watch_progress(actor, now)
 
     def _forgive(self, seconds: float) -> None:

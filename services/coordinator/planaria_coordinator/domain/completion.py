@@ -17,7 +17,6 @@ _RECOVERIES = (
     Cause.NODE_JOINED,
     Cause.NODE_DRAINED,
     Cause.RESUMED,
-    Cause.COORDINATOR_RESTARTED,
 )
 """Causes of changes from one plan to the next; a job's start and its end are none."""
 

@@ -11,6 +11,8 @@ class Liveness:
     last_seen_seconds: float
     """The last heartbeat, or the moment from which on one is expected."""
     session_open: bool
+    session_ended: bool
+    """It was open, and was seen to end; unlike one that has not been opened since our start."""
     holds_engines: bool
     peer_lost: bool
     """An engine elsewhere saw the process of one of its engines end, and nobody has explained it
@@ -27,12 +29,11 @@ def why_node_lost(
     network.
     """
     silence_seconds = now_seconds - seen.last_seen_seconds
-    if not seen.session_open and seen.peer_lost:
+    if seen.session_ended and seen.peer_lost:
         return "its session and an engine's process ended"
-    patient = not seen.session_open and seen.holds_engines
-    deadline_seconds = max(
-        node_deadline_seconds, agent_lease_seconds if patient else node_deadline_seconds
-    )
+    deadline_seconds = node_deadline_seconds
+    if not seen.session_open and seen.holds_engines and not seen.peer_lost:
+        deadline_seconds = max(node_deadline_seconds, agent_lease_seconds)
     if silence_seconds > deadline_seconds:
         return f"no heartbeat for {silence_seconds:.1f} s"
     return None

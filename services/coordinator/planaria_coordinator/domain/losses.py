@@ -22,7 +22,7 @@ from planaria_coordinator.domain.preparing import (
     prepare_failed,
     refuse_node,
 )
-from planaria_coordinator.domain.run import Cause, Disturbance, Pending, Phase, Story
+from planaria_coordinator.domain.run import Cause, Disturbance, Pending, Phase, Story, node_of
 from planaria_coordinator.domain.signals import EngineDisturbed, EngineLost, EnginesStuck, NodeLost
 from planaria_coordinator.domain.turn import Turn
 
@@ -114,7 +114,7 @@ def _after_loss(
             check_prepared(turn)
     elif _concerns(turn, gone):
         _open_recovery(turn, _merged_story(turn, fault_time), gone, reason, node_id)
-    elif node_id and any(e.split("/")[1] == node_id for e in transition.story.engines_lost):
+    elif node_id and any(node_of(e) == node_id for e in transition.story.engines_lost):
         # Its engine was seen to die first: now it is known that all of the node is gone.
         turn.note(story=_with_losses(transition.story, [], node_id))
         turn.because(f"{reason}, as its engine was before")
@@ -139,7 +139,7 @@ def _recreate(turn: Turn, gone: Iterable[str]) -> None:
     awaited = [
         node_id
         for node_id in turn.transition.awaited_nodes
-        if node_id in turn.run.nodes and any(e.split("/")[1] == node_id for e in gone)
+        if node_id in turn.run.nodes and any(node_of(e) == node_id for e in gone)
     ]
     if awaited:
         await_nodes(turn, tuple(awaited))
@@ -233,11 +233,15 @@ def disturbance_overdue(turn: Turn) -> None:
     open_transition(turn, story, reason)
 
 
-def overdue(turn: Turn) -> None:
-    """Act on what has not been answered in time."""
+def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
+    """Act on what has not been answered in time, where there is an agent that could answer."""
     disturbance_overdue(turn)
     late = sorted(
-        (p for p in turn.run.pending.values() if p.deadline_seconds <= turn.now.seconds),
+        (
+            pending
+            for pending in turn.run.pending.values()
+            if pending.deadline_seconds <= turn.now.seconds and pending.node_id not in absent_nodes
+        ),
         key=lambda pending: pending.directive_id,
     )
     for pending in late:

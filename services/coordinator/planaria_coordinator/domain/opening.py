@@ -19,7 +19,6 @@ _EVENTS = {
     Cause.START: "job_starting",
     Cause.NODE_LOST: "recovery_started",
     Cause.ENGINE_LOST: "recovery_started",
-    Cause.COORDINATOR_RESTARTED: "recovery_started",
     Cause.NODE_JOINED: "join_started",
     Cause.NODE_DRAINED: "drain_started",
     Cause.PAUSED: "job_pausing",

@@ -44,6 +44,12 @@ def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
         measured_layers=outcome.measured_layers,
     )
     turn.change(engines={**turn.run.engines, engine.id: engine})
+    turn.emit(
+        "engine_ready",
+        f"an engine on {engine.node_id} is ready",
+        node_id=engine.node_id,
+        engine_id=engine.id,
+    )
     difference = _difference(turn, engine) if turn.run.data_digest else None
     if difference is not None:
         refuse_node(turn, engine.node_id, difference.message)

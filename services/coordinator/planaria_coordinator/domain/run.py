@@ -63,7 +63,6 @@ class Cause(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     FINISHED = "finished"
-    COORDINATOR_RESTARTED = "coordinator_restarted"
 
 
 class Phase(StrEnum):
@@ -94,6 +93,8 @@ class Pending:
     kind: DirectiveKind
     deadline_seconds: float
     """On the monotonic clock."""
+    allowed_seconds: float
+    """What the deadline was set by."""
     num_attempt: int = 1
 
 
@@ -110,6 +111,16 @@ class Engine:
     data_digest: str = ""
     fingerprint: dict[str, str] = field(default_factory=dict)
     measured_layers: tuple[MeasuredLayer, ...] = ()
+
+
+def make_engine_id(job_id: str, node_id: str, accelerator: int, number: int) -> str:
+    """Return the id of an engine; `number` counts the job's engines, so no id is used twice."""
+    return f"{job_id}/{node_id}/{accelerator}/{number}"
+
+
+def node_of(engine_id: str) -> str:
+    """Return the node that an engine is or was on."""
+    return engine_id.split("/")[1]
 
 
 Places = tuple[tuple[str, ...], ...]

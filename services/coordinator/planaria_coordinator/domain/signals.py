@@ -138,6 +138,17 @@ class CancelWanted:
 class Tick:
     """Time has passed."""
 
+    absent_nodes: frozenset[str] = frozenset()
+    """Nodes whose agents are away: whether their engines answer in time cannot be known, and
+    whether they are lost is decided elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReturned:
+    """A node's agent is back: directives without a result are sent again now."""
+
+    node_id: str
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
@@ -169,6 +180,7 @@ Signal = (
     | ResumeWanted
     | CancelWanted
     | Tick
+    | AgentReturned
     | Stalled
     | Restarted
 )

@@ -44,6 +44,7 @@ from planaria_coordinator.domain.placing import (
 from planaria_coordinator.domain.preparing import prepare_failed, prepared
 from planaria_coordinator.domain.run import JobRun, Limits, Moment, Pending, Phase
 from planaria_coordinator.domain.signals import (
+    AgentReturned,
     CancelWanted,
     DrainEnded,
     DrainWanted,
@@ -108,8 +109,10 @@ def _after_the_end(turn: Turn, signal: Signal) -> None:
             turn.forget_stopping(engine_id)
         case NodeLost():
             losses.node_lost(turn, signal)
-        case Tick():
-            losses.overdue(turn)
+        case Tick(absent_nodes=absent):
+            losses.overdue(turn, absent)
+        case AgentReturned(node_id=node_id):
+            _restart_deadlines(turn, node_id)
         case Restarted():
             _restart_deadlines(turn)
         case _:
@@ -136,8 +139,10 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
             losses.engines_stuck(turn, signal)
         case EngineDisturbed():
             losses.engine_disturbed(turn, signal)
-        case Tick():
-            losses.overdue(turn)
+        case Tick(absent_nodes=absent):
+            losses.overdue(turn, absent)
+        case AgentReturned(node_id=node_id):
+            _restart_deadlines(turn, node_id)
         case PlanArrived(query=query, answer=answer):
             plan_arrived(turn, query, answer)
         case PlanRefused():
@@ -239,18 +244,15 @@ def _shift_deadlines(turn: Turn, seconds: float) -> None:
     turn.run = replace(turn.run, pending=pending)
 
 
-def _restart_deadlines(turn: Turn) -> None:
-    """The clock that deadlines were set by ended with the process that set them."""
-    limits = turn.limits
+def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
+    """Count from now on: a deadline begins when the directive can be delivered."""
     pending = {
-        key: replace(
-            p,
-            deadline_seconds=turn.now.seconds
-            + (limits.prepare_seconds if p.kind == "prepare" else limits.directive_seconds),
-        )
+        key: replace(p, deadline_seconds=turn.now.seconds + p.allowed_seconds)
+        if node_id in (None, p.node_id)
+        else p
         for key, p in turn.run.pending.items()
     }
-    turn.change(pending=pending)
+    turn.run = replace(turn.run, pending=pending)
 
 
 def _restarted(turn: Turn) -> None:

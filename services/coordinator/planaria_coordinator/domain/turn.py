@@ -30,6 +30,7 @@ from planaria_coordinator.domain.run import (
     Pending,
     Phase,
     Transition,
+    make_engine_id,
 )
 
 _SURVIVES_A_FENCE = ("prepare", "stop")
@@ -146,6 +147,7 @@ class Turn:
             node_id=engine.node_id,
             kind=command.kind,
             deadline_seconds=self.now.seconds + allow_seconds,
+            allowed_seconds=allow_seconds,
             num_attempt=attempt,
         )
         self.change(num_directives=number, pending={**self.run.pending, directive.id: pending})
@@ -179,7 +181,7 @@ class Turn:
         """Start an engine on an accelerator."""
         number = self.run.num_engines + 1
         engine = Engine(
-            id=f"{self.run.job_id}/{node_id}/{accelerator}/{number}",
+            id=make_engine_id(self.run.job_id, node_id, accelerator, number),
             node_id=node_id,
             accelerator=accelerator,
         )

@@ -2,12 +2,10 @@
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 
 from torch import Tensor
-from torch._C._distributed_c10d import Work as BackendWork
 
-from planaria_worker.engine.communication.backends import GroupBackend
+from planaria_worker.engine.communication.backends import GroupBackend, Pending
 from planaria_worker.engine.communication.errors import GroupBroken
 
 
@@ -39,6 +37,8 @@ class Group:
         self._backend: GroupBackend | None = backend
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
+        self._launching = threading.Lock()
+        self._shut = threading.Event()
         self._reason = ""
 
     @property
@@ -47,7 +47,7 @@ class Group:
 
     @property
     def is_shut(self) -> bool:
-        return self._backend is None
+        return self._shut.is_set()
 
     def rank_of(self, engine_id: str) -> int:
         """The rank of a member; ValueError if it is none."""
@@ -102,28 +102,38 @@ class Group:
         From any thread, as often as one likes, at once, and without an exception.
         """
         with self._lock:
-            backend, self._backend = self._backend, None
-            if backend is None:
+            if self._shut.is_set() or self._backend is None:
                 return
             self._reason = reason
-        backend.cut()
-        last_references = [backend]
-        del backend
-        _drop_elsewhere(last_references)
+            self._shut.set()
+            last_references = [self._backend]
+            self._backend = None
+        last_references[0].cut()
+        # gloo's threads take 10 ms to end, and the one to drop the group last has to wait for them.
+        threading.Thread(
+            target=self._drop, args=(last_references,), name="drop-group", daemon=True
+        ).start()
+
+    def _drop(self, last_references: list[GroupBackend]) -> None:
+        with self._launching:
+            pass  # who was about to start an operation has let go of the group
+        last_references.clear()
 
     def _start(
-        self, launch: Callable[[GroupBackend], BackendWork], tensor: Tensor, what: str
+        self, launch: Callable[[GroupBackend], Pending], tensor: Tensor, what: str
     ) -> "Work":
         if not tensor.is_contiguous():
             raise ValueError(f"group {self.name}: {what}: the tensor is not contiguous")
-        backend = self._backend
         failure = ""
-        if backend is not None:
-            try:
-                return Work(self, launch(backend), what, self._timeout_seconds)
-            except RuntimeError as error:
-                failure = _first_line(error)
-            del backend
+        with self._launching:
+            backend = self._backend
+            if backend is not None:
+                try:
+                    return Work(self, launch(backend), what, self._timeout_seconds)
+                except RuntimeError as error:
+                    failure = _first_line(error)
+                finally:
+                    del backend
         raise self._broken(what, failure)
 
     def _broken(self, what: str, failure: str) -> GroupBroken:
@@ -135,42 +145,35 @@ class Group:
 class Work:
     """An operation under way; every one must be waited for."""
 
-    def __init__(self, group: Group, work: BackendWork, what: str, timeout_seconds: float) -> None:
+    def __init__(self, group: Group, pending: Pending, what: str, timeout_seconds: float) -> None:
         self._group = group
-        self._work: BackendWork | None = work
+        self._pending: Pending | None = pending
         self._what = what
         self._timeout_seconds = timeout_seconds
         self._is_done = False
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Returns when the operation is complete; then, returns at once.
+        """Returns when the operation is complete; once it is, at once.
 
         Args:
             timeout_seconds: at most this long, instead of the group's own bound. gloo cannot take
                 back an operation: a wait that is too long costs the group.
 
         Raises:
-            GroupBroken: the group was shut, lost a peer, or waited too long.
+            GroupBroken: the group was shut, lost a peer, or waited too long. The tensor must not be
+                used for anything else: the backend may hold it for a while.
         """
-        work, self._work = self._work, None
+        pending, self._pending = self._pending, None
         failure = ""
-        if work is not None:
+        if pending is not None:
             seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
             try:
-                self._is_done = work.wait(timedelta(seconds=seconds))
+                self._is_done = pending.wait(seconds, self._group._shut)
             except RuntimeError as error:
                 failure = _first_line(error)
-            del work  # it holds the group's connections: nothing may keep it, least a traceback
+            del pending  # it holds the group's connections: nothing may keep it, least a traceback
         if not self._is_done:
             raise self._group._broken(self._what, failure)
-
-
-def _drop_elsewhere(last_references: list[GroupBackend]) -> None:
-    """Has another thread drop them: gloo's threads take 10 ms each to end, and it waits for them.
-
-    An operation that is still returning holds one more; then it is dropped there.
-    """
-    threading.Thread(target=last_references.clear, name="drop-group", daemon=True).start()
 
 
 def _first_line(error: RuntimeError) -> str:

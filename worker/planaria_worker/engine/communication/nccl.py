@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupNCCL, Store
-from torch._C._distributed_c10d import Work as BackendWork
 
-from planaria_worker.engine.communication.backends import TAG, RawProcessGroup
+from planaria_worker.engine.communication.backends import TAG, DirectWait, Pending, RawProcessGroup
 
 
 class NcclConnector:
@@ -54,14 +53,14 @@ class NcclBackend:
     def __init__(self, process_group: RawProcessGroup) -> None:
         self._process_group = process_group
 
-    def send(self, tensor: Tensor, dst: int) -> BackendWork:
-        return self._process_group.send([tensor], dst, TAG)
+    def send(self, tensor: Tensor, dst: int) -> Pending:
+        return DirectWait(self._process_group.send([tensor], dst, TAG))
 
-    def recv(self, tensor: Tensor, src: int) -> BackendWork:
-        return self._process_group.recv([tensor], src, TAG)
+    def recv(self, tensor: Tensor, src: int) -> Pending:
+        return DirectWait(self._process_group.recv([tensor], src, TAG))
 
-    def all_reduce(self, tensor: Tensor) -> BackendWork:
-        return self._process_group.allreduce([tensor], AllreduceOptions())
+    def all_reduce(self, tensor: Tensor) -> Pending:
+        return DirectWait(self._process_group.allreduce([tensor], AllreduceOptions()))
 
     def cut(self) -> None:
         with contextlib.suppress(RuntimeError):

@@ -1,0 +1,226 @@
+"""A group ends for everybody who uses it, even where the library underneath notices nothing."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from planaria_worker.engine.communication import Group, GroupBroken, Work
+from planaria_worker.engine.communication.gloo import GlooBackend
+
+BOUND_SECONDS = 30.0
+START: dict[str, Callable[[Group], Work]] = {
+    "send": lambda group: group.isend(torch.zeros(1), 1),
+    "recv": lambda group: group.irecv(torch.zeros(1), 1),
+    "all_reduce": lambda group: group.iall_reduce(torch.zeros(1)),
+}
+
+
+class FakeWork:
+    """What gloo gives for an operation; ends when the test says so."""
+
+    def __init__(self, *, collective: bool) -> None:
+        self._collective = collective
+        self.has_ended = threading.Event()
+        self.failure: str | None = None
+        self.is_waited_for = threading.Event()
+
+    def end(self, failure: str | None = None) -> None:
+        self.failure = failure
+        self.has_ended.set()
+
+    def wait(self, timeout: timedelta) -> bool:
+        self.is_waited_for.set()
+        if not self.has_ended.wait(timeout.total_seconds()):
+            raise RuntimeError("Timed out")
+        if self.failure is not None:
+            raise RuntimeError(self.failure)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._collective and self.has_ended.is_set()
+
+
+class FakeProcessGroup:
+    """Records who drops it; `launch` is called when an operation starts."""
+
+    def __init__(self) -> None:
+        self.works: list[FakeWork] = []
+        self.launch: Callable[[], None] = lambda: None
+        self.dropped_by: list[str] = []
+        self.was_dropped = threading.Event()
+
+    def start(self, *, collective: bool) -> Any:
+        self.launch()
+        self.works.append(FakeWork(collective=collective))
+        return self.works[-1]
+
+
+class Handle:
+    """The only reference that the backend has; its end is the end of the process group."""
+
+    def __init__(self, fake: FakeProcessGroup) -> None:
+        self._fake = fake
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return self._fake.start(collective=False)
+
+    recv = send
+
+    def allreduce(self, tensors: Any, options: Any) -> Any:
+        return self._fake.start(collective=True)
+
+    def abort(self) -> None:
+        raise AssertionError("gloo's abort does nothing")
+
+    def __del__(self) -> None:
+        self._fake.dropped_by.append(threading.current_thread().name)
+        self._fake.was_dropped.set()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeProcessGroup]:
+    made = FakeProcessGroup()
+    yield made
+    for work in made.works:
+        work.end()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The group's only connection."""
+    near, far = socket.socketpair()
+    with near, far:
+        yield near, far
+
+
+@pytest.fixture
+def group(fake: FakeProcessGroup, ends: tuple[socket.socket, socket.socket]) -> Iterator[Group]:
+    made = Group(
+        name="g",
+        members=("0", "1"),
+        rank=0,
+        backend=GlooBackend(Handle(fake), [ends[0].dup()], BOUND_SECONDS),
+        timeout_seconds=BOUND_SECONDS,
+    )
+    yield made
+    made.shut()
+
+
+def wait_in_thread(work: Work) -> tuple[threading.Thread, list[str]]:
+    raised: list[str] = []
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except GroupBroken as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread, raised
+
+
+@pytest.mark.parametrize("operation", START)
+def test_who_waits_for_a_lost_operation_is_woken(
+    fake: FakeProcessGroup, group: Group, operation: str
+) -> None:
+    """gloo may never end an operation whose connection was cut. Guard: no wait within gloo is
+    without a way out (`_Messages`, `_look_up`)."""
+    thread, raised = wait_in_thread(START[operation](group))
+    fake.works[0].is_waited_for.wait(BOUND_SECONDS)
+
+    group.shut("fenced")
+
+    thread.join(BOUND_SECONDS)
+    assert len(raised) == 1
+    assert raised[0].endswith(": fenced")
+    assert not fake.works[0].has_ended.is_set()
+
+
+@pytest.mark.parametrize("operation", START)
+def test_a_failure_shuts_the_group(
+    fake: FakeProcessGroup,
+    group: Group,
+    ends: tuple[socket.socket, socket.socket],
+    operation: str,
+) -> None:
+    """And so wakes the neighbours. Guard: `Group._broken`, and that shutting cuts."""
+    work = START[operation](group)
+    fake.works[0].end("Connection closed by peer\nand a long trace")
+    for _ in range(2):
+        with pytest.raises(GroupBroken, match=r": Connection closed by peer$"):
+            work.wait()
+    assert group.is_shut
+    assert ends[1].recv(1) == b""
+    with pytest.raises(GroupBroken, match=r"^group g: .*: Connection closed by peer$"):
+        START[operation](group)
+
+
+@pytest.mark.parametrize("operation", START)
+def test_a_finished_operation_may_be_waited_for_again(
+    fake: FakeProcessGroup, group: Group, operation: str
+) -> None:
+    work = START[operation](group)
+    thread, raised = wait_in_thread(work)
+    fake.works[0].is_waited_for.wait(BOUND_SECONDS)
+    fake.works[0].end()
+    thread.join(BOUND_SECONDS)
+    work.wait()
+    assert raised == []
+    assert not group.is_shut
+
+
+@pytest.mark.parametrize("operation", START)
+def test_a_wait_is_bounded(fake: FakeProcessGroup, group: Group, operation: str) -> None:
+    work = START[operation](group)
+    with pytest.raises(GroupBroken, match=r"timed out after 0\.1 s"):
+        work.wait(timeout_seconds=0.1)
+    assert group.is_shut
+
+
+def test_a_refused_start_breaks_the_group(fake: FakeProcessGroup, group: Group) -> None:
+    def refuse() -> None:
+        raise RuntimeError("pair is closed")
+
+    fake.launch = refuse
+    with pytest.raises(GroupBroken, match="receiving from 1: pair is closed"):
+        group.recv(torch.zeros(1), 1)
+
+
+def test_a_wrong_tensor_costs_nothing(group: Group) -> None:
+    with pytest.raises(ValueError, match="group g: all-reduce: the tensor is not contiguous"):
+        group.all_reduce(torch.zeros(2, 2).t())
+    assert not group.is_shut
+
+
+def test_a_shut_group_is_dropped_elsewhere(fake: FakeProcessGroup, group: Group) -> None:
+    """Dropping a process group waits for its threads, of which one may be stuck: neither the thread
+    that shuts nor one that is just starting an operation may be the last to hold it. Guard:
+    `Group._drop` waits for the start."""
+    is_starting, may_start = threading.Event(), threading.Event()
+
+    def launch() -> None:
+        is_starting.set()
+        may_start.wait(BOUND_SECONDS)
+
+    fake.launch = launch
+    thread = threading.Thread(target=lambda: group.irecv(torch.zeros(1), 1))
+    thread.start()
+    is_starting.wait(BOUND_SECONDS)
+    group.shut()
+    assert not fake.dropped_by
+    may_start.set()
+    thread.join(BOUND_SECONDS)
+    fake.was_dropped.wait(BOUND_SECONDS)
+    assert fake.dropped_by == ["drop-group"]
+
+
+def test_ranks_are_known_by_engine(group: Group) -> None:
+    assert (group.size, group.rank, group.rank_of("1")) == (2, 0, 1)
+    with pytest.raises(ValueError, match="not in tuple"):
+        group.rank_of("2")

@@ -1,0 +1,202 @@
+"""Groups of CPUs. gloo cannot be interrupted: its connections are found, and cut under its hands.
+
+Not even then do all its waits end. When a connection ends while gloo's loop takes a message off its
+list of waiting ones, it can lose it, and tells nobody: who waits for that send or receive, directly
+or within an all-reduce, waits for the timeout. With traffic both ways on a loaded machine, every
+twentieth cut had such a victim. Hence no thread of ours waits in gloo without a way out.
+"""
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import Work as BackendWork
+
+from planaria_worker.engine.communication.addresses import Address, format_address, parse_address
+from planaria_worker.engine.communication.backends import TAG, Pending, RawProcessGroup
+from planaria_worker.engine.communication.sockets import cut, find_connections, listening_addresses
+
+_MAX_DEVICE_ATTEMPTS = 10
+_LOOK_UP_SECONDS = 0.02
+"""How often a wait looks whether the group was shut; until then, gloo had its chance to say so."""
+
+
+class GlooConnector:
+    """A gloo device of its own for each group: its port tells the group's connections from others.
+
+    Each pair of ranks has one connection, and one of its ends is the port of a device.
+    """
+
+    def __init__(self, host: str, operation_timeout_seconds: float) -> None:
+        self._operation_timeout_seconds = operation_timeout_seconds
+        device, self._own = _open_device(host)
+        untyped: Any = ProcessGroupGloo  # its stub lacks the options that its constructor takes
+        self._options = untyped._Options()
+        self._options._devices = [device]
+        self._members = {self._own}
+        self.address = format_address(*self._own)
+
+    def connect(
+        self, store: Store, rank: int, addresses: Sequence[str], *, timeout_seconds: float
+    ) -> "GlooBackend":
+        self._members = {parse_address(address) for address in addresses}
+        self._options._timeout = timedelta(seconds=timeout_seconds)
+        process_group: Any = ProcessGroupGloo(store, rank, len(addresses), self._options)
+        connections = self._connections()
+        if len(connections) != len(addresses) - 1:
+            # Never go on with a group that could not be woken.
+            for connection in connections:
+                cut(connection)
+            raise RuntimeError(
+                f"found {len(connections)} connections of a group of {len(addresses)} ranks"
+            )
+        return GlooBackend(process_group, connections, self._operation_timeout_seconds)
+
+    def cut(self) -> None:
+        with contextlib.suppress(OSError):
+            for connection in self._connections():
+                cut(connection)
+
+    def _connections(self) -> list[socket.socket]:
+        others = self._members - {self._own}
+        return find_connections(lambda local, remote: local == self._own or remote in others)
+
+
+class GlooBackend:
+    """A gloo process group and duplicates of its sockets."""
+
+    def __init__(
+        self,
+        process_group: RawProcessGroup,
+        connections: list[socket.socket],
+        timeout_seconds: float,
+    ) -> None:
+        self._process_group = process_group
+        self._connections = connections
+        self._options = AllreduceOptions()
+        self._options.timeout = timedelta(seconds=timeout_seconds)
+        self._messages = _Messages(timeout_seconds)
+
+    def send(self, tensor: Tensor, dst: int) -> Pending:
+        return self._messages.add(self._process_group.send([tensor], dst, TAG), ("send", dst))
+
+    def recv(self, tensor: Tensor, src: int) -> Pending:
+        return self._messages.add(self._process_group.recv([tensor], src, TAG), ("recv", src))
+
+    def all_reduce(self, tensor: Tensor) -> Pending:
+        return _AllReduce(self._process_group.allreduce([tensor], self._options))
+
+    def cut(self) -> None:
+        while self._connections:
+            with contextlib.suppress(IndexError):  # another thread cuts as well
+                cut(self._connections.pop())
+        self._messages.close()
+
+
+class _AllReduce:
+    """A collective runs in a thread of gloo's, so that to stop waiting for it costs nothing."""
+
+    def __init__(self, work: BackendWork) -> None:
+        self._work = work
+
+    def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:
+        return _look_up(self._is_done, timeout_seconds, shut)
+
+    def _is_done(self, seconds: float) -> bool:
+        timeout = timedelta(seconds=seconds)
+        with contextlib.suppress(RuntimeError):  # it failed, or the time is over
+            return self._work.wait(timeout)
+        return self._work.is_completed() and self._work.wait(timeout)
+
+
+class _Message:
+    """A message that may not have left, or arrived, yet."""
+
+    def __init__(self, work: BackendWork) -> None:
+        self.work: BackendWork | None = work
+        self.failure: str | None = None
+        self.has_ended = threading.Event()
+
+    def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:
+        is_done = _look_up(self.has_ended.wait, timeout_seconds, shut)
+        if self.failure is not None:
+            raise RuntimeError(self.failure)
+        return is_done
+
+
+class _Messages:
+    """Waits for messages in threads that can be left behind: one for each peer and direction.
+
+    To stop waiting for a message in gloo itself is to lose the group.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._waiting: dict[_Line, queue.SimpleQueue[_Message | None]] = {}
+        self._is_closed = False
+
+    def add(self, work: BackendWork, line: "_Line") -> _Message:
+        message = _Message(work)
+        waiting = self._waiting.get(line)
+        if waiting is None:
+            waiting = self._waiting[line] = queue.SimpleQueue()
+            threading.Thread(
+                target=_wait_for_messages, args=(waiting, self._timeout), name="gloo", daemon=True
+            ).start()
+        waiting.put(message)
+        if self._is_closed:  # meanwhile
+            waiting.put(None)
+        return message
+
+    def close(self) -> None:
+        self._is_closed = True
+        for waiting in list(self._waiting.values()):
+            waiting.put(None)
+
+
+_Line = tuple[Literal["send", "recv"], int]
+
+
+def _wait_for_messages(waiting: "queue.SimpleQueue[_Message | None]", timeout: timedelta) -> None:
+    while (message := waiting.get()) is not None:
+        work, message.work = message.work, None
+        try:
+            if work is not None:
+                work.wait(timeout)
+        except RuntimeError as error:
+            message.failure = str(error)
+        del work
+        message.has_ended.set()
+
+
+def _look_up(
+    is_done: Callable[[float], bool], timeout_seconds: float, shut: threading.Event
+) -> bool:
+    """Waits, and now and then looks whether the group was shut; once it was, one more time."""
+    deadline = time.monotonic() + timeout_seconds
+    was_shut = False
+    while not is_done(_LOOK_UP_SECONDS):
+        if was_shut:
+            return False
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"timed out after {timeout_seconds:g} s")
+        was_shut = shut.is_set()
+    return True
+
+
+def _open_device(host: str) -> tuple[object, Address]:
+    """A gloo device and where it listens, which it does not tell: the one new listening socket."""
+    for _ in range(_MAX_DEVICE_ATTEMPTS):
+        before = listening_addresses()
+        device = ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
+        appeared = listening_addresses() - before
+        if len(appeared) == 1:
+            return device, appeared.pop()
+    raise RuntimeError(f"other threads opened ports all the while a group was made on {host}")
