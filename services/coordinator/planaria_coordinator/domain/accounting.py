@@ -1,4 +1,8 @@
-"""What a recovery cost, from the engines' own timestamps."""
+"""What a recovery cost, from the engines' own timestamps.
+
+A recovery in which whole pipelines finish the step in flight takes two generations: the story
+brings along what the first of them took.
+"""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -12,13 +16,17 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
     """Return the record of a transition whose engines all have their places."""
     story = transition.story
     end = _end(transition)
-    parked = _park_times(transition)
-    planned = transition.mode is QuiesceMode.AT_COMMIT
-    start = min(parked, default=story.start_time) if planned else story.start_time
+    stopped = stop_times(transition)
+    start = (
+        min(stopped.values(), default=story.start_time)
+        if _is_planned(transition)
+        else (story.start_time)
+    )
     copied_bytes = sum(outcome.num_bytes for outcome in transition.copied.values())
     idle_seconds = sum(
-        _seconds(transition.reports[engine_id].park_time, _resume_time(transition, engine_id, end))
-        for engine_id in transition.stopped
+        _seconds(stop_time, _resume_time(transition, engine_id, end))
+        for engine_id, stop_time in stopped.items()
+        if engine_id in run.engines
     )
     return Recovery(
         job_id=run.job_id,
@@ -32,7 +40,7 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
         nodes_joined=story.nodes_joined,
         redone_microbatches=story.redone_microbatches,
         copied_bytes=story.copied_bytes + copied_bytes,
-        phases=tuple(_phases(transition)),
+        phases=phases_of(transition),
         lost_accelerator_seconds={"idle": idle_seconds, "redone": story.redone_seconds},
         pipeline_sizes_before=story.sizes_before,
         pipeline_sizes_after=transition.target.plan.sizes if transition.target else (),
@@ -40,15 +48,45 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
     )
 
 
+def stop_times(transition: Transition) -> dict[str, datetime]:
+    """Return, by engine, since when it stands still; those who compute are not among them."""
+    reports = transition.reports
+    parked = {e: reports[e].park_time for e in transition.stopped if e in reports}
+    times = {engine_id: time for engine_id, time in parked.items() if time is not None}
+    return {**times, **transition.story.stop_times}
+
+
+def phases_of(transition: Transition) -> tuple[RecoveryPhase, ...]:
+    """Return the phases so far, one of each name: what two generations took of it is added up."""
+    merged: dict[str, RecoveryPhase] = {}
+    for phase in (*transition.story.phases, *_phases(transition)):
+        seen = merged.get(phase.name)
+        merged[phase.name] = phase if seen is None else _added(seen, phase)
+    return tuple(sorted(merged.values(), key=lambda phase: phase.start_time))
+
+
+def _added(phase: RecoveryPhase, other: RecoveryPhase) -> RecoveryPhase:
+    return RecoveryPhase(
+        name=phase.name,
+        start_time=min(phase.start_time, other.start_time),
+        duration_seconds=phase.duration_seconds + other.duration_seconds,
+    )
+
+
+def _is_planned(transition: Transition) -> bool:
+    """Whether nothing was lost: a change at leisure, which began when the first engine stopped."""
+    return transition.mode is QuiesceMode.AT_COMMIT and transition.story.resume_time is None
+
+
 def _end(transition: Transition) -> datetime:
     """Return when the last engine that had to stop could compute again, or at least the last."""
-    outcomes = transition.activated
-    had_to_stop = [outcomes[e].resume_time for e in transition.stopped if e in outcomes]
-    return max(had_to_stop or [outcome.resume_time for outcome in outcomes.values()])
-
-
-def _park_times(transition: Transition) -> list[datetime]:
-    return [transition.reports[engine_id].park_time for engine_id in transition.stopped]
+    outcomes, story = transition.activated, transition.story
+    regrown = transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is not None
+    had_to_stop = story.stop_times if regrown else transition.stopped
+    resumed = [outcomes[e].resume_time for e in had_to_stop if e in outcomes]
+    if not resumed and regrown and story.resume_time is not None:
+        return story.resume_time  # whole pipelines were all that was left, and never stopped
+    return max(resumed or [outcome.resume_time for outcome in outcomes.values()])
 
 
 def _resume_time(transition: Transition, engine_id: str, end: datetime) -> datetime:
@@ -59,21 +97,24 @@ def _resume_time(transition: Transition, engine_id: str, end: datetime) -> datet
 
 def _phases(transition: Transition) -> Iterable[RecoveryPhase]:
     story = transition.story
-    if story.start_time < story.first_open_time:
+    if story.start_time < story.first_open_time and not story.phases:
         yield _phase("detect", story.start_time, story.first_open_time)
-    parked = _park_times(transition)
-    if parked:
-        planned = transition.mode is QuiesceMode.AT_COMMIT
-        yield _phase("quiesce", min(parked) if planned else story.first_open_time, max(parked))
-    if transition.asked_time is not None and transition.answered_time is not None:
-        yield _phase("plan", transition.asked_time, transition.answered_time)
+    reports = [transition.reports[e] for e in transition.stopped if e in transition.reports]
+    still = [report.park_time or report.fence_time for report in reports]
+    if still:
+        at_commit = transition.mode is QuiesceMode.AT_COMMIT
+        yield _phase("quiesce", min(still) if at_commit else story.first_open_time, max(still))
+    planned = transition.asked_time, transition.answered_time
+    if planned[0] is not None and planned[1] is not None and not transition.finishes_step:
+        yield _phase("plan", planned[0], planned[1])
     copies = [outcome for outcome in transition.copied.values() if outcome.num_bytes]
     if copies:
         yield _phase("copy", min(c.start_time for c in copies), max(c.end_time for c in copies))
     outcomes = transition.activated.values()
-    resumed = [outcome.resume_time for outcome in outcomes]
-    yield _phase("rebuild", min(o.rebuild_start_time for o in outcomes), max(resumed))
-    yield _phase("resume", min(resumed), max(resumed))
+    if outcomes:
+        resumed = [outcome.resume_time for outcome in outcomes]
+        yield _phase("rebuild", min(o.rebuild_start_time for o in outcomes), max(resumed))
+        yield _phase("resume", min(resumed), max(resumed))
 
 
 def _phase(name: str, start: datetime, end: datetime) -> RecoveryPhase:

@@ -40,7 +40,7 @@ def complete(turn: Turn) -> None:
     )
     turn.because(f"all {len(resumed)} engines have their places")
     if transition.story.cause in _RECOVERIES:
-        _tell_of_recovery(turn, transition)
+        tell_of_recovery(turn, transition)
     else:
         sizes = sizes_in_words(placement.plan.sizes)
         turn.emit(
@@ -49,10 +49,11 @@ def complete(turn: Turn) -> None:
             step=transition.target_steps,
             pipeline_sizes=list(placement.plan.sizes),
         )
-    _tell_of_fault_tolerance(turn, placement)
+    tell_of_fault_tolerance(turn, placement)
 
 
-def _tell_of_recovery(turn: Turn, transition: Transition) -> None:
+def tell_of_recovery(turn: Turn, transition: Transition) -> None:
+    """Record what a recovery cost, and say so."""
     number = turn.run.num_recoveries + 1
     recovery = recovery_record(turn.run, transition, number)
     turn.change(num_recoveries=number)
@@ -83,7 +84,8 @@ def _recovery_in_words(recovery: Recovery, transition: Transition) -> str:
     )
 
 
-def _tell_of_fault_tolerance(turn: Turn, placement: Placement) -> None:
+def tell_of_fault_tolerance(turn: Turn, placement: Placement) -> None:
+    """Say so when the job survives fewer or more losses than before."""
     wanted = turn.run.requirements.fault_tolerance
     now = placement.plan.fault_tolerance
     before = turn.run.announced_fault_tolerance

@@ -18,6 +18,8 @@ class QuiesceMode(StrEnum):
 
     IMMEDIATE = "IMMEDIATE"
     AT_COMMIT = "AT_COMMIT"
+    FENCE = "FENCE"
+    """At once for sums and exchanges; pipelines that have lost nobody go on computing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,19 @@ class PipelineAssignment:
 
     stages: tuple[StageAssignment, ...]
     microbatches: tuple[int, ...]
+    step_microbatches: tuple[int, ...] = ()
+    """Those of the step in flight, where they are others."""
+    keeps_step: bool = False
+    """Its engines run it now, and keep what they have computed of the step in flight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerAssignment:
+    """An engine that takes part in sums without computing, and so remains a replica."""
+
+    engine_id: str
+    data_address: str
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +116,7 @@ class Activate:
     committed_steps: int
     store_address: str
     rebuild_timeout_seconds: float
+    followers: tuple[FollowerAssignment, ...] = ()
     kind: Literal["activate"] = "activate"
 
 
@@ -185,7 +201,12 @@ class FenceReport:
     finished_microbatches: tuple[int, ...]
     step_compute_seconds: float
     fence_time: datetime
-    park_time: datetime
+    park_time: datetime | None
+    """When it stood still; None while it goes on computing."""
+    applied_generation: int = 0
+    """Of the Activate that it last applied."""
+    kept_microbatches: tuple[int, ...] = ()
+    """Of the step in flight: those in its local gradients, or to be there without being told."""
     kind: Literal["fence_report"] = "fence_report"
 
 

@@ -1,6 +1,7 @@
 """Bring everyone to one version: quiesce, hear every survivor, roll stragglers forward.
 
-ALGORITHMS.md 7 (2, 3) and rules 2 to 4 of docs/design.md.
+ALGORITHMS.md 7 (2, 3) and rules 2 to 4 of docs/design.md. After a loss, pipelines that have lost
+nobody go on computing all the while, and finish the step in flight.
 """
 
 from dataclasses import replace
@@ -15,10 +16,21 @@ from planaria_coordinator.domain.directive import (
     QuiesceMode,
 )
 from planaria_coordinator.domain.ending import fail, stand_still
+from planaria_coordinator.domain.finish_step import (
+    KeptPipeline,
+    finishing_placement,
+    kept_pipelines,
+)
 from planaria_coordinator.domain.finishing import begin_digesting
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
-from planaria_coordinator.domain.placing import choose_plan, nodes_to_plan_on, plan_query
+from planaria_coordinator.domain.placing import (
+    begin_activating,
+    choose_plan,
+    nodes_to_plan_on,
+    plan_query,
+    sizes_in_words,
+)
 from planaria_coordinator.domain.replicas import (
     holdings_of_placement,
     layers_of_version,
@@ -27,8 +39,14 @@ from planaria_coordinator.domain.replicas import (
     target_steps,
     witness_record,
 )
-from planaria_coordinator.domain.run import Cause, Pending, Phase
+from planaria_coordinator.domain.run import Cause, Pending, Phase, Placement
 from planaria_coordinator.domain.turn import Turn
+
+_IN_WORDS = {
+    QuiesceMode.IMMEDIATE: "stand still at once",
+    QuiesceMode.AT_COMMIT: "stand still after the next commit",
+    QuiesceMode.FENCE: "sum nothing, and go on computing in pipelines that have lost nobody",
+}
 
 _KEEP_THEIR_STATE = (Cause.START, Cause.PAUSED, Cause.FINISHED)
 """Causes whose transitions do not show as a recovery."""
@@ -44,12 +62,13 @@ def begin_quiescing(turn: Turn) -> None:
     mode = transition.mode or QuiesceMode.IMMEDIATE
     if transition.story.cause not in _KEEP_THEIR_STATE:
         turn.set_state(JobState.RECOVERING)
-    if mode is QuiesceMode.IMMEDIATE:
+    if mode is not QuiesceMode.AT_COMMIT:
         finishing = transition.story.cause is Cause.FINISHED
         turn.account(Activity.FINISHING if finishing else Activity.QUIESCE)
     turn.enter(
         Phase.QUIESCING,
-        f"{len(participants)} engines are told to stand still, {mode.lower()}",
+        f"{len(participants)} engines are told: {_IN_WORDS[mode]}",
+        is_ahead=False,
         participants=participants,
         stopped=tuple(e for e in participants if run.placement and e in run.placement.engine_ids),
         mode=mode,
@@ -57,16 +76,23 @@ def begin_quiescing(turn: Turn) -> None:
     if not participants:
         _decide_version(turn)
         return
-    command = Quiesce(mode=mode, lost_engine_ids=transition.story.engines_lost)
+    command = Quiesce(mode=mode, lost_engine_ids=_lost_engines(turn))
     allow = turn.limits.directive_seconds
     if mode is QuiesceMode.AT_COMMIT:
         allow = max(turn.limits.at_commit_seconds, 10 * run.last_step_seconds)
     for engine_id in participants:
         turn.send(run.engines[engine_id], command, allow_seconds=allow)
-    _ask_ahead(turn)
+    ask_ahead(turn)
 
 
-def _ask_ahead(turn: Turn) -> None:
+def _lost_engines(turn: Turn) -> tuple[str, ...]:
+    """All that are gone of those that steps cannot do without; the story knows who went first."""
+    run, story = turn.run, turn.transition.story
+    placed = run.placement.engine_ids if run.placement else frozenset()
+    return tuple(dict.fromkeys((*story.engines_lost, *sorted(placed - run.engines.keys()))))
+
+
+def ask_ahead(turn: Turn) -> None:
     """Ask the planner before the reports are in, supposing that everyone holds what it should."""
     run = turn.run
     enough = len(nodes_to_plan_on(run)) >= run.nodes_per_replica
@@ -82,7 +108,8 @@ def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:
     """An engine stands still; when all do, the version everyone is brought to is known."""
     transition = turn.transition
     turn.note(reports={**transition.reports, pending.engine_id: report})
-    if transition.mode is QuiesceMode.AT_COMMIT and pending.engine_id in transition.stopped:
+    at_commit = transition.mode is QuiesceMode.AT_COMMIT
+    if at_commit and report.park_time and pending.engine_id in transition.stopped:
         turn.account(Activity.QUIESCE, at=report.park_time)
     if not turn.is_awaiting("quiesce"):
         _decide_version(turn)
@@ -98,7 +125,6 @@ def _decide_version(turn: Turn) -> None:
         holdings={e: layers_of_version(report.layers, target) for e, report in reports.items()},
     )
     turn.change(committed_steps=target)
-    _note_redone(turn)
     record = witness_record(reports, target)
     placement = run.placement
     same_generation = record and placement and record.generation == placement.generation
@@ -115,15 +141,18 @@ def _decide_version(turn: Turn) -> None:
         version_reached(turn)
 
 
-def _note_redone(turn: Turn) -> None:
-    """Count what was computed for the step in flight: it is thrown away and computed again."""
+def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:
+    """Count what was computed for the step in flight and is not kept: it is computed again."""
     transition = turn.transition
+    keepers = {e for pipeline in kept for e in _engines_of(turn, pipeline)}
     current = [
         report
-        for report in transition.reports.values()
-        if report.committed_steps == transition.target_steps and report.step_compute_seconds > 0
+        for engine_id, report in transition.reports.items()
+        if engine_id not in keepers
+        and report.committed_steps == transition.target_steps
+        and report.step_compute_seconds > 0
     ]
-    if not current or transition.mode is not QuiesceMode.IMMEDIATE:
+    if not current or transition.mode is QuiesceMode.AT_COMMIT:
         return
     finished = {m for report in current for m in report.finished_microbatches}
     story = replace(
@@ -136,7 +165,7 @@ def _note_redone(turn: Turn) -> None:
     run = turn.run
     resumed = run.placement.resume_time if run.placement else None
     starts = [time for time in (run.last_commit_time, resumed) if time is not None]
-    if starts:
+    if starts and not kept:  # else those who keep the step have used that time well
         seconds = (story.start_time - max(starts)).total_seconds()
         turn.change(ledger=run.ledger.move(Activity.PRODUCTIVE, Activity.REDONE, seconds))
 
@@ -170,8 +199,30 @@ def committed(turn: Turn, pending: Pending, outcome: Committed | None) -> None:
         version_reached(turn)
 
 
+def _engines_of(turn: Turn, pipeline: KeptPipeline) -> tuple[str, ...]:
+    placement = turn.run.placement
+    return placement.places[pipeline.index] if placement else ()
+
+
+def _kept_pipelines(turn: Turn) -> tuple[KeptPipeline, ...]:
+    run, transition = turn.run, turn.transition
+    if transition.mode is not QuiesceMode.FENCE or run.placement is None:
+        return ()
+    if transition.target_steps >= run.requirements.steps:
+        return ()  # no step is in flight any more
+    return kept_pipelines(
+        run.placement,
+        transition.reports,
+        transition.holdings,
+        transition.target_steps,
+        run.requirements,
+    )
+
+
 def version_reached(turn: Turn) -> None:
     """Everyone stands at T*: what comes next?"""
+    kept = _kept_pipelines(turn)
+    _note_redone(turn, kept)
     transition, run = turn.transition, turn.run
     target = transition.target_steps
     lost = layers_without_replica(transition.holdings, run.requirements.num_layers)
@@ -185,7 +236,37 @@ def version_reached(turn: Turn) -> None:
         )
     elif target >= run.requirements.steps:
         begin_digesting(turn)
+    elif kept and run.placement is not None:
+        _finish_step(turn, run.placement, kept)
     elif run.pause_wanted:
         stand_still(turn, JobState.PAUSED, f"the job stands still at step {target}")
     else:
         choose_plan(turn)
+
+
+def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...]) -> None:
+    """Give the step in flight to the whole pipelines; nothing is planned, nothing is copied."""
+    transition, run = turn.transition, turn.run
+    target = finishing_placement(
+        placement,
+        kept,
+        transition.holdings,
+        run.engines,
+        run.requirements,
+        generation=transition.generation,
+    )
+    turn.note(target=target)
+    num_all = run.requirements.num_microbatches
+    num_kept = sum(len(pipeline.microbatches) for pipeline in kept)
+    turn.emit(
+        "step_finished_by",
+        f"step {transition.target_steps} is finished by pipelines of "
+        f"{sizes_in_words(target.plan.sizes)} nodes: {num_kept} of {num_all} microbatches kept, "
+        f"{num_all - num_kept} computed again",
+        step=transition.target_steps,
+        pipeline_sizes=list(target.plan.sizes),
+        kept_microbatches=num_kept,
+        lost_microbatches=num_all - num_kept,
+        followers=sorted(target.followers),
+    )
+    begin_activating(turn)

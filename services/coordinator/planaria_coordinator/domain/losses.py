@@ -154,7 +154,8 @@ def _loss_story(turn: Turn, fault_time: datetime) -> Story:
 
 def _merged_story(turn: Turn, fault_time: datetime) -> Story:
     story = carried_story(turn)
-    stands = turn.transition.mode is QuiesceMode.IMMEDIATE or story.cause is Cause.START
+    at_leisure = turn.transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is None
+    stands = not at_leisure or story.cause is Cause.START
     if not stands:  # it was a change at leisure; the fault is what counts now
         story = replace(story, start_time=min(fault_time, turn.now.time))
     cause = story.cause if story.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST
@@ -183,7 +184,9 @@ def _open_recovery(
     if turn.run.state is JobState.RUNNING:
         turn.account(Activity.DETECT, at=story.start_time)
     awaited = () if turn.run.has_trained else tuple(turn.run.nodes)
-    open_transition(turn, story, reason, awaited_nodes=awaited)
+    # Who is to stand still anyhow need not finish the step in flight.
+    mode = QuiesceMode.IMMEDIATE if turn.run.pause_wanted else QuiesceMode.FENCE
+    open_transition(turn, story, reason, mode=mode, awaited_nodes=awaited)
 
 
 def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.fencing import begin_quiescing
+from planaria_coordinator.domain.fencing import ask_ahead, begin_quiescing
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.preparing import begin_preparing
@@ -72,15 +72,7 @@ def open_transition(
             mode=mode,
         ),
     )
-    turn.save_generation(story.cause)
-    turn.because(reason)
-    turn.emit(
-        _EVENTS[story.cause],
-        f"generation {generation} begins: {reason}",
-        cause=str(story.cause),
-        nodes_lost=list(story.nodes_lost),
-        nodes_joined=list(story.nodes_joined),
-    )
+    _tell(turn, _EVENTS[story.cause], reason)
     if not turn.run.has_trained:
         turn.set_state(JobState.STARTING)
         turn.account(Activity.STARTING)
@@ -88,6 +80,48 @@ def open_transition(
         begin_preparing(turn, awaited_nodes)
     else:
         begin_quiescing(turn)
+
+
+def open_ahead(turn: Turn, story: Story, reason: str) -> None:
+    """Let generation g + 1 follow the one that finishes a step, while that step is computed.
+
+    The question to the planner is taken over, and engines are told nothing before its answer.
+    """
+    before = turn.transition
+    generation = turn.run.generation + 1
+    turn.change(
+        generation=generation,
+        transition=Transition(
+            generation=generation,
+            phase=Phase.PLANNING,
+            story=story,
+            open_time=turn.now.time,
+            horizon_seconds=before.horizon_seconds,
+            mode=QuiesceMode.AT_COMMIT,
+            is_ahead=True,
+            fault_tolerance=before.fault_tolerance,
+            query=before.query,
+            answer=before.answer,
+            asked_time=before.asked_time,
+            answered_time=before.answered_time,
+        ),
+    )
+    _tell(turn, "regrow_started", reason)
+    turn.enter(Phase.PLANNING, reason)
+    ask_ahead(turn)
+
+
+def _tell(turn: Turn, event_type: str, reason: str) -> None:
+    story = turn.transition.story
+    turn.save_generation(story.cause)
+    turn.because(reason)
+    turn.emit(
+        event_type,
+        f"generation {turn.run.generation} begins: {reason}",
+        cause=str(story.cause),
+        nodes_lost=list(story.nodes_lost),
+        nodes_joined=list(story.nodes_joined),
+    )
 
 
 def horizon_seconds(run: JobRun, now: datetime) -> float:
@@ -98,7 +132,13 @@ def horizon_seconds(run: JobRun, now: datetime) -> float:
     return max(_LEAST_HORIZON_SECONDS, elapsed / run.num_losses)
 
 
-def open_again(turn: Turn, reason: str, *, counts: bool = True) -> None:
+def open_again(
+    turn: Turn,
+    reason: str,
+    *,
+    counts: bool = True,
+    mode: QuiesceMode = QuiesceMode.IMMEDIATE,
+) -> None:
     """Begin the transition under way anew in the next generation: nobody new was lost."""
     transition = turn.transition
     story = carried_story(turn)
@@ -107,7 +147,7 @@ def open_again(turn: Turn, reason: str, *, counts: bool = True) -> None:
     awaited: tuple[str, ...] = ()
     if not turn.run.has_trained:
         awaited = tuple(n for n in transition.awaited_nodes if n in turn.run.nodes)
-    open_transition(turn, story, reason, awaited_nodes=awaited)
+    open_transition(turn, story, reason, mode=mode, awaited_nodes=awaited)
 
 
 def carried_story(turn: Turn) -> Story:

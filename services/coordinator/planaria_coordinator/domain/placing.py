@@ -1,5 +1,7 @@
 """From a plan to training: choose the plan, copy what is missing, give everyone a place."""
 
+from collections.abc import Mapping
+
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import (
     Activate,
@@ -7,13 +9,14 @@ from planaria_coordinator.domain.directive import (
     Copied,
     Copy,
     Failure,
+    FollowerAssignment,
     PipelineAssignment,
     StageAssignment,
 )
 from planaria_coordinator.domain.ending import fail, stand_still
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
-from planaria_coordinator.domain.plan import Plan, plan_problem
+from planaria_coordinator.domain.plan import plan_problem
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.replicas import (
@@ -24,7 +27,8 @@ from planaria_coordinator.domain.replicas import (
     layers_of_version,
     missing_layers,
 )
-from planaria_coordinator.domain.run import JobRun, Pending, Phase, Placement
+from planaria_coordinator.domain.run import Engine, JobRun, Pending, Phase, Placement
+from planaria_coordinator.domain.signals import PlanRefused
 from planaria_coordinator.domain.turn import Turn
 
 
@@ -49,7 +53,7 @@ def plan_query(run: JobRun, holdings: Holdings) -> PlanQuery:
     return PlanQuery(
         problem=problem,
         nodes=plan_nodes(run.nodes, node_ids),
-        current=run.placement.plan if run.placement else None,
+        current=(run.placement.plan_before or run.placement.plan) if run.placement else None,
         holdings=holdings_by_node(holdings, run.engines),
         horizon_seconds=transition.horizon_seconds if run.placement else 0.0,
     )
@@ -81,28 +85,34 @@ def plan_arrived(turn: Turn, query: PlanQuery, answer: PlanAnswer) -> None:
     if turn.run.transition is None or turn.transition.query != query:
         return
     turn.note(answer=answer, answered_time=turn.now.time)
-    if turn.transition.phase is Phase.PLANNING:
+    if turn.transition.phase is Phase.PLANNING and not turn.transition.is_ahead:
         _adopt(turn, answer)
 
 
-def plan_refused(
-    turn: Turn, query: PlanQuery, reason: ErrorReason, message: str, metadata: dict[str, str]
-) -> None:
+def plan_refused(turn: Turn, signal: PlanRefused) -> None:
     """Ask for less, wait for nodes, or give up."""
+    query, reason, message = signal.query, signal.reason, signal.message
     if turn.run.transition is None or turn.transition.query != query:
         return
     if turn.transition.phase is not Phase.PLANNING:
         turn.note(query=None)  # asked too early: it is asked again with what engines report
         return
-    wanted = query.problem.fault_tolerance
-    if reason is ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE and wanted > 0:
-        turn.note(fault_tolerance=wanted - 1)
+    if wants_less(turn, signal):
         choose_plan(turn)
     elif reason is ErrorReason.NOT_ENOUGH_NODES:
         state = JobState.WAITING if turn.run.has_trained else JobState.PENDING
         stand_still(turn, state, f"{message}: the job waits for nodes")
     else:
-        fail(turn, reason, message, metadata)
+        fail(turn, reason, message, signal.metadata)
+
+
+def wants_less(turn: Turn, signal: PlanRefused) -> bool:
+    """Be content with surviving one loss less, where that is what the plan failed for."""
+    wanted = signal.query.problem.fault_tolerance
+    if signal.reason is not ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE or wanted == 0:
+        return False
+    turn.note(fault_tolerance=wanted - 1)
+    return True
 
 
 def _adopt(turn: Turn, answer: PlanAnswer) -> None:
@@ -139,7 +149,7 @@ def _adopt(turn: Turn, answer: PlanAnswer) -> None:
     if missing:
         _begin_copying(turn, missing)
     else:
-        _begin_activating(turn)
+        begin_activating(turn)
 
 
 def sizes_in_words(sizes: tuple[int, ...]) -> str:
@@ -200,7 +210,7 @@ def copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
         copy_failed(turn, pending, f"layers of version {version} are still missing")
     elif not turn.is_awaiting("copy"):
         _tell_of_copies(turn)
-        _begin_activating(turn)
+        begin_activating(turn)
 
 
 def _still_missing(turn: Turn, engine_id: str) -> tuple[int, ...]:
@@ -246,7 +256,8 @@ def _tell_of_copies(turn: Turn) -> None:
 # -- activating --------------------------------------------------------------------------------
 
 
-def _begin_activating(turn: Turn) -> None:
+def begin_activating(turn: Turn) -> None:
+    """Tell every engine of the plan, and every follower, to take its place."""
     transition = turn.transition
     target = transition.target
     if target is None:
@@ -256,35 +267,51 @@ def _begin_activating(turn: Turn) -> None:
     turn.change(placement=target)
     turn.save_generation(transition.story.cause, plan=target.plan, reason=target.reason)
     engines = turn.run.engines
+    rebuild_seconds = _rebuild_seconds(turn, target)
     command = Activate(
-        pipelines=_assignments(turn, target.plan),
+        pipelines=_assignments(target, engines),
         committed_steps=transition.target_steps,
         store_address=engines[target.places[0][0]].store_address,
-        rebuild_timeout_seconds=turn.limits.directive_seconds,
+        rebuild_timeout_seconds=rebuild_seconds,
+        followers=tuple(
+            FollowerAssignment(
+                engine_id=engine_id, data_address=engines[engine_id].data_address, layers=layers
+            )
+            for engine_id, layers in sorted(target.followers.items())
+        ),
     )
     for engine_id in sorted(target.engine_ids):
         # An engine that waits in vain for others says so after the rebuild's timeout: only one
         # that is silent for longer than that is itself at fault.
-        turn.send(engines[engine_id], command, allow_seconds=2 * turn.limits.directive_seconds)
+        turn.send(engines[engine_id], command, allow_seconds=2 * rebuild_seconds)
 
 
-def _assignments(turn: Turn, plan: Plan) -> tuple[PipelineAssignment, ...]:
-    target = turn.transition.target
-    places = target.places if target else ()
+def _rebuild_seconds(turn: Turn, target: Placement) -> float:
+    """Return how long communicators may take; those who compute meet when they have done so."""
+    step_seconds = max(turn.run.last_step_seconds, target.plan.iteration_seconds)
+    return turn.limits.directive_seconds + (2 * step_seconds if target.step_microbatches else 0.0)
+
+
+def _assignments(
+    target: Placement, engines: Mapping[str, Engine]
+) -> tuple[PipelineAssignment, ...]:
+    pipelines = zip(target.plan.pipelines, target.places, strict=True)
     return tuple(
         PipelineAssignment(
             stages=tuple(
                 StageAssignment(
                     engine_id=engine_id,
-                    data_address=turn.run.engines[engine_id].data_address,
+                    data_address=engines[engine_id].data_address,
                     first_layer=stage.first_layer,
                     num_layers=stage.num_layers,
                 )
                 for stage, engine_id in zip(pipeline.stages, engine_ids, strict=True)
             ),
             microbatches=pipeline.microbatches,
+            step_microbatches=target.step_microbatches[index] if target.step_microbatches else (),
+            keeps_step=bool(target.step_microbatches),
         )
-        for pipeline, engine_ids in zip(plan.pipelines, places, strict=True)
+        for index, (pipeline, engine_ids) in enumerate(pipelines)
     )
 
 

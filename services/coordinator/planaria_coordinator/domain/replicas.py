@@ -34,8 +34,8 @@ def stragglers(
 ) -> tuple[str, ...]:
     """Return the engines one step behind that have the sums of step T* - 1.
 
-    Those are the ones that had a place in the generation that computed it; an engine parked since
-    an earlier plan is behind as well, but its layers are of no use.
+    Those are the ones that took part in the generation that computed it, followers included; an
+    engine parked since an earlier plan is behind as well, but its layers are of no use.
     """
     if placement is None:
         return ()
@@ -72,13 +72,14 @@ def holdings_by_node(holdings: Holdings, engines: Mapping[str, Engine]) -> tuple
 def holdings_of_placement(
     placement: Placement, engine_ids: Collection[str], requirements: Requirements
 ) -> Holdings:
-    """Return what engines hold if each holds exactly what its place needs."""
-    return {
+    """Return what engines hold if each holds exactly what its place needs, followers included."""
+    held = {
         engine_id: requirements.layers_of(stage)
         for pipeline, engines in zip(placement.plan.pipelines, placement.places, strict=True)
         for stage, engine_id in zip(pipeline.stages, engines, strict=True)
-        if engine_id in engine_ids
     }
+    held.update(placement.followers)
+    return {engine_id: layers for engine_id, layers in held.items() if engine_id in engine_ids}
 
 
 def assign_places(plan: Plan, engines: Iterable[Engine]) -> Places:

@@ -23,6 +23,7 @@ from planaria_coordinator.domain.job import JobError, JobState
 from planaria_coordinator.domain.ledger import Ledger
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.recovery import RecoveryPhase
 from planaria_coordinator.domain.requirements import NodeFacts, Requirements
 
 
@@ -137,11 +138,24 @@ class Placement:
     reason: str
     resume_time: datetime | None = None
     """When its first engine could compute; None while that is not known."""
+    followers: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By engine: the layers whose sums it takes part in, though it computes nothing."""
+    step_microbatches: tuple[tuple[int, ...], ...] = ()
+    """Of each pipeline, for the step that was in flight; empty where no step was kept."""
+    first_generations: tuple[int, ...] = ()
+    """The generation since which each pipeline has been as it is; empty: all since this one."""
+    plan_before: Plan | None = None
+    """The plan before the loss, where this one only finishes a step: the next one follows it."""
 
     @property
     def engine_ids(self) -> frozenset[str]:
-        """Every engine with a place."""
-        return frozenset(engine_id for pipeline in self.places for engine_id in pipeline)
+        """Every engine that steps cannot do without."""
+        placed = (engine_id for pipeline in self.places for engine_id in pipeline)
+        return frozenset((*placed, *self.followers))
+
+    def first_generation(self, index: int) -> int:
+        """Return the generation since which a pipeline has run unchanged."""
+        return self.first_generations[index] if self.first_generations else self.generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +188,12 @@ class Story:
     redone_seconds: float = 0.0
     """Seconds of computation thrown away, over all engines."""
     copied_bytes: int = 0
+    stop_times: dict[str, datetime] = field(default_factory=dict)
+    """By engine: since when it stands still, where whole pipelines have finished the step."""
+    resume_time: datetime | None = None
+    """When whole pipelines could go on to finish the step; None: there were none."""
+    phases: tuple[RecoveryPhase, ...] = ()
+    """Of the generation that finished the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +206,8 @@ class Transition:
     open_time: datetime
     horizon_seconds: float
     mode: QuiesceMode | None = None
+    is_ahead: bool = False
+    """The planner is asked while engines train; they are told to stop when it has answered."""
     awaited_nodes: tuple[str, ...] = ()
     """Nodes whose engines must be prepared before the others are told."""
     participants: tuple[str, ...] = ()
@@ -211,6 +233,11 @@ class Transition:
     copied: dict[str, Copied] = field(default_factory=dict)
     activated: dict[str, Activated] = field(default_factory=dict)
     digests: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    @property
+    def finishes_step(self) -> bool:
+        """Whether whole pipelines finish the step in flight; the others get places after it."""
+        return self.target is not None and bool(self.target.step_microbatches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,9 @@ The phases and rules are those of docs/design.md, each in its module, in the ord
     opening      generation g + 1 is written            losses    what is gone, and what it means
     preparing    engines start                          wishes    what users and schedulers want
     fencing      everyone stands still at one version   ending    failed, cancelled, standing still
+    finish_step  whole pipelines finish the step in flight
     placing      plan, copy, activate
+    regrowing    the others get their places after that step
     completion   training goes on
     finishing    digest, export, stop
 
@@ -28,6 +30,7 @@ from planaria_coordinator.domain.directive import (
     Failure,
     FenceReport,
     Prepared,
+    QuiesceMode,
 )
 from planaria_coordinator.domain.ending import fail
 from planaria_coordinator.domain.fencing import committed, fence_reported
@@ -42,6 +45,11 @@ from planaria_coordinator.domain.placing import (
     plan_refused,
 )
 from planaria_coordinator.domain.preparing import prepare_failed, prepared
+from planaria_coordinator.domain.regrowing import (
+    begin_regrowing,
+    plan_refused_ahead,
+    regrow_when_due,
+)
 from planaria_coordinator.domain.run import JobRun, Limits, Moment, Pending, Phase
 from planaria_coordinator.domain.signals import (
     AgentReturned,
@@ -91,6 +99,7 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
         while turn.silent_engines or turn.retry_reason:
             losses.lose_silent_engines(turn)
             losses.retry_or_give_up(turn)
+        regrow_when_due(turn)
         wishes.follow_up(turn)
     return Decision(
         run=turn.run,
@@ -146,7 +155,10 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case PlanArrived(query=query, answer=answer):
             plan_arrived(turn, query, answer)
         case PlanRefused():
-            plan_refused(turn, signal.query, signal.reason, signal.message, signal.metadata)
+            if turn.run.transition is not None and turn.run.transition.is_ahead:
+                plan_refused_ahead(turn, signal)
+            else:
+                plan_refused(turn, signal)
         case JobFaulted(engine_id=engine_id, failure=failure):
             if not engine_id or engine_id in turn.run.engines:
                 fail(turn, failure.reason, failure.message, failure.metadata)
@@ -190,7 +202,10 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
             copied(turn, pending, outcome)
         case Activated(), "activate":
             if activated(turn, pending, outcome):
-                complete(turn)
+                if turn.transition.finishes_step:
+                    begin_regrowing(turn)
+                else:
+                    complete(turn)
         case Digested(), "digest_layers":
             digested(turn, pending, outcome)
         case Exported(), "export":
@@ -260,7 +275,9 @@ def _restarted(turn: Turn) -> None:
     _restart_deadlines(turn)
     transition = turn.run.transition
     if transition is not None and transition.phase is not Phase.PREPARING:
-        open_again(turn, "the coordinator has started again", counts=False)
+        finishes = transition.mode is QuiesceMode.FENCE or transition.story.resume_time is not None
+        mode = QuiesceMode.FENCE if finishes else QuiesceMode.IMMEDIATE
+        open_again(turn, "the coordinator has started again", counts=False, mode=mode)
 
 
 def give_up(now: Moment, run: JobRun, detail: str, limits: Limits) -> Decision:

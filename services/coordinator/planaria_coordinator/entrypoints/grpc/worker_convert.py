@@ -220,7 +220,9 @@ def _fence_report_of(message: report_pb2.FenceReport) -> words.FenceReport:
         finished_microbatches=tuple(message.finished_microbatches),
         step_compute_seconds=message.step_compute_seconds,
         fence_time=time_of(message.fence_time),
-        park_time=time_of(message.park_time),
+        park_time=time_of(message.park_time) if message.HasField("park_time") else None,
+        applied_generation=message.applied_generation,
+        kept_microbatches=tuple(message.kept_microbatches),
     )
 
 
@@ -301,8 +303,18 @@ def _activate_message(activate: words.Activate) -> directive_pb2.Activate:
                     for stage in pipeline.stages
                 ],
                 microbatches=pipeline.microbatches,
+                step_microbatches=pipeline.step_microbatches,
+                keeps_step=pipeline.keeps_step,
             )
             for pipeline in activate.pipelines
+        ],
+        followers=[
+            directive_pb2.FollowerAssignment(
+                engine_id=follower.engine_id,
+                data_address=follower.data_address,
+                layers=follower.layers,
+            )
+            for follower in activate.followers
         ],
         committed_steps=activate.committed_steps,
         store_address=activate.store_address,

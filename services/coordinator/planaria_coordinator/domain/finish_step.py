@@ -1,0 +1,221 @@
+"""Who finishes the step in flight after a loss, with which microbatches: ALGORITHMS.md 7 (4, 5).
+
+Parameters do not change within a step, and a microbatch's gradient does not depend on who computes
+it: what whole pipelines have computed, or are computing, stays true. Only what no whole pipeline
+keeps is computed again, spread over them so that all are ready at about the same time.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planaria_coordinator.domain.directive import FenceReport
+from planaria_coordinator.domain.plan import Pipeline, Plan
+from planaria_coordinator.domain.replicas import Holdings
+from planaria_coordinator.domain.requirements import Requirements
+from planaria_coordinator.domain.run import Engine, Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPipeline:
+    """A pipeline that has lost nobody and goes on computing."""
+
+    index: int
+    """Its position in the placement."""
+    microbatches: tuple[int, ...]
+    """Of the step in flight: computed, being computed, or about to be."""
+    num_left: int
+    """How many of them its slowest stage had still to compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How much a pipeline has to do, and how fast it is."""
+
+    num_left: int
+    seconds_per_microbatch: float
+
+
+def kept_pipelines(
+    placement: Placement,
+    reports: Mapping[str, FenceReport],
+    holdings: Holdings,
+    target_steps: int,
+    requirements: Requirements,
+) -> tuple[KeptPipeline, ...]:
+    """Return the pipelines that can keep the step in flight.
+
+    All engines of such a pipeline have reported, and go on computing; all last applied the same
+    Activate, one that made them this pipeline, and so have done the same number of exchanges; all
+    stood at the same step, and now hold their layers in version T*.
+
+    Args:
+        placement: the newest plan that engines were told of.
+        reports: of every survivor.
+        holdings: by engine, its layers of version T*, after stragglers have rolled forward.
+        target_steps: T*.
+        requirements: of the job.
+    """
+    found = (
+        _kept_pipeline(index, placement, reports, target_steps)
+        for index in range(len(placement.places))
+        if _holds_its_layers(index, placement, holdings, requirements)
+    )
+    return tuple(pipeline for pipeline in found if pipeline is not None)
+
+
+def _holds_its_layers(
+    index: int, placement: Placement, holdings: Holdings, requirements: Requirements
+) -> bool:
+    stages = zip(placement.plan.pipelines[index].stages, placement.places[index], strict=True)
+    return all(
+        set(requirements.layers_of(stage)) <= set(holdings.get(engine_id, ()))
+        for stage, engine_id in stages
+    )
+
+
+def _kept_pipeline(
+    index: int, placement: Placement, reports: Mapping[str, FenceReport], target_steps: int
+) -> KeptPipeline | None:
+    members = [reports.get(engine_id) for engine_id in placement.places[index]]
+    present = [report for report in members if report is not None and report.park_time is None]
+    views = {(r.applied_generation, r.committed_steps, r.kept_microbatches) for r in present}
+    if len(present) < len(members) or len(views) != 1:
+        return None
+    applied_generation, committed_steps, kept = views.pop()
+    if applied_generation < placement.first_generation(index):
+        return None
+    if committed_steps < target_steps:
+        if applied_generation != placement.generation:
+            return None
+        # It has been told the end of its step, and begins the next one with what it always runs.
+        kept = placement.plan.pipelines[index].microbatches
+        return KeptPipeline(index=index, microbatches=kept, num_left=len(kept))
+    if not kept:
+        return None
+    num_finished = min(len(set(kept).intersection(r.finished_microbatches)) for r in present)
+    return KeptPipeline(index=index, microbatches=kept, num_left=len(kept) - num_finished)
+
+
+def spread(pool: Sequence[int], shares: Sequence[Share]) -> tuple[tuple[int, ...], ...]:
+    """Give each microbatch of the pool to the pipeline that would be ready with it first."""
+    given: list[list[int]] = [[] for _ in shares]
+    ready = [
+        ((share.num_left + 1) * share.seconds_per_microbatch, index)
+        for index, share in enumerate(shares)
+    ]
+    heapq.heapify(ready)
+    for microbatch in pool:
+        seconds, index = ready[0]
+        given[index].append(microbatch)
+        heapq.heapreplace(ready, (seconds + shares[index].seconds_per_microbatch, index))
+    return tuple(tuple(microbatches) for microbatches in given)
+
+
+def seconds_per_microbatch(pipeline: Pipeline) -> float:
+    """Return the time of a pipeline's slowest stage, by the planner's model of 1F1B."""
+    num_slots = len(pipeline.microbatches) + len(pipeline.stages) - 1
+    return pipeline.iteration_seconds / num_slots or 1.0
+
+
+def finishing_placement(
+    placement: Placement,
+    kept: Sequence[KeptPipeline],
+    holdings: Holdings,
+    engines: Mapping[str, Engine],
+    requirements: Requirements,
+    *,
+    generation: int,
+) -> Placement:
+    """Return the placement that finishes the step: whole pipelines, and followers.
+
+    Args:
+        placement: the newest plan that engines were told of.
+        kept: the pipelines that keep the step; at least one.
+        holdings: by engine, its layers of version T*.
+        engines: the survivors.
+        requirements: of the job.
+        generation: the new generation.
+    """
+    pipelines = [placement.plan.pipelines[pipeline.index] for pipeline in kept]
+    speeds = [seconds_per_microbatch(pipeline) for pipeline in pipelines]
+    of_step = _complete(
+        [pipeline.microbatches for pipeline in kept],
+        [
+            Share(num_left=pipeline.num_left, seconds_per_microbatch=seconds)
+            for pipeline, seconds in zip(kept, speeds, strict=True)
+        ],
+        requirements.num_microbatches,
+    )
+    of_every_step = _complete(
+        [pipeline.microbatches for pipeline in pipelines],
+        [
+            Share(num_left=len(pipeline.microbatches), seconds_per_microbatch=seconds)
+            for pipeline, seconds in zip(pipelines, speeds, strict=True)
+        ],
+        requirements.num_microbatches,
+    )
+    places = tuple(placement.places[pipeline.index] for pipeline in kept)
+    placed = frozenset(engine_id for pipeline in places for engine_id in pipeline)
+    return Placement(
+        generation=generation,
+        plan=_plan(pipelines, of_every_step, speeds, holdings, engines, requirements),
+        places=places,
+        reason="the step in flight is finished by the pipelines that have lost nobody",
+        followers={e: layers for e, layers in holdings.items() if layers and e not in placed},
+        step_microbatches=of_step,
+        first_generations=tuple(placement.first_generation(p.index) for p in kept),
+        plan_before=placement.plan_before or placement.plan,
+    )
+
+
+def _complete(
+    kept: Sequence[tuple[int, ...]], shares: Sequence[Share], num_microbatches: int
+) -> tuple[tuple[int, ...], ...]:
+    """Add to what each pipeline keeps its share of what nobody does."""
+    pool = sorted(set(range(num_microbatches)).difference(*kept))
+    given = spread(pool, shares)
+    return tuple(tuple(sorted((*mine, *more))) for mine, more in zip(kept, given, strict=True))
+
+
+def _plan(
+    pipelines: Iterable[Pipeline],
+    microbatches: Sequence[tuple[int, ...]],
+    speeds: Sequence[float],
+    holdings: Holdings,
+    engines: Mapping[str, Engine],
+    requirements: Requirements,
+) -> Plan:
+    resized = tuple(
+        replace(
+            pipeline,
+            microbatches=mine,
+            iteration_seconds=seconds * (len(mine) + len(pipeline.stages) - 1),
+        )
+        for pipeline, mine, seconds in zip(pipelines, microbatches, speeds, strict=True)
+    )
+    placed = {node_id for pipeline in resized for node_id in pipeline.node_ids}
+    return Plan(
+        pipelines=resized,
+        idle_node_ids=tuple(sorted({e.node_id for e in engines.values()} - placed)),
+        iteration_seconds=max(pipeline.iteration_seconds for pipeline in resized),
+        fault_tolerance=_fault_tolerance(holdings, engines, requirements),
+    )
+
+
+def _fault_tolerance(
+    holdings: Holdings, engines: Mapping[str, Engine], requirements: Requirements
+) -> int:
+    """Return how many nodes may go with a replica of every layer left."""
+    nodes: list[set[str]] = [set() for _ in range(requirements.num_layers)]
+    for engine_id, layers in holdings.items():
+        for layer in layers:
+            nodes[layer].add(engines[engine_id].node_id)
+    return min(len(holders) for holders in nodes) - 1
+
+
+def same_pipelines(plan: Plan, other: Plan) -> bool:
+    """Return whether two plans run the same pipelines, whatever their microbatches."""
+    return {pipeline.stages for pipeline in plan.pipelines} == {
+        pipeline.stages for pipeline in other.pipelines
+    }
