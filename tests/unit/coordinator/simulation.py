@@ -44,6 +44,7 @@ from planaria_coordinator.domain.directive import (
     HeldLayer,
     MeasuredLayer,
     Outcome,
+    PipelineAssignment,
     Prepare,
     Prepared,
     Quiesce,
@@ -83,6 +84,8 @@ class SimEngine:
     last_commit: CommitRecord | None = None
     has_sums: bool = False
     """Whether every sum of the step in flight is complete here."""
+    gradients: frozenset[int] = frozenset()
+    """The microbatches of the step in flight in its local gradients."""
     compute_seconds: float = 0.0
     results: dict[str, Outcome] = field(default_factory=dict)
 
@@ -114,10 +117,14 @@ class SimEngine:
     def _carry_out(self, directive: Directive) -> Outcome | None:
         now = self.clock.now()
         match directive.command:
-            case Quiesce(mode=mode):
-                if mode is QuiesceMode.AT_COMMIT and self.state is EngineState.TRAINING:
+            case Quiesce(mode=mode, lost_engine_ids=lost):
+                trains = self.state is EngineState.TRAINING
+                if mode is QuiesceMode.AT_COMMIT and trains:
                     self.at_commit = directive
                     return None
+                if mode is QuiesceMode.FENCE and trains and self._pipeline_is_whole(lost):
+                    self.at_commit = None
+                    return self._report(kept=self.assigned())
                 return self.park()
             case Commit(record=record):
                 return self._commit_from_record(record)
@@ -146,16 +153,39 @@ class SimEngine:
         if self.state is not EngineState.FINISHED:
             self.state = EngineState.PARKED
         self.at_commit = None
+        return self._report()
+
+    def _report(self, *, kept: frozenset[int] | None = None) -> FenceReport:
         now = self.clock.now()
         return FenceReport(
             committed_steps=self.committed_steps,
             last_commit=self.last_commit,
             layers=self.held(),
-            finished_microbatches=(0,) if self.compute_seconds else (),
+            finished_microbatches=tuple(sorted(self.gradients)),
             step_compute_seconds=self.compute_seconds,
             fence_time=now,
-            park_time=now,
+            park_time=now if kept is None else None,
+            applied_generation=self.place_generation,
+            kept_microbatches=tuple(sorted(kept or ())),
         )
+
+    def _pipeline(self, activate: Activate) -> PipelineAssignment | None:
+        """Its pipeline, by an Activate; None for a follower."""
+        mine = [p for p in activate.pipelines if self.id in {s.engine_id for s in p.stages}]
+        return mine[0] if mine else None
+
+    def _pipeline_is_whole(self, lost: tuple[str, ...]) -> bool:
+        pipeline = self._pipeline(self.place) if self.place is not None else None
+        return pipeline is not None and not {s.engine_id for s in pipeline.stages} & set(lost)
+
+    def assigned(self) -> frozenset[int]:
+        """The microbatches that its pipeline computes of the step in flight."""
+        pipeline = self._pipeline(self.place) if self.place is not None else None
+        if self.place is None or pipeline is None:
+            return frozenset()
+        if pipeline.step_microbatches and self.committed_steps == self.place.committed_steps:
+            return frozenset(pipeline.step_microbatches)
+        return frozenset(pipeline.microbatches)
 
     def held(self) -> tuple[HeldLayer, ...]:
         return tuple(HeldLayer(layer=k, version=v) for k, v in sorted(self.layers.items()))
@@ -178,6 +208,7 @@ class SimEngine:
         self.committed_steps += 1
         self.last_commit = record
         self.has_sums = False
+        self.gradients = frozenset()
         self.compute_seconds = 0.0
         self.progress += 1
         if self.committed_steps == self.steps:
@@ -186,22 +217,43 @@ class SimEngine:
     def _activate(self, activate: Activate, generation: int) -> Outcome:
         if activate.committed_steps < self.committed_steps:
             self.violations.append(f"{self.id} is taken back from {self.committed_steps} [2]")
-        mine = [s for p in activate.pipelines for s in p.stages if s.engine_id == self.id]
-        for layer in range(mine[0].first_layer, mine[0].first_layer + mine[0].num_layers):
+        needed = self._layers_needed(activate)
+        for layer in needed:
             if self.layers.get(layer) != activate.committed_steps:
                 self.violations.append(
                     f"{self.id} has layer {layer} in version {self.layers.get(layer)}, not "
                     f"{activate.committed_steps} [2]"
                 )
-        needed = range(mine[0].first_layer, mine[0].first_layer + mine[0].num_layers)
         self.layers = dict.fromkeys(needed, activate.committed_steps)
+        pipeline = self._pipeline(activate)
+        if pipeline is not None and pipeline.keeps_step:
+            self._keep_step(pipeline)
+        else:
+            self.gradients = frozenset()
+            self.compute_seconds = 0.0
         self.place, self.place_generation = activate, generation
         self.committed_steps = activate.committed_steps
         self.state = EngineState.TRAINING
         self.has_sums = False
-        self.compute_seconds = 0.0
         now = self.clock.now()
         return Activated(rebuild_start_time=now, resume_time=now, num_communicators=1)
+
+    def _layers_needed(self, activate: Activate) -> tuple[int, ...]:
+        for follower in activate.followers:
+            if follower.engine_id == self.id:
+                return follower.layers
+        mine = [s for p in activate.pipelines for s in p.stages if s.engine_id == self.id]
+        return tuple(range(mine[0].first_layer, mine[0].first_layer + mine[0].num_layers))
+
+    def _keep_step(self, pipeline: PipelineAssignment) -> None:
+        """Its gradients stay, and so must its pipeline, and what it has been told to compute."""
+        before = self._pipeline(self.place) if self.place is not None else None
+        if self.state is not EngineState.TRAINING or before is None:
+            self.violations.append(f"{self.id} stands still and is to keep a step")
+        elif before.stages != pipeline.stages:
+            self.violations.append(f"{self.id} is to keep a step of another pipeline")
+        elif not self.assigned() <= set(pipeline.step_microbatches):
+            self.violations.append(f"{self.id} computes what is not counted [1]")
 
 
 class SimAgent:
@@ -389,8 +441,9 @@ class World:
         quiet = 0
         for _ in range(20_000):
             await asyncio.sleep(0)
-            quiet = quiet + 1 if self.coordinator.is_idle else 0
-            if quiet > 30:
+            idle = self.coordinator.is_idle or not self.planner.is_open.is_set()
+            quiet = quiet + 1 if idle else 0
+            if quiet > (30 if self.planner.is_open.is_set() else 1000):
                 assert not self.violations, self.violations
                 return
         raise AssertionError("the coordinator does not come to rest")
@@ -537,6 +590,7 @@ class World:
         newest = max(placed, key=lambda e: e.place_generation)
         assert newest.place is not None
         ids = [s.engine_id for p in newest.place.pipelines for s in p.stages]
+        ids += [follower.engine_id for follower in newest.place.followers]
         members = [engines[engine_id] for engine_id in ids if engine_id in engines]
         complete = len(members) == len(ids) and all(
             e.state is EngineState.TRAINING
@@ -552,9 +606,18 @@ class World:
         members = self.members()
         for engine in members:
             engine.has_sums = True
-            engine.compute_seconds = 1.0
+            engine.gradients = engine.assigned()
+            engine.compute_seconds = 1.0 if engine.gradients else 0.0
             engine.progress += 1
+        self._check_sums(members)
         return members
+
+    def _check_sums(self, members: list[SimEngine]) -> None:
+        """Each microbatch is in each layer's sum exactly once [1]."""
+        for layer in range(NUM_LAYERS):
+            summed = sorted(m for e in members if layer in e.layers for m in e.gradients)
+            if members and summed != list(range(len(summed))):
+                self.violations.append(f"layer {layer} sums {summed} [1]")
 
     def pass_exchange(self, engines: Iterable[SimEngine]) -> None:
         """These learn that everyone has the sums, and commit."""

@@ -103,14 +103,19 @@ async def recover(world: World) -> None:
     await world.train(2)
 
 
+@pytest.mark.parametrize("nodes_per_pipeline", [1, 2])
 @pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cause", CAUSES)
 async def test_a_second_fault_in_any_phase_only_starts_the_next_change(
-    cause: str, kind: str, second: str
+    cause: str, kind: str, second: str, nodes_per_pipeline: int
 ) -> None:
     """With three replicas two faults lose nothing, wherever the second one falls."""
-    world = await running_world(4, resilience={"fault_tolerance": 2})
+    world = await running_world(
+        4 if nodes_per_pipeline == 1 else 6,
+        resilience={"fault_tolerance": 2},
+        resources={"min_nodes_per_pipeline": nodes_per_pipeline},
+    )
     await world.train(2)
     for agent in world.agents.values():
         agent.held_kinds.add(kind)
@@ -142,15 +147,37 @@ async def test_the_step_in_flight_is_finished_when_one_engine_had_passed() -> No
     await world.stop()
 
 
-async def test_the_step_in_flight_is_redone_when_nobody_had_passed() -> None:
-    """All or none: without a witness the step is computed again, and counted as redone [2, 9]."""
+async def test_nothing_that_whole_pipelines_have_computed_is_computed_again() -> None:
+    """The step in flight is finished by those who lost nobody [1, 8]."""
     world = await running_world(4)
     world.clock.advance(0.5)
     world.begin_step()
     await world.kill_node("n3")
     assert {e.committed_steps for e in world.engines().values()} == {1}
-    assert world.recoveries[-1].redone_microbatches == 1
-    assert world.recoveries[-1].lost_accelerator_seconds["redone"] == 3.0
+    assert world.recoveries[-1].redone_microbatches == 0
+    assert world.recoveries[-1].lost_accelerator_seconds["redone"] == 0.0
+    assert (await world.job()).time_seconds.get("redone", 0.0) == 0.0
+    told = [e.details for e in world.events if e.type == "step_finished_by"]
+    assert [(d["kept_microbatches"], d["lost_microbatches"]) for d in told] == [(6, 2)]
+    await world.stop()
+
+
+async def test_the_step_in_flight_is_redone_when_no_pipeline_is_whole() -> None:
+    """All or none: without a witness the step is computed again, and counted as redone [2, 9]."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
+    world.clock.advance(0.5)
+    world.begin_step()
+    for agent in world.agents.values():
+        agent.held_kinds.add("quiesce")
+    await world.kill_node("n0")  # of the first pipeline
+    await world.kill_node("n3")  # of the second
+    for agent in world.agents.values():
+        agent.release()
+    await world.settle()
+    assert {e.committed_steps for e in world.engines().values()} == {1}
+    assert "step_finished_by" not in world.event_types()
+    assert world.recoveries[-1].redone_microbatches == 8
+    assert world.recoveries[-1].lost_accelerator_seconds["redone"] == 2.0
     assert (await world.job()).time_seconds["redone"] == 0.5
     await world.stop()
 
