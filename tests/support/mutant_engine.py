@@ -23,7 +23,9 @@ def one_phase() -> None:
             num_tokens=self._format.num_tokens,
         )
         outcome = Outcome(verdict=Verdict.COMMIT, layer=-1, park_mark=0, record=record)
-        return agreement.Agreed(outcome=outcome, parks=False, broken=None)
+        return agreement.Agreed(
+            outcome=outcome, is_passed=True, parks=False, cause=None, broken=None
+        )
 
     agreement.Agreement.run = run  # type: ignore[method-assign]
 

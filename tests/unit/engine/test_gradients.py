@@ -21,7 +21,7 @@ from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
-from planaria_worker.engine.place import Place, take_place
+from planaria_worker.engine.place import Place, Surroundings, take_place
 from planaria_worker.engine.plan_view import PipelinePlan, view_plan
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import CommittedStep, run_step
@@ -77,7 +77,6 @@ def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, Co
         for place in p.stages
     ]
     groups = connect({view.engine_id: view.groups for view in views})
-    fence = Fence(GENERATION)
     places = []
     for view in views:
         store = LayerStore()
@@ -85,19 +84,21 @@ def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, Co
         store.install(states, 0)
         places.append(
             take_place(
-                job=job,
+                Surroundings(
+                    job=job,
+                    store=store,
+                    fence=Fence(GENERATION),
+                    stopwatch=Stopwatch(),
+                    failpoints=Failpoints(),
+                ),
                 view=view,
                 generation=GENERATION,
                 step=0,
-                store=store,
                 groups=groups[view.engine_id],
-                fence=fence,
-                stopwatch=Stopwatch(),
-                failpoints=Failpoints(),
             )
         )
     with ThreadPoolExecutor(len(places)) as threads:
-        done = list(threads.map(lambda place: run_step(place, 0, fence), places))
+        done = list(threads.map(lambda place: run_step(place, 0), places))
     return list(zip(places, done, strict=True))
 
 
@@ -125,7 +126,7 @@ def test_default_mode_differs_by_rounding_alone(tmp_path: Path, model: dict[str,
     eps = torch.finfo(torch.float32).eps
     for plan in PLANS.values():
         for place, _ in run_one_step(job, plan):
-            for layer, total in place.sums.sums.items():
+            for layer, total in place.reduced.items():
                 each = torch.stack([gradient[layer].double() for gradient in gradients])
                 bound = num_contributions * eps * each.abs().sum(0)
                 assert ((total.double() - each.sum(0)).abs() <= bound).all(), (layer, plan)
@@ -162,7 +163,7 @@ def test_reproducible_mode_has_one_sum_and_one_norm(tmp_path: Path, model: dict[
     for plan in PLANS.values():
         for place, done in run_one_step(job, plan):
             assert done.record == committed.record
-            for layer, total in place.sums.sums.items():
-                assert torch.equal(total, whole.sums.sums[layer])
-                ours, theirs = place.store.states[layer], whole.store.states[layer]
+            for layer, total in place.reduced.items():
+                assert torch.equal(total, whole.reduced[layer])
+                ours, theirs = place.around.store.states[layer], whole.around.store.states[layer]
                 assert torch.equal(ours.parameters, theirs.parameters)

@@ -61,8 +61,8 @@ def test_invariant_2_a_step_is_applied_to_each_layer_once(job: Job, store: Layer
     with store.updating(1, 3):
         pass  # as if it had been applied
     before = {layer: state.parameters.clone() for layer, state in store.states.items()}
-    apply_step(job, store, sums, record(2))
-    apply_step(job, store, sums, record(2))
+    apply_step(job, store, sums.sums, record(2))
+    apply_step(job, store, sums.sums, record(2))
     assert store.held() == dict.fromkeys(range(4), 3)
     changed = {x: not torch.equal(s.parameters, before[x]) for x, s in store.states.items()}
     assert changed == {0: True, 1: False, 2: True, 3: True}

@@ -2,6 +2,11 @@
 
 Claims go up the pipeline, side by side across the last ranks, and the verdict comes down. Passing
 it on or not is decided under the fence: this is the one place where a step becomes committed.
+
+Whatever comes of an attempt, each rank of a pipeline sends one message up and one down
+(ALGORITHMS.md 6): what is left of an attempt in a group would be taken for the next one's. Whoever
+cannot go on says `fenced` in place of its claim; then the last rank does not go across, and answers
+`fenced`.
 """
 
 from dataclasses import dataclass
@@ -18,17 +23,22 @@ from planaria_worker.engine.exchange import (
     Verdict,
 )
 from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.plan_view import PlanView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """How the exchange ended for this engine; with `COMMIT`, the update must follow."""
+    """How the exchange ended for this engine."""
 
     outcome: Outcome
+    is_passed: bool
+    """The step is committed here, and the update must follow. Never, unless the outcome is COMMIT;
+    if it is, only a fence that came before the outcome can have prevented it."""
     parks: bool
     """Whether everybody parks behind this commit."""
+    cause: GroupBroken | FencedError | None
+    """What kept this engine from going across or passing."""
     broken: GroupBroken | None
     """The stages before this one could not be told; they will be, by the coordinator."""
 
@@ -54,7 +64,8 @@ class Agreement:
         self._below = None if view.is_first else view.stage_index - 1
         self._above = None if view.is_last else view.stage_index + 1
         self._row = view.row
-        self._num_rows = len(view.pipelines)
+        self._num_followers = len(view.followers)
+        self._num_rows = len(view.pipelines) + len(view.followers)
         self._forward_group = forward_group
         self._backward_group = backward_group
         self._last_ranks_group = last_ranks_group
@@ -63,29 +74,33 @@ class Agreement:
         self._failpoints = failpoints
 
     def run(self, claim: Message, step: int) -> Agreed:
-        """Exchanges claims for the verdict.
+        """Exchanges claims for the verdict; the last rank of a pipeline finds it.
 
         Raises:
-            GroupBroken: the verdict did not arrive.
-            FencedError: it did, but the engine had been fenced before: nothing is committed.
+            GroupBroken: the pipeline's group is lost; nothing is committed.
             ExchangeMismatchError: somebody acts for another generation or step.
         """
         self._failpoints.hit("before_exchange", step)
         claim = self._up(claim)
-        if self._above is None:
-            outcome = self._format.judge(self._across(claim))
-        else:
-            outcome = self._down(step)
-        parks = False
+        outcome, cause = self._across(claim, step) if self._above is None else self._down(step)
+        is_passed = parks = False
         if outcome.verdict is Verdict.COMMIT:
-            parks = self._fence.pass_exchange(self._generation, outcome.park_mark)
+            try:
+                parks = self._fence.pass_exchange(self._generation, outcome.park_mark)
+                is_passed = True
+            except FencedError as error:
+                cause = error.with_traceback(None)
+                if self._above is None:  # had it said so below, others would be a step ahead of it
+                    outcome = Outcome.fenced(self._generation, step)
+        if is_passed:
             self._failpoints.hit("after_exchange", step)
-        broken = None
-        try:
-            self._tell_below(outcome)
-        except GroupBroken as error:
-            broken = error.with_traceback(None)  # which would keep this frame, and be kept by it
-        return Agreed(outcome=outcome, parks=parks, broken=broken)
+        return Agreed(
+            outcome=outcome,
+            is_passed=is_passed,
+            parks=parks,
+            cause=cause,
+            broken=self._tell_below(outcome, is_passed=is_passed),
+        )
 
     def _up(self, claim: Message) -> Message:
         """Adds this engine's claim to those of the stages before, and passes it on."""
@@ -96,8 +111,23 @@ class Agreement:
             self._send(self._forward_group, self._above, claim)
         return claim
 
-    def _across(self, claim: Message) -> Message:
-        """Puts the pipelines' claims side by side, [pipelines, length]."""
+    def _across(
+        self, claim: Message, step: int
+    ) -> tuple[Outcome, GroupBroken | FencedError | None]:
+        """Finds the verdict with the other last ranks, unless somebody below has broken off."""
+        cause: GroupBroken | FencedError
+        fenced = Outcome.fenced(self._generation, step)
+        if self._format.is_fenced(claim):
+            return fenced, None
+        try:
+            self._fence.check(self._generation)
+            return self._format.judge(self._gather(claim), self._num_followers), None
+        except (GroupBroken, FencedError) as error:
+            cause = error.with_traceback(None)
+        return fenced, cause
+
+    def _gather(self, claim: Message) -> Message:
+        """Puts the claims of pipelines and followers side by side, [rows, length]."""
         rows = np.zeros((self._num_rows, self._format.length), dtype=np.int64)
         rows[self._row] = claim
         if self._last_ranks_group is None:
@@ -106,14 +136,21 @@ class Agreement:
         self._last_ranks_group.all_reduce(tensor)  # zeros elsewhere: the sum is the row itself
         return _arrived(tensor, self._last_ranks_group)
 
-    def _down(self, step: int) -> Outcome:
+    def _down(self, step: int) -> tuple[Outcome, None]:
         assert self._above is not None  # noqa: S101 - the last rank finds the verdict itself
         message = self._receive(self._backward_group, self._above, VERDICT_LENGTH)
-        return Outcome.decode(message, generation=self._generation, step=step)
+        return Outcome.decode(message, generation=self._generation, step=step), None
 
-    def _tell_below(self, outcome: Outcome) -> None:
+    def _tell_below(self, outcome: Outcome, *, is_passed: bool) -> GroupBroken | None:
+        """Passes the verdict on; a commit that was passed stands even if they are gone."""
         if self._below is not None:
-            self._send(self._backward_group, self._below, outcome.encode())
+            try:
+                self._send(self._backward_group, self._below, outcome.encode())
+            except GroupBroken as error:
+                if not is_passed:
+                    raise
+                return error.with_traceback(None)  # which would keep this frame, and be kept by it
+        return None
 
     def _send(self, group: Group | None, destination: int, message: Message) -> None:
         assert group is not None  # noqa: S101 - a pipeline of one stage has no neighbours

@@ -9,7 +9,7 @@ from planaria.api.common.v1 import errors_pb2
 from planaria.api.worker.v1 import directive_pb2, report_pb2
 from planaria_common.errors import ErrorReason
 from planaria_worker.engine.faults import Fault
-from planaria_worker.engine.plan_view import PipelinePlan, StagePlace
+from planaria_worker.engine.plan_view import FollowerPlace, PipelinePlan, StagePlace
 from planaria_worker.engine.trainer import Activated, Activation, StepDone
 
 
@@ -43,8 +43,18 @@ def activation(directive: directive_pb2.Directive) -> Activation:
                     for stage in pipeline.stages
                 ),
                 microbatches=tuple(pipeline.microbatches),
+                step_microbatches=tuple(pipeline.step_microbatches),
+                keeps_step=pipeline.keeps_step,
             )
             for pipeline in activate.pipelines
+        ),
+        followers=tuple(
+            FollowerPlace(
+                engine_id=follower.engine_id,
+                data_address=follower.data_address,
+                layers=tuple(follower.layers),
+            )
+            for follower in activate.followers
         ),
         committed_steps=activate.committed_steps,
         store_address=activate.store_address,

@@ -31,7 +31,7 @@ from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError, StaleGenerationError
 from planaria_worker.engine.layer_work import LayerWork, Sources
 from planaria_worker.engine.state import LayerStore
-from planaria_worker.engine.trainer import Trainer
+from planaria_worker.engine.trainer import Activated, Trainer
 from planaria_worker.engine.vitals import Vitals
 
 _NUM_REMEMBERED = 1024
@@ -108,28 +108,40 @@ class Directives:
 
     def _quiesce(self, directive: Directive) -> None:
         fence_time = self._clock.now()
-        if directive.quiesce.mode == Quiesce.MODE_AT_COMMIT:
-            self._fence.fence_at_commit(directive.generation)
+        generation, quiesce = directive.generation, directive.quiesce
+        reason = f"fenced by generation {generation}"
+        goes_on = False
+        if quiesce.mode == Quiesce.MODE_AT_COMMIT:
+            self._fence.fence_at_commit(generation)
         else:
-            self._fence.fence(directive.generation)
-            self._trainer.shut(f"fenced by generation {directive.generation}")
-        self._interrupt_copies(directive.generation)
-        self._fence.when_idle(lambda: self._report_fence(directive, fence_time))
+            self._fence.fence(generation)
+            if quiesce.mode == Quiesce.MODE_FENCE:
+                goes_on = self._trainer.fence(quiesce.lost_engine_ids, reason)
+            else:
+                self._trainer.halt(reason)
+        self._interrupt_copies(generation)
+        # Either way a commit that was passed is in the layers first.
+        when_true = self._fence.when_settled if goes_on else self._fence.when_idle
+        when_true(lambda: self._report_fence(directive, fence_time))
 
     def _report_fence(self, directive: Directive, fence_time: datetime) -> None:
         """A promise: until the new generation is applied, no sum is joined, no exchange passed."""
         committed_steps, last = self._vitals.committed_steps, self._trainer.last_commit
-        ledger = self._trainer.ledger
+        ledger, promise = self._trainer.ledger, self._trainer.promise
         is_in_flight = ledger.step == committed_steps
         report = FenceReport(
             committed_steps=committed_steps,
             last_commit=None if last is None else last.to_proto(),
             layers=self._held_layers(),
-            finished_microbatches=ledger.finished if is_in_flight else (),
+            finished_microbatches=list(ledger.finished) if is_in_flight else (),
             step_compute_seconds=ledger.compute_seconds if is_in_flight else 0.0,
             fence_time=convert.timestamp(fence_time),
-            park_time=convert.timestamp(max(fence_time, self._trainer.park_time)),
         )
+        if promise is None:
+            report.park_time.CopyFrom(convert.timestamp(max(fence_time, self._trainer.park_time)))
+        else:
+            report.applied_generation = promise.generation
+            report.kept_microbatches.extend(promise.kept(committed_steps))
         self._finish(directive, fence_report=report)
 
     def _commit(self, directive: Directive) -> None:
@@ -147,14 +159,13 @@ class Directives:
         self._trainer.submit(lambda: self._guarded(directive, work))
 
     def _activate(self, directive: Directive) -> None:
-        activation = convert.activation(directive)
+        def answer(result: Activated | Exception) -> None:
+            if isinstance(result, Exception):
+                self._fail(directive, result)
+            else:
+                self._finish(directive, activated=convert.activated(result))
 
-        def work() -> None:
-            self._trainer.activate(
-                activation,
-                lambda done: self._finish(directive, activated=convert.activated(done)),
-            )
-
+        work = self._trainer.accept(convert.activation(directive), answer)
         self._trainer.submit(lambda: self._guarded(directive, work))
 
     def _copy(self, directive: Directive) -> None:
@@ -232,10 +243,11 @@ class Directives:
         try:
             work()
         except Exception as error:
-            _log.warning(
-                "directive_failed", command=directive.WhichOneof("command"), cause=str(error)
-            )
-            self._finish(directive, failure=self._failure(error, directive.generation))
+            self._fail(directive, error)
+
+    def _fail(self, directive: Directive, error: Exception) -> None:
+        _log.warning("directive_failed", command=directive.WhichOneof("command"), cause=str(error))
+        self._finish(directive, failure=self._failure(error, directive.generation))
 
     def _failure(self, error: Exception, generation: int) -> Failure:
         match error:

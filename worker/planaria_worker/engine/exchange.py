@@ -18,7 +18,16 @@ from planaria_worker.engine.numerics.norm import global_norm
 
 Message = NDArray[np.int64]
 
-_GENERATION, _STEP, _LOWEST_MARK, _HIGHEST_MARK, _OUT_OF_RANGE, _DIVERGED, _HEADER = range(7)
+(
+    _GENERATION,
+    _STEP,
+    _LOWEST_MARK,
+    _HIGHEST_MARK,
+    _OUT_OF_RANGE,
+    _DIVERGED,
+    _FENCED,
+    _HEADER,
+) = range(8)
 _NO_FAULT = np.iinfo(np.int64).max
 _NOT_HOSTED = -1
 
@@ -40,6 +49,8 @@ class Verdict(IntEnum):
     """A microbatch is not in a layer's sum, or is in it more often than it should be."""
     DIVERGED = 4
     """Replicas of a layer have different sums where they must be equal."""
+    FENCED = 5
+    """Somebody in the pipeline could not take part any more: the step is attempted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,14 @@ class Outcome:
     park_mark: int
     """The generation that every engine has been asked to park for; 0 when not all have."""
     record: CommitRecord
+
+    @classmethod
+    def fenced(cls, generation: int, step: int) -> "Outcome":
+        """The answer to an attempt that did not get across."""
+        record = CommitRecord(
+            step=step, generation=generation, gradient_norm=0.0, loss=0.0, num_tokens=0
+        )
+        return cls(verdict=Verdict.FENCED, layer=-1, park_mark=0, record=record)
 
     def encode(self) -> Message:
         record = self.record
@@ -138,7 +157,8 @@ class ExchangeFormat:
         faults = [layer for layer, claim in layers.items() if not claim.in_range]
         if None in losses.values():
             faults.append(self.num_layers - 1)
-        message[:_HEADER] = generation, step, mark, mark, min(faults, default=_NO_FAULT), _NO_FAULT
+        fault = min(faults, default=_NO_FAULT)
+        message[:_HEADER] = generation, step, mark, mark, fault, _NO_FAULT, False
         squares, counted, units, reports = self._sections(message)
         counted[:] = _NOT_HOSTED
         for layer, claim in layers.items():
@@ -148,6 +168,16 @@ class ExchangeFormat:
             units[microbatch] = loss or 0
             reports[microbatch] = 1
         return message
+
+    def fenced(self, *, generation: int, step: int) -> Message:
+        """What an engine says in place of a claim when its attempt broke off."""
+        message = self.claim(generation=generation, step=step, mark=0, layers={}, losses={})
+        message[_FENCED] = True
+        return message
+
+    def is_fenced(self, claim: Message) -> bool:
+        """Whether anybody whose claim is in this one broke off."""
+        return bool(claim[_FENCED])
 
     def merge(self, below: Message, own: Message) -> Message:
         """Adds an engine's claim to that of the stages before it in its pipeline.
@@ -161,6 +191,7 @@ class ExchangeFormat:
         merged[_HIGHEST_MARK] = max(below[_HIGHEST_MARK], own[_HIGHEST_MARK])
         merged[_OUT_OF_RANGE] = min(below[_OUT_OF_RANGE], own[_OUT_OF_RANGE])
         merged[_DIVERGED] = min(below[_DIVERGED], own[_DIVERGED])
+        merged[_FENCED] = max(below[_FENCED], own[_FENCED])
         their_squares, their_counted, *_ = self._sections(below)
         squares, counted, *_ = self._sections(merged)
         # A layer with a tied parameter is hosted by two stages: believe the worse of the two.
@@ -173,17 +204,21 @@ class ExchangeFormat:
         counted[theirs] = np.where(both, np.minimum(counted, their_counted), their_counted)[theirs]
         return merged
 
-    def judge(self, rows: Message) -> Outcome:
-        """Finds the verdict from the claims of all pipelines, [pipelines, length].
+    def judge(self, rows: Message, num_followers: int = 0) -> Outcome:
+        """Finds the verdict from the claims of all pipelines and followers, [rows, length].
 
-        A pure function of the rows, so that every last rank finds the same.
+        A pure function of the rows, so that everybody who is across finds the same.
+
+        Args:
+            rows: the claims, followers last.
+            num_followers: rows that may leave out layers.
 
         Raises:
             ExchangeMismatchError: the rows are of different generations or steps.
         """
         for row in rows[1:]:
             _check_same(row[_GENERATION], row[_STEP], rows[0][_GENERATION], rows[0][_STEP])
-        verdict, layer = self._find_fault(rows)
+        verdict, layer = self._find_fault(rows, len(rows) - num_followers)
         squares, _, _, _ = self._sections(rows[0])
         norms = dict(enumerate(squares.view(np.float64).tolist()))
         units = sum(int(unit) for row in rows for unit in self._sections(row)[2])
@@ -201,12 +236,14 @@ class ExchangeFormat:
             ),
         )
 
-    def _find_fault(self, rows: Message) -> tuple[Verdict, int]:
+    def _find_fault(self, rows: Message, num_pipelines: int) -> tuple[Verdict, int]:
         sections = [self._sections(row) for row in rows]
         squares = np.stack([section[0] for section in sections])
         counted = np.stack([section[1] for section in sections])
         reports = sum(section[3] for section in sections)
-        incomplete = np.flatnonzero((counted != self.num_microbatches).any(axis=0))
+        is_held = counted != _NOT_HOSTED
+        is_held[:num_pipelines] = True  # a pipeline that leaves out a layer lacks it
+        incomplete = np.flatnonzero((is_held & (counted != self.num_microbatches)).any(axis=0))
         if incomplete.size:
             return Verdict.INCOMPLETE, int(incomplete[0])
         if np.any(reports != 1):
@@ -217,7 +254,7 @@ class ExchangeFormat:
             return Verdict.OUT_OF_RANGE, int(out_of_range)
         diverged = int(rows[:, _DIVERGED].min())
         if self.is_reproducible:
-            differs = np.flatnonzero((squares != squares[0]).any(axis=0))
+            differs = np.flatnonzero((is_held & (squares != squares[0])).any(axis=0))
             diverged = min(diverged, *differs[:1].tolist(), int(_NO_FAULT))
         if diverged != _NO_FAULT:
             return Verdict.DIVERGED, diverged

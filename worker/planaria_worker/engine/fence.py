@@ -37,7 +37,9 @@ class Fence:
         self._fenced = generation
         self._mark = 0
         self._is_busy = False
+        self._is_settled = True
         self._when_idle: list[Callable[[], None]] = []
+        self._when_settled: list[Callable[[], None]] = []
 
     @property
     def newest(self) -> int:
@@ -93,8 +95,12 @@ class Fence:
         if generation < self._fenced:
             raise FencedError(generation, self._fenced)
 
+    def is_fenced(self, generation: int) -> bool:
+        """Whether work for a generation may not start any more."""
+        return generation < self._fenced
+
     def pass_exchange(self, generation: int, park_mark: int) -> bool:
-        """Decides under the lock that a step is committed; the update must follow.
+        """Decides under the lock that a step is committed; the update must follow, then `settle`.
 
         Args:
             generation: the one whose sums are committed.
@@ -108,6 +114,7 @@ class Fence:
         """
         with self._lock:
             self.check(generation)
+            self._is_settled = False
             parks = park_mark > generation
             if parks:
                 self._fenced = max(self._fenced, park_mark)
@@ -135,8 +142,41 @@ class Fence:
             self.check(generation)
             self._is_busy = True
 
+    def resume(self) -> None:
+        """Called by the training thread before it does what it has promised, fenced or not."""
+        with self._lock:
+            self._is_busy = True
+
+    def begin_commit(self, generation: int) -> None:
+        """Called by the training thread before it changes layers as a witness's record says.
+
+        Raises:
+            FencedError: the engine has been fenced meanwhile.
+        """
+        with self._lock:
+            self.check(generation)
+            self._is_busy = True
+            self._is_settled = False
+
+    def settle(self) -> None:
+        """Called by the training thread when a commit is in its layers and in its account."""
+        with self._lock:
+            self._is_settled = True
+            waiting, self._when_settled = self._when_settled, []
+        for call in waiting:
+            call()
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Calls back as soon as no commit is half done: now, or from the training thread."""
+        with self._lock:
+            if not self._is_settled:
+                self._when_settled.append(call)
+                return
+        call()
+
     def end(self) -> None:
         """Called by the training thread when it stands still; runs what waited for that."""
+        self.settle()
         with self._lock:
             self._is_busy = False
             self._fenced, self._mark = max(self._fenced, self._mark), 0

@@ -1,5 +1,6 @@
 """What is true of the step in flight, kept apart from the numbers: the base of every recovery."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -7,23 +8,49 @@ from torch import Tensor
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """One engine's account of one step; written by the training thread, read when it stands still.
+    """One engine's account of one step; written by the training thread, read by anybody.
 
-    A layer's sum is local until the owners' sums are added to it, and complete from then on.
+    Of microbatches: what is `finished` stays true until the step is committed, whatever happens to
+    its attempts. Of layers, in the newest attempt: the sum is local, then in flight from the start
+    of its all-reduce until it is complete. An attempt works on a copy: until the commit, the local
+    sums are there as well, and begin the next attempt.
     """
 
     step: int
     generation: int
+    """The one whose sums `in_flight` and `complete` speak of."""
     finished: list[int] = field(default_factory=list)
     """Microbatches whose gradients are in the local sums."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     """On the last stage: each microbatch's loss, summed over its tokens."""
     out_of_range: set[int] = field(default_factory=set)
     """Layers with a gradient that is not finite or too large."""
+    in_flight: set[int] = field(default_factory=set)
+    """Layers whose sum was begun, and is not complete."""
     complete: dict[int, int] = field(default_factory=dict)
     """For each layer whose sum is complete: how many microbatches are in it exactly once."""
     compute_seconds: float = 0.0
 
-    def is_whole(self, layers: tuple[int, ...], num_microbatches: int) -> bool:
+    def begin_attempt(self, generation: int) -> None:
+        """All sums of an earlier attempt are void; the local ones are not."""
+        self.generation = generation
+        self.in_flight.clear()
+        self.complete.clear()
+
+    def launch(self, layers: Iterable[int]) -> None:
+        """The sums of layers are on their way."""
+        self.in_flight.update(layers)
+
+    def enter(self, layers: Iterable[int], num_counted: int) -> None:
+        """The sums of layers are complete."""
+        for layer in layers:
+            self.in_flight.discard(layer)
+            self.complete[layer] = num_counted
+
+    def is_whole(self, layers: Iterable[int], num_microbatches: int) -> bool:
         """Whether every layer's sum holds every microbatch once."""
         return all(self.complete.get(layer) == num_microbatches for layer in layers)
+
+    def missing(self, microbatches: Sequence[int]) -> tuple[int, ...]:
+        """Those of these microbatches that are yet to be computed, in their order."""
+        return tuple(m for m in microbatches if m not in self.finished)

@@ -1,11 +1,13 @@
 """One stage of a pipeline, doing what the 1F1B schedule says."""
 
+import threading
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group, Work
+from planaria_worker.engine.communication import Group, GroupBroken, Work
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
@@ -25,6 +27,9 @@ from planaria_worker.models.stage import Microbatch, Stage
 class PipelineStage:
     """Runs a stage's microbatches and adds up their gradients.
 
+    A step may take several passes: its own microbatches, then others that a lost pipeline has left.
+    All stages make the same passes.
+
     Tensors that are received go into buffers made once: an input is needed until its microbatch's
     backward pass, a gradient only until it has been used.
     """
@@ -38,6 +43,7 @@ class PipelineStage:
         sums: GradientSums,
         forward_group: Group | None,
         backward_group: Group | None,
+        halt: threading.Event,
         stopwatch: Stopwatch,
         failpoints: Failpoints,
     ) -> None:
@@ -50,10 +56,10 @@ class PipelineStage:
         self._stopwatch = stopwatch
         self._failpoints = failpoints
         self._rank = view.stage_index
-        microbatches = view.pipeline.microbatches
-        self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
-        self._actions = one_forward_one_backward(microbatches, self._rank, num_stages)
-        num_inputs = max_in_flight(len(microbatches), self._rank, num_stages)
+        self._num_stages = num_stages
+        self._halt = halt
+        self._places: dict[int, int] = {}
+        num_inputs = max_in_flight(job.num_microbatches, self._rank, num_stages)
         self._input_buffers = [] if view.is_first else self._allocate(num_inputs)
         self._gradient_buffers = [] if view.is_last else self._allocate(1)
         self._sends: deque[tuple[Work, Tensor]] = deque()
@@ -63,14 +69,17 @@ class PipelineStage:
         self._gradients: dict[int, Tensor] = {}
         self._ledger = Ledger(step=-1, generation=-1)
 
-    def run(self, ledger: Ledger) -> None:
-        """Computes the step's microbatches; what is finished is entered in the ledger.
+    def run(self, ledger: Ledger, microbatches: Sequence[int]) -> None:
+        """Computes microbatches of the step; what is finished is entered in the ledger.
 
         Raises:
-            GroupBroken: a neighbour is gone, or the group was shut.
+            GroupBroken: a neighbour is gone, the group was shut, or the stage was halted.
         """
         self._ledger = ledger
-        for action in self._actions:
+        self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
+        for action in one_forward_one_backward(microbatches, self._rank, self._num_stages):
+            if self._halt.is_set():
+                raise GroupBroken("the pipeline was halted")
             self._do(action)
         self._finish_sends(0)
         self._stopwatch.lap("wait")

@@ -1,10 +1,13 @@
 """An engine's place in a plan, ready to train: stage, groups, sums and the four parts of a step."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from planaria_worker.engine.agreement import Agreement
-from planaria_worker.engine.communication import Group
+from planaria_worker.engine.communication import Communicators, Group
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
@@ -18,79 +21,178 @@ from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import build_stage
 
 
-@dataclass(slots=True, kw_only=True)
-class Place:
-    """What one generation needs; dropped whole when it ends, but for the sums."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all places of an engine have in common."""
 
     job: Job
-    view: PlanView
-    generation: int
     store: LayerStore
-    sums: GradientSums
-    pipeline: PipelineStage
-    reduction: Reduction
-    agreement: Agreement
+    fence: Fence
     stopwatch: Stopwatch
     failpoints: Failpoints
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """What an engine needs to train; dropped whole when its pipeline is broken.
+
+    A pipeline that goes on in another generation keeps its place: stage, groups along the pipeline,
+    local sums and ledger stay; what spans the pipelines is renewed.
+    """
+
+    around: Surroundings
+    view: PlanView
+    generation: int
+    sums: GradientSums | None
+    """The local sums; None for a follower, which has none."""
+    pipeline: PipelineStage | None
+    """None for a follower."""
+    pipeline_groups: tuple[Group, ...]
+    sum_groups: tuple[Group, ...]
+    """Those across the pipelines, of this generation."""
+    awaited: Communicators | None
+    """What builds the groups across the pipelines, while they do not stand."""
+    reduction: Reduction | None
+    """None until they stand."""
+    agreement: Agreement
     ledger: Ledger
+    halt: threading.Event
+    """Set by anybody: the pipeline stops at its next action, for good."""
+
+    @property
+    def reduced(self) -> Mapping[int, Tensor]:
+        """The sums over all owners, of the layers that the ledger says are complete."""
+        return {} if self.reduction is None else self.reduction.reduced
+
+    def shut_sums(self, reason: str) -> None:
+        """Lets nobody wait for this engine across the pipelines."""
+        for group in self.sum_groups:
+            group.shut(reason)
 
 
 def take_place(
+    around: Surroundings,
     *,
-    job: Job,
     view: PlanView,
     generation: int,
     step: int,
-    store: LayerStore,
     groups: Mapping[str, Group],
-    fence: Fence,
-    stopwatch: Stopwatch,
-    failpoints: Failpoints,
 ) -> Place:
     """Puts a place together from the layers in the store and the groups that stand."""
-    stage = build_stage(
-        job.model, view.stage.first_layer, view.stage.num_layers, store.states, seed=job.seed
-    )
-    layouts = [job.layouts[layer] for layer in view.hosted_layers]
-    sums = GradientSums(layouts, job.accumulation, str(job.device))
-    forward_group = groups[view.forward_group.name] if view.forward_group else None
-    backward_group = groups[view.backward_group.name] if view.backward_group else None
+    job = around.job
+    sums = None
+    if not view.is_follower:
+        layouts = [job.layouts[layer] for layer in view.hosted_layers]
+        sums = GradientSums(layouts, job.accumulation, str(job.device))
+    halt = threading.Event()
     return Place(
-        job=job,
+        around=around,
         view=view,
         generation=generation,
-        store=store,
         sums=sums,
-        pipeline=PipelineStage(
-            job=job,
-            view=view,
-            stage=stage,
-            sums=sums,
-            forward_group=forward_group,
-            backward_group=backward_group,
-            stopwatch=stopwatch,
-            failpoints=failpoints,
-        ),
-        reduction=Reduction(
-            view=view,
-            groups=groups,
-            sums=sums.sums,
-            num_microbatches=job.num_microbatches,
-            stopwatch=stopwatch,
-            failpoints=failpoints,
-        ),
-        agreement=Agreement(
-            view=view,
-            generation=generation,
-            exchange_format=job.exchange_format,
-            forward_group=forward_group,
-            backward_group=backward_group,
-            last_ranks_group=groups[view.last_ranks_group.name] if view.last_ranks_group else None,
-            fence=fence,
-            device=job.device,
-            failpoints=failpoints,
-        ),
-        stopwatch=stopwatch,
-        failpoints=failpoints,
+        pipeline=None if sums is None else _pipeline(around, view, sums, groups, halt),
+        pipeline_groups=tuple(groups[spec.name] for spec in view.pipeline_groups),
+        sum_groups=tuple(groups[spec.name] for spec in view.sum_groups),
+        awaited=None,
+        reduction=_reduction(around, view, sums, groups),
+        agreement=_agreement(around, view, generation, groups),
         ledger=Ledger(step=step, generation=generation),
+        halt=halt,
+    )
+
+
+def renew_place(place: Place, *, view: PlanView, generation: int, awaited: Communicators) -> None:
+    """Goes on with a place in another generation, whose groups are being built.
+
+    Args:
+        place: of the same pipeline.
+        view: the new plan, seen from the same engine.
+        generation: the new one.
+        awaited: its groups across the pipelines.
+    """
+    place.view, place.generation = view, generation
+    place.awaited, place.sum_groups = awaited, ()
+    place.reduction = None  # an earlier attempt's sums are void
+    place.agreement = _agreement(place.around, view, generation, _kept_groups(place))
+
+
+def join_sums(place: Place) -> None:
+    """Waits until the groups across the pipelines stand, if they do not.
+
+    Raises:
+        GroupBroken: they were shut.
+        PlanariaError: a peer did not come.
+    """
+    if place.awaited is None:
+        return
+    awaited, place.awaited = place.awaited, None
+    built = awaited.wait()
+    place.sum_groups = tuple(built.values())
+    groups = {**built, **_kept_groups(place)}
+    around, view = place.around, place.view
+    place.reduction = _reduction(around, view, place.sums, groups)
+    place.agreement = _agreement(around, view, place.generation, groups)
+
+
+def _kept_groups(place: Place) -> dict[str, Group]:
+    """The groups along the pipeline, by the names that the newest plan has for them."""
+    names = (spec.name for spec in place.view.pipeline_groups)
+    return dict(zip(names, place.pipeline_groups, strict=True))
+
+
+def _pipeline(
+    around: Surroundings,
+    view: PlanView,
+    sums: GradientSums,
+    groups: Mapping[str, Group],
+    halt: threading.Event,
+) -> PipelineStage:
+    job, stage = around.job, view.stage
+    return PipelineStage(
+        job=job,
+        view=view,
+        stage=build_stage(
+            job.model, stage.first_layer, stage.num_layers, around.store.states, seed=job.seed
+        ),
+        sums=sums,
+        forward_group=groups[view.forward_group.name] if view.forward_group else None,
+        backward_group=groups[view.backward_group.name] if view.backward_group else None,
+        halt=halt,
+        stopwatch=around.stopwatch,
+        failpoints=around.failpoints,
+    )
+
+
+def _reduction(
+    around: Surroundings, view: PlanView, sums: GradientSums | None, groups: Mapping[str, Group]
+) -> Reduction:
+    job = around.job
+    return Reduction(
+        view=view,
+        groups=groups,
+        local={} if sums is None else sums.sums,
+        sizes={layer: job.layouts[layer].num_elements for layer in view.hosted_layers},
+        dtype=job.accumulation.dtype,
+        device=job.device,
+        num_microbatches=job.num_microbatches,
+        stopwatch=around.stopwatch,
+        failpoints=around.failpoints,
+    )
+
+
+def _agreement(
+    around: Surroundings, view: PlanView, generation: int, groups: Mapping[str, Group]
+) -> Agreement:
+    """Without the last ranks' group it does for an attempt that does not go across."""
+    last_ranks = view.last_ranks_group
+    return Agreement(
+        view=view,
+        generation=generation,
+        exchange_format=around.job.exchange_format,
+        forward_group=groups[view.forward_group.name] if view.forward_group else None,
+        backward_group=groups[view.backward_group.name] if view.backward_group else None,
+        last_ranks_group=groups.get(last_ranks.name) if last_ranks else None,
+        fence=around.fence,
+        device=around.job.device,
+        failpoints=around.failpoints,
     )

@@ -107,7 +107,7 @@ class PlanView:
     pipelines: tuple[PipelinePlan, ...]
     followers: tuple[FollowerPlace, ...]
     row: int
-    """Its place in the exchange across: that of its pipeline, or behind all of them a follower's."""
+    """Its place in the exchange across: its pipeline's, or a follower's behind all of them."""
     stage_index: int
     """In its pipeline; 0 for a follower."""
     hosted_layers: tuple[int, ...]
@@ -174,7 +174,7 @@ class PlanView:
     def peers(self) -> dict[str, str]:
         """Data addresses of the engines it shares a group with, by engine id."""
         ids = {member for group in self.groups for member in group.members} - {self.engine_id}
-        places = chain(_places(self.pipelines), self.followers)
+        places: list[StagePlace | FollowerPlace] = [*_places(self.pipelines), *self.followers]
         return {place.engine_id: place.data_address for place in places if place.engine_id in ids}
 
     def owner_group(self, run: Run) -> GroupSpec | None:
@@ -297,7 +297,8 @@ def check_plan(
     for index, follower in enumerate(followers):
         if not follower.layers or not set(follower.layers) <= set(range(num_layers)):
             raise PlanError(f"followers[{index}].layers: not of 0..{num_layers - 1}, or none")
-    engines = [place.engine_id for place in chain(_places(pipelines), followers)]
+    engines = [place.engine_id for place in _places(pipelines)]
+    engines += [follower.engine_id for follower in followers]
     if len(set(engines)) < len(engines):
         raise PlanError("engine_id: an engine has more than one place")
 

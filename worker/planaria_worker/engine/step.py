@@ -1,18 +1,21 @@
 """One training step, as in ALGORITHMS.md 6: compute, reduce, agree, commit."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from planaria_common.errors import PlanariaError
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.communication import GroupBroken
 from planaria_worker.engine.exchange import LayerClaim, Message, Verdict
-from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
-from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.loss import loss_units
 from planaria_worker.engine.numerics.norm import squared_norm
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update
-from planaria_worker.engine.place import Place
+from planaria_worker.engine.place import Place, join_sums
 from planaria_worker.engine.state import LayerStore
 
 
@@ -37,8 +40,18 @@ class CommittedStep:
     """What broke after it was committed: there is no next step in this generation."""
 
 
-def run_step(place: Place, step: int, fence: Fence) -> CommittedStep:
-    """Trains one step and applies it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoidAttempt:
+    """An attempt that was not committed here: the local gradients wait for the next one."""
+
+    cause: Exception | None
+    """What kept this engine from it; None: somebody else."""
+    is_committed_above: bool
+    """The stages above have committed it: this pipeline is not of one step any more."""
+
+
+def run_step(place: Place, step: int) -> CommittedStep:
+    """Trains one whole step and applies it.
 
     Raises:
         GroupBroken: a peer is gone, or the groups were shut; nothing was applied.
@@ -46,25 +59,84 @@ def run_step(place: Place, step: int, fence: Fence) -> CommittedStep:
         ExchangeMismatchError: somebody acts for another generation or step.
         RefusedStepError: the step must not be committed by anybody.
     """
-    fence.check(place.generation)
-    place.stopwatch.restart()
-    place.sums.clear()
+    begin_step(place, step)
+    compute(place, place.view.pipeline.microbatches)
+    done = attempt(place)
+    fence = place.around.fence
+    fence.settle()
+    if isinstance(done, VoidAttempt):
+        raise done.cause or FencedError(place.generation, fence.newest)
+    return done
+
+
+def begin_step(place: Place, step: int) -> None:
+    """Nothing of the step is computed yet."""
+    place.around.stopwatch.restart()
+    if place.sums is not None:
+        place.sums.clear()
     place.ledger = Ledger(step=step, generation=place.generation)
 
-    place.pipeline.run(place.ledger)
-    place.reduction.run(place.ledger)
-    agreed = place.agreement.run(_claim(place, fence.mark), step)
-    place.stopwatch.lap("exchange")
-    if agreed.outcome.verdict is not Verdict.COMMIT:
-        raise RefusedStepError(agreed.outcome.verdict, agreed.outcome.layer, step)
 
-    place.failpoints.hit("before_update", step)
-    apply_step(place.job, place.store, place.sums, agreed.outcome.record)
-    place.stopwatch.lap("update")
-    return CommittedStep(record=agreed.outcome.record, parks=agreed.parks, broken=agreed.broken)
+def compute(place: Place, microbatches: Sequence[int]) -> None:
+    """Adds the gradients of microbatches to the local sums; a follower has nothing to do.
+
+    Raises:
+        GroupBroken: the pipeline is not whole any more, or was halted.
+    """
+    if place.pipeline is not None and microbatches:
+        place.pipeline.run(place.ledger, microbatches)
 
 
-def apply_step(job: Job, store: LayerStore, sums: GradientSums, record: CommitRecord) -> None:
+def attempt(place: Place) -> CommittedStep | VoidAttempt:
+    """Sums the local gradients of all owners, agrees on them, and applies them.
+
+    After a commit the fence is not settled: the caller enters the commit in its account first.
+
+    Raises:
+        GroupBroken: the pipeline is not whole any more; nothing was applied.
+        ExchangeMismatchError: somebody acts for another generation or step.
+        RefusedStepError: the step must not be committed by anybody.
+    """
+    step, stopwatch = place.ledger.step, place.around.stopwatch
+    claim, cause = _reduce(place)
+    agreed = place.agreement.run(claim, step)
+    stopwatch.lap("exchange")
+    verdict = agreed.outcome.verdict
+    if agreed.is_passed:
+        place.around.failpoints.hit("before_update", step)
+        apply_step(place.around.job, place.around.store, place.reduced, agreed.outcome.record)
+        stopwatch.lap("update")
+        return CommittedStep(record=agreed.outcome.record, parks=agreed.parks, broken=agreed.broken)
+    if verdict not in (Verdict.COMMIT, Verdict.FENCED):
+        raise RefusedStepError(verdict, agreed.outcome.layer, step)
+    place.shut_sums("the attempt is void")
+    return VoidAttempt(cause=cause or agreed.cause, is_committed_above=verdict is Verdict.COMMIT)
+
+
+def _reduce(place: Place) -> tuple[Message, Exception | None]:
+    """What this engine says in the exchange, and why it is no claim, if it is none."""
+    fence = place.around.fence
+    place.ledger.begin_attempt(place.generation)
+    try:
+        join_sums(place)
+        fence.check(place.generation)
+        if place.reduction is not None:
+            place.reduction.run(place.ledger)
+    except (GroupBroken, FencedError, PlanariaError) as error:
+        place.shut_sums(str(error))
+        return _fenced(place), error.with_traceback(None)  # which would keep the groups
+    return _claim(place, fence.mark), None
+
+
+def _fenced(place: Place) -> Message:
+    return place.around.job.exchange_format.fenced(
+        generation=place.generation, step=place.ledger.step
+    )
+
+
+def apply_step(
+    job: Job, store: LayerStore, sums: Mapping[int, Tensor], record: CommitRecord
+) -> None:
     """The second phase of a commit: clip and update every layer that is still of the step before.
 
     Also what a witness's record asks for, whoever was interrupted where: a layer that has the step
@@ -76,7 +148,7 @@ def apply_step(job: Job, store: LayerStore, sums: GradientSums, record: CommitRe
         num_tokens=record.num_tokens,
         norm=record.gradient_norm,
     )
-    for layer, total in sums.sums.items():
+    for layer, total in sums.items():
         if store.version(layer) == record.step:
             with store.updating(layer, record.step + 1) as state:
                 update(state, total, config=job.optimizer, scale=scale, step=record.step)
@@ -84,7 +156,7 @@ def apply_step(job: Job, store: LayerStore, sums: GradientSums, record: CommitRe
 
 def _claim(place: Place, mark: int) -> Message:
     """What this engine says in the exchange."""
-    job, ledger = place.job, place.ledger
+    job, ledger = place.around.job, place.ledger
     unit = job.accumulation.unit
     layers = {
         layer: LayerClaim(
@@ -92,7 +164,7 @@ def _claim(place: Place, mark: int) -> Message:
             num_counted=ledger.complete.get(layer, 0),
             in_range=layer not in ledger.out_of_range,
         )
-        for layer, total in place.sums.sums.items()
+        for layer, total in place.reduced.items()
     }
     return job.exchange_format.claim(
         generation=place.generation,

@@ -2,17 +2,21 @@
 
     STARTING -> PARKED -> REBUILDING -> TRAINING -> (PARKED | FINISHED)
 
-Whatever breaks, it ends here: the engine drops its groups, gradients and activations, keeps its
-layers, and stands still until the coordinator has collected what every engine knows.
+Whatever breaks an engine's pipeline ends here: the engine drops its groups, gradients and
+activations, keeps its layers, and stands still until the coordinator has collected what every
+engine knows. What breaks elsewhere voids the attempt to sum and commit, no more: the engine keeps
+its place and its gradients until it is told how the step is to be finished.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
+
+from torch import Tensor
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
@@ -26,13 +30,27 @@ from planaria_worker.engine.faults import Fault, fault_of
 from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
-from planaria_worker.engine.numerics.accumulate import GradientSums
+from planaria_worker.engine.links import Links
 from planaria_worker.engine.numerics.optimizer import learning_rate
 from planaria_worker.engine.peer_watch import PeerWatch
-from planaria_worker.engine.place import Place, take_place
-from planaria_worker.engine.plan_view import PipelinePlan, PlanError, PlanView, view_plan
+from planaria_worker.engine.place import Place, Surroundings, renew_place, take_place
+from planaria_worker.engine.plan_view import (
+    FollowerPlace,
+    PipelinePlan,
+    PlanError,
+    PlanView,
+    view_plan,
+)
+from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.state import LayerStore
-from planaria_worker.engine.step import CommittedStep, apply_step, run_step
+from planaria_worker.engine.step import (
+    CommittedStep,
+    VoidAttempt,
+    apply_step,
+    attempt,
+    begin_step,
+    compute,
+)
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.models.stage import hosted_layers
@@ -46,6 +64,7 @@ class Activation:
 
     generation: int
     pipelines: tuple[PipelinePlan, ...]
+    followers: tuple[FollowerPlace, ...] = ()
     committed_steps: int
     store_address: str
     rebuild_timeout_seconds: float
@@ -69,6 +88,18 @@ class StepDone:
     step_seconds: float
     seconds: dict[str, float]
     commit_time: datetime
+
+
+Answer = Callable[[Activated | Exception], None]
+"""Says what came of an Activate; from any thread, and only the first answer counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeSums:
+    """The sums of a step that this engine has not seen committed, but could commit."""
+
+    key: KeptSums
+    by_layer: Mapping[int, Tensor]
 
 
 class Listener(Protocol):
@@ -110,13 +141,30 @@ class Trainer:
         self._stopwatch = stopwatch
         self._failpoints = failpoints
         self._operation_timeout_seconds = operation_timeout_seconds
+        self._around = Surroundings(
+            job=job, store=store, fence=fence, stopwatch=stopwatch, failpoints=failpoints
+        )
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._communicators: Communicators | None = None
-        self._sums: GradientSums | None = None
-        self.ledger = Ledger(step=0, generation=0)
+        self._links = Links()
+        self._lock = threading.Lock()  # of the place and the promise, which go together
+        self._place: Place | None = None
+        self._promise: Promise | None = None
+        self._sums: WholeSums | None = None
+        self._step_started = time.perf_counter()
+        self._last_ledger = Ledger(step=0, generation=0)
         self.last_commit: CommitRecord | None = None
         self.park_time = clock.now()
+
+    @property
+    def ledger(self) -> Ledger:
+        """That of the step in flight, or of the last one."""
+        place = self._place
+        return self._last_ledger if place is None else place.ledger
+
+    @property
+    def promise(self) -> Promise | None:
+        """What the engine goes on with; None when its pipeline is broken, or it has none."""
+        return self._promise
 
     def run(self) -> None:
         """Does what it is told, for ever; call it on the main thread."""
@@ -127,19 +175,38 @@ class Trainer:
         """Runs a task on the training thread as soon as it stands still."""
         self._tasks.put(task)
 
-    def shut(self, reason: str) -> None:
-        """Ends whatever the training thread waits for."""
+    def fence(self, lost: Collection[str], reason: str) -> bool:
+        """Ends sums and exchanges, after the fence has fallen; a whole pipeline goes on.
+
+        Args:
+            lost: engine ids of those that are gone.
+            reason: why, for whoever waits.
+
+        Returns:
+            Whether the pipeline is whole: then the promise holds. Otherwise the engine is halted.
+        """
         with self._lock:
-            if self._communicators is not None:
-                self._communicators.shut(reason)
+            place = self._place if self._promise is not None else None
+            members = {s.engine_id for s in place.view.pipeline.stages} if place else set()
+        if place is None or not self._links.is_pipeline_whole or members & set(lost):
+            self.halt(reason)
+            return False
+        self._links.shut_sums(reason)
+        return True
+
+    def halt(self, reason: str) -> None:
+        """Ends whatever the training thread does or waits for; its gradients are dropped."""
+        with self._lock:
+            place, self._promise = self._place, None
+            if place is not None:
+                place.halt.set()
+        self._links.shut(reason)
+        if place is not None:
+            self.submit(self._clear_away)
 
     def peer_lost(self, engine_id: str) -> None:
         """Ends the groups that a lost peer was in: they will never carry a message again."""
-        with self._lock:
-            if self._communicators is not None:
-                for group in list(self._communicators.groups.values()):
-                    if engine_id in group.members:
-                        group.shut(f"{engine_id} ended")
+        self._links.peer_lost(engine_id)
 
     def commit(self, generation: int, record: CommitRecord) -> Sequence[int]:
         """Rolls forward to a witness's record; returns the layers that could not be.
@@ -148,26 +215,127 @@ class Trainer:
             FencedError: the engine has been fenced since.
             ValueError: the record is more than one step ahead.
         """
-        self._fence.begin(generation)
+        self._fence.begin_commit(generation)
         try:
-            committed = self._vitals.committed_steps
-            todo = roll_forward(record, committed_steps=committed, kept=self._kept())
+            sums = self._sums
+            todo = roll_forward(
+                record,
+                committed_steps=self._vitals.committed_steps,
+                kept=None if sums is None else sums.key,
+            )
+            if todo is RollForward.APPLY and sums is not None:
+                apply_step(self._job, self._store, sums.by_layer, record)
+            elif todo is RollForward.STALE:
+                self.halt("its layers are of another step")
             if todo is not RollForward.NOTHING:
-                if todo is RollForward.APPLY and self._sums is not None:
-                    apply_step(self._job, self._store, self._sums, record)
-                self._enter_commit(record)
+                self._sums = None
+                promise = self._promise
+                self._enter_commit(record, promise and promise.after_roll_forward())
+                if self._promise is None and self._place is not None:
+                    self._drop(self._place)
                 self._rest()
             version = self._vitals.committed_steps
             return [layer for layer, held in self._store.held().items() if held != version]
         finally:
             self._fence.end()
 
-    def activate(self, activation: Activation, when_ready: Callable[[Activated], None]) -> None:
-        """Takes a place and trains until the engine must stand still.
+    def accept(self, activation: Activation, answer: Answer) -> Callable[[], None]:
+        """Begins to take a place: at once where that needs no training thread.
+
+        Call it on the thread that fences the engine: what was accepted before a fence is in the
+        promise that the engine gives at the fence.
 
         Args:
             activation: the place.
-            when_ready: called when the first step is about to begin.
+            answer: told when the place is taken, or cannot be.
+
+        Returns:
+            The rest, for the training thread; what it raises is the answer as well.
+
+        Raises:
+            PlanariaError: the place cannot be taken.
+        """
+        view = self._view(activation)
+        if view.keeps_step:
+            return self._accept_kept(activation, view, answer)
+        place = self._place
+        if place is not None and self._fence.is_fenced(place.generation):
+            self.halt("the plan changed")  # a pipeline that goes on, but is not to be kept
+        return lambda: self._take_and_train(activation, view, answer)
+
+    def _accept_kept(
+        self, activation: Activation, view: PlanView, answer: Answer
+    ) -> Callable[[], None]:
+        start_time = self._clock.now()
+        communicators = self._new_communicators()
+        with self._lock:
+            self._require_promise(activation, view)
+            self._promise = _promise(activation, view)
+            self._links.begin(communicators)
+        self._peer_watch.watch(view.peers)
+
+        def when_over(failure: Exception | None) -> None:
+            answer(
+                self._explain(failure, activation.generation)
+                if failure is not None
+                else self._activated(start_time, len(communicators.groups))
+            )
+
+        communicators.start(
+            view.sum_groups,
+            store_address=activation.store_address,
+            prefix=self._prefix(activation),
+            timeout_seconds=activation.rebuild_timeout_seconds,
+            when_over=when_over,
+        )
+        return lambda: self._continue(activation, view, communicators, answer)
+
+    def _require_promise(self, activation: Activation, view: PlanView) -> None:
+        """An engine that is told to keep what it has not would compute something else."""
+        place, promise = self._place, self._promise
+        if place is None or promise is None or not self._links.is_pipeline_whole:
+            lack = "it is in no whole pipeline"
+        elif place.view.is_follower or place.view.pipeline.stages != view.pipeline.stages:
+            lack = "its pipeline has other stages"
+        elif promise.step != activation.committed_steps:
+            lack = f"its step in flight is {promise.step}, not {activation.committed_steps}"
+        elif not self._fence.is_fenced(promise.generation):
+            lack = f"it trains in generation {promise.generation}, and was not fenced"
+        else:
+            return
+        raise PlanariaError(
+            ErrorReason.WRONG_STATE,
+            f"keeps_step: the engine cannot keep what it has computed: {lack}",
+            {"field": "keeps_step"},
+        )
+
+    def _continue(
+        self, activation: Activation, view: PlanView, awaited: Communicators, answer: Answer
+    ) -> None:
+        """Finishes the step in flight in another generation, and trains on.
+
+        Fenced again or not, the engine makes its passes and the attempt: its pipeline does.
+        """
+        self._fence.resume()
+        try:
+            place, self._sums = self._place, None
+            if place is None or place.halt.is_set():
+                awaited.shut("the pipeline is broken")
+                return
+            self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
+            self._stopwatch.lap("idle")
+            renew_place(place, view=view, generation=activation.generation, awaited=awaited)
+            microbatches = view.pipeline.first_microbatches
+            is_new = place.ledger.step != activation.committed_steps
+            if is_new or not set(place.ledger.finished) <= set(microbatches):
+                self._begin_step(place)  # a gradient cannot be taken out of a sum again
+            self._train(place, microbatches, answer)
+        finally:
+            self._rest()
+            self._fence.end()
+
+    def _take_and_train(self, activation: Activation, view: PlanView, answer: Answer) -> None:
+        """Takes a new place and trains until the engine must stand still.
 
         Raises:
             FencedError: the engine has been fenced before the place was taken.
@@ -175,71 +343,82 @@ class Trainer:
         """
         self._fence.begin(activation.generation)
         try:
-            self._take_and_train(activation, when_ready)
+            self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
+            start_time = self._clock.now()
+            try:
+                place, num_groups = self._rebuild(activation, view)
+            except GroupBroken as error:
+                raise self._explain(error, activation.generation) from None
+            self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
+            answer(self._activated(start_time, num_groups))
+            if self._vitals.committed_steps < self._job.num_steps:
+                self._begin_step(place)
+                first = () if view.is_follower else view.pipeline.first_microbatches
+                self._train(place, first, answer)
         finally:
             self._rest()
             self._fence.end()
 
-    def _take_and_train(
-        self, activation: Activation, when_ready: Callable[[Activated], None]
-    ) -> None:
-        self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
-        start_time = self._clock.now()
-        try:
-            place, num_groups = self._rebuild(activation)
-        except GroupBroken:
-            self._fence.check(activation.generation)
-            raise PlanariaError(
-                ErrorReason.UNAVAILABLE, "a peer was lost while the communicators were built"
-            ) from None
-        self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
-        when_ready(
-            Activated(
-                rebuild_start_time=start_time,
-                resume_time=self._clock.now(),
-                num_communicators=num_groups,
-            )
-        )
-        self._train(place)
-
-    def _rebuild(self, activation: Activation) -> tuple[Place, int]:
-        view = self._view(activation)
+    def _rebuild(self, activation: Activation, view: PlanView) -> tuple[Place, int]:
         self._require_layers(view, activation.committed_steps)
         self._store.keep(view.hosted_layers)
-        self._vitals.committed_steps = activation.committed_steps
-        self.ledger = Ledger(step=activation.committed_steps, generation=activation.generation)
+        self.halt("the plan changed")
+        self._clear_away()
         self._sums = None
-        self.shut("the plan changed")
-        communicators = Communicators(
+        self._vitals.committed_steps = activation.committed_steps
+        communicators = self._new_communicators()
+        self._links.join_pipeline(())
+        self._links.begin(communicators)
+        self._fence.check(activation.generation)  # a fence from here on shuts them
+        self._peer_watch.watch(view.peers)
+        groups = communicators.build(
+            view.groups,
+            store_address=activation.store_address,
+            prefix=self._prefix(activation),
+            timeout_seconds=activation.rebuild_timeout_seconds,
+        )
+        place = take_place(
+            self._around,
+            view=view,
+            generation=activation.generation,
+            step=activation.committed_steps,
+            groups=groups,
+        )
+        with self._lock:
+            self._fence.check(activation.generation)  # a fence from here on finds the promise
+            self._links.join_pipeline(place.pipeline_groups)
+            self._place = place
+            self._promise = None if view.is_follower else _promise(activation, view)
+        return place, len(groups)
+
+    def _new_communicators(self) -> Communicators:
+        return Communicators(
             engine_id=self._engine_id,
             host=self._host,
             device=self._job.device,
             operation_timeout_seconds=self._operation_timeout_seconds,
             failpoints=self._failpoints,
         )
-        with self._lock:
-            self._communicators = communicators
-        self._fence.check(activation.generation)  # a fence from here on shuts them
-        self._peer_watch.watch(view.peers)
-        groups = communicators.build(
-            view.groups,
-            store_address=activation.store_address,
-            prefix=f"{self._job.job_id}/{activation.generation}/",
-            timeout_seconds=activation.rebuild_timeout_seconds,
+
+    def _prefix(self, activation: Activation) -> str:
+        return f"{self._job.job_id}/{activation.generation}/"
+
+    def _activated(self, start_time: datetime, num_groups: int) -> Activated:
+        return Activated(
+            rebuild_start_time=start_time,
+            resume_time=self._clock.now(),
+            num_communicators=num_groups,
         )
-        place = take_place(
-            job=self._job,
-            view=view,
-            generation=activation.generation,
-            step=activation.committed_steps,
-            store=self._store,
-            groups=groups,
-            fence=self._fence,
-            stopwatch=self._stopwatch,
-            failpoints=self._failpoints,
+
+    def _explain(self, failure: Exception, generation: int) -> Exception:
+        """Why groups do not stand, in words for the coordinator."""
+        if not isinstance(failure, GroupBroken):
+            return failure
+        if self._fence.is_fenced(generation):
+            return FencedError(generation, self._fence.newest)
+        return PlanariaError(
+            ErrorReason.UNAVAILABLE, "a peer was lost while the communicators were built"
         )
-        self._sums = place.sums
-        return place, len(groups)
 
     def _view(self, activation: Activation) -> PlanView:
         try:
@@ -249,6 +428,7 @@ class Trainer:
                 num_layers=self._job.num_layers,
                 num_microbatches=self._job.num_microbatches,
                 hosted_layers=lambda first, count: hosted_layers(self._job.model, first, count),
+                followers=activation.followers,
                 separate_directions=self._job.device.type == "cuda",
             )
         except PlanError as error:
@@ -264,28 +444,59 @@ class Trainer:
                 {"layers": names, "version": str(version)},
             )
 
-    def _train(self, place: Place) -> None:
+    def _begin_step(self, place: Place) -> None:
+        self._step_started = time.perf_counter()
+        begin_step(place, self._vitals.committed_steps)
+
+    def _train(self, place: Place, microbatches: Sequence[int], answer: Answer) -> None:
         """Steps until the job is done, everybody parks, or something breaks."""
         try:
-            while self._vitals.committed_steps < self._job.num_steps:
-                started = time.perf_counter()
-                done = run_step(place, self._vitals.committed_steps, self._fence)
-                self._enter_commit(done.record)
-                if place.view.is_last:
-                    self._report(done, time.perf_counter() - started)
-                if done.broken is not None:
-                    self._break_off(done.broken, place)
+            while True:
+                compute(place, place.ledger.missing(microbatches))
+                done = attempt(place)
+                if isinstance(done, VoidAttempt):
+                    self._stand(place, done, answer)
                     return
-                if done.parks:
+                if not self._go_on(place, done):
                     return
+                self._begin_step(place)
+                microbatches = () if place.view.is_follower else place.view.pipeline.microbatches
         except Exception as error:
             self._break_off(error, place)
-        finally:
-            self.ledger = place.ledger
+
+    def _go_on(self, place: Place, done: CommittedStep) -> bool:
+        """Enters a commit; returns whether the next step begins."""
+        promise = None if done.parks or done.broken is not None else self._promise
+        self._enter_commit(done.record, promise and promise.after_commit())
+        self._fence.settle()
+        if place.view.is_last and not place.view.is_follower:
+            self._report(done)
+        if done.broken is not None:
+            self._break_off(done.broken, place)
+        elif done.parks or self._vitals.committed_steps >= self._job.num_steps:
+            self._drop(place)
+        elif place.halt.is_set():
+            self._break_off(FencedError(place.generation, self._fence.newest), place)
+        else:
+            return True
+        return False
+
+    def _stand(self, place: Place, done: VoidAttempt, answer: Answer) -> None:
+        """Waits for the next Activate with all that is computed, if the pipeline is whole."""
+        if done.is_committed_above:
+            # The stages above have begun the next step, and would take this one's for it.
+            self.halt("the stages above have committed the step")
+        if isinstance(done.cause, PlanariaError):
+            answer(done.cause)
+        elif done.cause is not None:
+            self._meet(done.cause, place)
+        if place.pipeline is None or place.halt.is_set():
+            self._drop(place)
 
     def _break_off(self, error: Exception, place: Place) -> None:
         # Only here: at a regular end, peers may still be reading the last verdict.
-        self.shut(str(error))
+        self.halt(str(error))
+        self._drop(place)
         self._meet(error, place)
 
     def _meet(self, error: Exception, place: Place) -> None:
@@ -297,38 +508,65 @@ class Trainer:
             _log.info("fenced", generation=place.generation, cause=str(error))
             return
         fault = fault_of(error, place.ledger.step)
-        _log.warning("parked_by_fault", cause=fault.message, fatal=fault.is_fatal, exc_info=error)
+        _log.warning("attempt_failed", cause=fault.message, fatal=fault.is_fatal, exc_info=error)
         self._listener.fault(place.generation, fault)
 
-    def _report(self, done: CommittedStep, step_seconds: float) -> None:
+    def _report(self, done: CommittedStep) -> None:
         self._listener.step_done(
             StepDone(
                 record=done.record,
                 learning_rate=learning_rate(self._job.optimizer, done.record.step),
-                step_seconds=step_seconds,
+                step_seconds=time.perf_counter() - self._step_started,
                 seconds=self._stopwatch.seconds,
                 commit_time=self._clock.now(),
             )
         )
 
-    def _enter_commit(self, record: CommitRecord) -> None:
-        self.last_commit = record
-        self._vitals.committed_steps = record.step + 1
+    def _enter_commit(self, record: CommitRecord, promise: Promise | None) -> None:
+        with self._lock:
+            if self._promise is not None:  # nobody has halted it meanwhile
+                is_last_step = record.step + 1 >= self._job.num_steps
+                self._promise = None if is_last_step else promise
+            self.last_commit = record
+            self._vitals.committed_steps = record.step + 1
+
+    def _clear_away(self) -> None:
+        """Drops a place that was halted while the training thread stood still."""
+        place = self._place
+        if place is not None and place.halt.is_set():
+            self._drop(place)
+
+    def _drop(self, place: Place) -> None:
+        """Gives up gradients and activations; whole sums stay, for a witness's record."""
+        self._sums = self._whole_sums(place)
+        self._last_ledger = place.ledger
+        with self._lock:
+            self._place = self._promise = None
 
     def _rest(self) -> None:
-        if self._kept() is None:
-            self._sums = None
+        if self._place is not None:
+            self._sums = self._whole_sums(self._place)
         self.park_time = self._clock.now()
         is_finished = self._vitals.committed_steps >= self._job.num_steps
         self._vitals.enter(
             EngineState.ENGINE_STATE_FINISHED if is_finished else EngineState.ENGINE_STATE_PARKED
         )
 
-    def _kept(self) -> KeptSums | None:
-        """The step that could be committed from the sums at hand."""
-        if self._sums is None or self.ledger.step != self._vitals.committed_steps:
+    def _whole_sums(self, place: Place) -> WholeSums | None:
+        """What the step in flight could be committed from."""
+        ledger, reduced = place.ledger, place.reduced
+        if ledger.step != self._vitals.committed_steps:
             return None
-        layers = tuple(self._sums.sums)
-        if not self.ledger.is_whole(layers, self._job.num_microbatches):
+        if not reduced or not ledger.is_whole(reduced, self._job.num_microbatches):
             return None
-        return KeptSums(step=self.ledger.step, generation=self.ledger.generation)
+        key = KeptSums(step=ledger.step, generation=ledger.generation)
+        return WholeSums(key=key, by_layer=dict(reduced))
+
+
+def _promise(activation: Activation, view: PlanView) -> Promise:
+    return Promise(
+        generation=activation.generation,
+        step=activation.committed_steps,
+        microbatches=view.pipeline.first_microbatches,
+        each_step=view.pipeline.microbatches,
+    )

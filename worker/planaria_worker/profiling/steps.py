@@ -9,7 +9,7 @@ from planaria_common.measurement import StepMeasurement
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.place import Place, take_place
+from planaria_worker.engine.place import Place, Surroundings, take_place
 from planaria_worker.engine.plan_view import PipelinePlan, StagePlace, view_plan
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import run_step
@@ -25,17 +25,16 @@ _GENERATION = 1
 def measure_steps(job: Job, num_steps: int, max_microbatches: int) -> StepMeasurement:
     """Trains by the engine's own step, alone in its plan, after one step of warm-up."""
     job = replace(job, num_microbatches=min(job.num_microbatches, max_microbatches))
-    fence = Fence(_GENERATION)
-    place = _place(job, fence)
+    place = _place(job)
     samples = []
     for step in range(num_steps + 1):
         start = _now(job)
-        run_step(place, step, fence)
+        run_step(place, step)
         samples.append(_now(job) - start)
     return StepMeasurement(num_microbatches=job.num_microbatches, step=timing(samples[1:]))
 
 
-def _place(job: Job, fence: Fence) -> Place:
+def _place(job: Job) -> Place:
     """All layers in one stage, and no group: nobody else holds them."""
     stage = StagePlace(engine_id=_ENGINE, data_address="", first_layer=0, num_layers=job.num_layers)
     pipeline = PipelinePlan(stages=(stage,), microbatches=tuple(range(job.num_microbatches)))
@@ -57,17 +56,14 @@ def _place(job: Job, fence: Fence) -> Place:
         },
         version=0,
     )
-    return take_place(
+    around = Surroundings(
         job=job,
-        view=view,
-        generation=_GENERATION,
-        step=0,
         store=store,
-        groups={},
-        fence=fence,
+        fence=Fence(_GENERATION),
         stopwatch=Stopwatch(),
         failpoints=Failpoints(),
     )
+    return take_place(around, view=view, generation=_GENERATION, step=0, groups={})
 
 
 def _now(job: Job) -> float:

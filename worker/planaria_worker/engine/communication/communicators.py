@@ -1,9 +1,13 @@
-"""Building the groups of one generation, on all engines alike, interruptible at any moment."""
+"""Building the groups of one generation, on all engines alike, interruptible at any moment.
+
+communicators.start(specs, ..., when_standing=...)   # returns at once
+groups = communicators.wait()                        # here or in another thread
+"""
 
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -21,7 +25,7 @@ _GRACE_SECONDS = 1.0
 
 
 class Communicators:
-    """The groups of one generation. Built once by the training thread, shut once by any thread."""
+    """The groups of one generation. Built once, in a thread of its own; shut by any thread."""
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Communicators:
         self._groups: dict[str, Group] = {}
         self._connectors: list[Connector] = []
         self._outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._deadline = 0.0
 
     @property
     def groups(self) -> Mapping[str, Group]:
@@ -61,54 +66,86 @@ class Communicators:
     def build(
         self, specs: Sequence[GroupSpec], *, store_address: str, prefix: str, timeout_seconds: float
     ) -> Mapping[str, Group]:
-        """Makes the groups with more than one member that this engine belongs to.
+        """Makes groups and waits until they stand: `start`, then `wait`."""
+        self.start(
+            specs, store_address=store_address, prefix=prefix, timeout_seconds=timeout_seconds
+        )
+        return self.wait()
+
+    def start(
+        self,
+        specs: Sequence[GroupSpec],
+        *,
+        store_address: str,
+        prefix: str,
+        timeout_seconds: float,
+        when_over: Callable[[Exception | None], None] | None = None,
+    ) -> None:
+        """Begins to make the groups with more than one member that this engine belongs to.
 
         Args:
             specs: the same order on all engines, or they wait for each other; names are unique.
             store_address: rendezvous store of an engine that is alive.
             prefix: put before every key in the store; one per job and generation.
             timeout_seconds: how long all of it may take.
+            when_over: called from another thread when the groups stand, with None, or when they
+                do not, with what `wait` raises.
+        """
+        mine = [s for s in specs if self._engine_id in s.members and len(s.members) > 1]
+        self._deadline = time.monotonic() + timeout_seconds
+        # A thread that can be left behind: neither the store's client nor gloo can be interrupted
+        # while they connect to a process that is stopped.
+        threading.Thread(
+            target=self._run,
+            args=(mine, store_address, prefix, self._deadline, when_over),
+            name="build-groups",
+            daemon=True,
+        ).start()
 
-        Returns:
-            The groups by name.
+    def wait(self) -> Mapping[str, Group]:
+        """Returns the groups by name, once they all stand; call it once.
 
         Raises:
             GroupBroken: `shut` was called meanwhile.
             UnavailableError: a peer or the store did not answer in time; names them. All groups are
                 shut.
         """
-        mine = [s for s in specs if self._engine_id in s.members and len(s.members) > 1]
-        # A thread that can be left behind: neither the store's client nor gloo can be interrupted
-        # while they connect to a process that is stopped.
-        threading.Thread(
-            target=self._run,
-            args=(mine, store_address, prefix, time.monotonic() + timeout_seconds),
-            name="build-groups",
-            daemon=True,
-        ).start()
+        seconds = max(self._deadline - time.monotonic(), 0.0) + _GRACE_SECONDS
         try:
-            failure = self._outcome.get(timeout=timeout_seconds + _GRACE_SECONDS)
+            failure = self._outcome.get(timeout=seconds)
         except queue.Empty:
-            failure = _unavailable(f"nothing happened within {timeout_seconds:g} s", {})
+            failure = _unavailable("nothing happened in time", {})
+        if failure is None and self._shut.is_set():
+            failure = _interrupted()
         if failure is not None:
             self.shut()
             raise failure
         return self.groups
 
-    def shut(self, reason: str = "shut") -> None:
-        """Shuts all groups, also those that are being built. Any thread, idempotent, at once."""
+    def shut(self, reason: str = "shut", *, keeping: Collection[str] = ()) -> None:
+        """Shuts all groups, also those that are being built. Any thread, idempotent, at once.
+
+        Args:
+            reason: why; who is blocked in a group is told.
+            keeping: names of groups that go on.
+        """
         with self._lock:
             self._shut.set()
             connectors, self._connectors = self._connectors, []
-            groups = list(self._groups.values())
-        self._outcome.put(GroupBroken("the groups were shut while they were built"))
+            groups = [group for name, group in self._groups.items() if name not in keeping]
+        self._outcome.put(_interrupted())
         for group in groups:
             group.shut(reason)
         for connector in connectors:
             connector.cut()
 
     def _run(
-        self, specs: Sequence[GroupSpec], store_address: str, prefix: str, deadline: float
+        self,
+        specs: Sequence[GroupSpec],
+        store_address: str,
+        prefix: str,
+        deadline: float,
+        when_over: Callable[[Exception | None], None] | None,
     ) -> None:
         failure: Exception | None = None
         try:
@@ -118,7 +155,11 @@ class Communicators:
             failure = _unavailable(reason, {"reason": reason})
         except Exception as error:
             failure = error
+        if self._shut.is_set():
+            failure = _interrupted()
         self._outcome.put(failure)
+        if when_over is not None:
+            when_over(failure)
 
     def _build(
         self, specs: Sequence[GroupSpec], store_address: str, prefix: str, deadline: float
@@ -192,7 +233,7 @@ class Communicators:
 
     def _require_open(self) -> None:
         if self._shut.is_set():
-            raise GroupBroken("the groups were shut while they were built")
+            raise _interrupted()
 
 
 def _address_key(spec: GroupSpec, rank: int) -> str:
@@ -202,6 +243,10 @@ def _address_key(spec: GroupSpec, rank: int) -> str:
 def _seconds_left(deadline: float) -> float:
     """At least a little: gloo takes 0 for no bound at all."""
     return max(deadline - time.monotonic(), 0.1)
+
+
+def _interrupted() -> GroupBroken:
+    return GroupBroken("the groups were shut while they were built")
 
 
 def _unavailable(what: str, metadata: Mapping[str, str]) -> PlanariaError:
