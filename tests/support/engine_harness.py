@@ -30,6 +30,7 @@ from planaria.api.worker.v1.directive_pb2 import (
     DigestLayers,
     Directive,
     Export,
+    FollowerAssignment,
     LayerSource,
     PipelineAssignment,
     Quiesce,
@@ -74,10 +75,14 @@ class JobFiles:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages as (engine name, number of layers), and the microbatches of the pipeline."""
+    """Stages as (engine name, number of layers), and the microbatches of the pipeline.
+
+    `in_flight` are those of the step in flight, for a pipeline that keeps it.
+    """
 
     stages: Sequence[tuple[str, int]]
     microbatches: Sequence[int]
+    in_flight: Sequence[int] = ()
 
 
 @dataclass(kw_only=True)
@@ -248,12 +253,26 @@ class EngineCluster:
     def activate(self, plan: Sequence[Pipeline], **fields: Any) -> dict[str, DirectiveResult]:
         """Gives every engine of a plan its place; returns their answers."""
         command = self.activation(plan, **fields)
-        return self.ask_all({name: {"activate": command} for name in _names(plan)})
+        return self.ask_all({name: {"activate": command} for name in self._members})
 
-    def activation(self, plan: Sequence[Pipeline], rebuild_seconds: int = 60) -> Activate:
-        names = self._members = _names(plan)
+    def activation(
+        self,
+        plan: Sequence[Pipeline],
+        rebuild_seconds: int = 60,
+        followers: Mapping[str, Sequence[int]] | None = None,
+    ) -> Activate:
+        followers = followers or {}
+        names = self._members = [*_names(plan), *followers]
         return Activate(
             pipelines=[self._assignment(pipeline) for pipeline in plan],
+            followers=[
+                FollowerAssignment(
+                    engine_id=self.engines[name].engine_id,
+                    data_address=self.engines[name].snapshot.data_address,
+                    layers=layers,
+                )
+                for name, layers in followers.items()
+            ],
             committed_steps=self.committed_steps,
             store_address=self.engines[names[0]].snapshot.store_address,
             rebuild_timeout=Duration(seconds=rebuild_seconds),
@@ -281,6 +300,29 @@ class EngineCluster:
         for name, result in results.items():
             assert result.HasField("fence_report"), (name, result)
         return {name: result.fence_report for name, result in results.items()}
+
+    def fence(self, lost: Iterable[str] = ()) -> dict[str, FenceReport]:
+        """Opens a new generation in which whole pipelines go on computing."""
+        self.generation += 1
+        lost_ids = [self.engines[name].engine_id for name in lost]
+        command = Quiesce(mode=Quiesce.MODE_FENCE, lost_engine_ids=lost_ids)
+        chosen = [name for name in _alive(self, self._members) if name not in lost]
+        results = self.ask_all({name: {"quiesce": command} for name in chosen})
+        for name, result in results.items():
+            assert result.HasField("fence_report"), (name, result)
+        return {name: result.fence_report for name, result in results.items()}
+
+    def fence_until_computed(self, *names: str) -> dict[str, FenceReport]:
+        """Fences again and again, until engines have computed all that they keep."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while True:
+            reports = self.fence()
+            if all(
+                set(reports[name].finished_microbatches) == set(reports[name].kept_microbatches)
+                for name in names
+            ):
+                return reports
+            assert time.monotonic() < deadline, self._logs()
 
     def recover(self, plan: Sequence[Pipeline]) -> dict[str, FenceReport]:
         """What a coordinator does after a loss: quiesce, roll forward, copy, activate."""
@@ -479,7 +521,12 @@ class EngineCluster:
                 )
             )
             first += num_layers
-        return PipelineAssignment(stages=stages, microbatches=pipeline.microbatches)
+        return PipelineAssignment(
+            stages=stages,
+            microbatches=pipeline.microbatches,
+            step_microbatches=pipeline.in_flight,
+            keeps_step=bool(pipeline.in_flight),
+        )
 
     def _needs(self, pipeline: Pipeline) -> dict[str, list[int]]:
         """Layers that each engine of a pipeline hosts."""

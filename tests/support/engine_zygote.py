@@ -56,7 +56,7 @@ class Zygote:
             stdout=subprocess.PIPE,
             env={
                 **os.environ,
-                "PYTHONPATH": str(TESTS),
+                "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
             },

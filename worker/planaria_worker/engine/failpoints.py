@@ -12,7 +12,8 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from planaria_common.errors import ErrorReason, PlanariaError
@@ -31,7 +32,11 @@ Place = Literal[
     "copy",
     "serve_copy",
 ]
-Action = Literal["kill", "stop", "raise", "segfault", "hang"]
+Action = Literal["kill", "stop", "raise", "segfault", "hang", "hold"]
+_HOLD_SECONDS = 0.001
+
+
+_FIELDS = ("at", "action", "step", "microbatch", "skip", "until")
 
 
 class FailpointError(Exception):
@@ -48,6 +53,10 @@ class Failpoint:
     """Only in this step; in a copy, in this version. None: in any."""
     microbatch: int | None = None
     """Only in this microbatch of the step; None: in any."""
+    skip: int = 0
+    """How often it may be passed before."""
+    until: str = ""
+    """Path of a file: `hold` goes on when it is there, and only one thread is held."""
 
     def matches(self, at: Place, step: int | None, microbatch: int | None) -> bool:
         return self.at == at and self.step in (None, step) and self.microbatch in (None, microbatch)
@@ -87,6 +96,9 @@ class Failpoints:
                     break
             else:
                 return
+            if failpoint.skip:
+                self._armed.append(replace(failpoint, skip=failpoint.skip - 1))
+                return
         _fail(failpoint)
 
 
@@ -102,6 +114,9 @@ def _fail(failpoint: Failpoint) -> None:
         case "hang":
             while True:  # as a kernel that never ends: nothing interrupts it
                 time.sleep(3600)
+        case "hold":
+            while not Path(failpoint.until).exists():
+                time.sleep(_HOLD_SECONDS)
         case "raise":
             raise FailpointError(f"failpoint at {failpoint.at}")
 
@@ -119,16 +134,20 @@ def _parse(text: str) -> tuple[Failpoint, ...]:
 def _parse_entry(index: int, entry: Any) -> Failpoint:
     if not isinstance(entry, dict):
         raise _invalid(f"[{index}]", "must be an object")
-    unknown = entry.keys() - {"at", "action", "step", "microbatch"}
+    unknown = entry.keys() - set(_FIELDS)
     if unknown:
         raise _invalid(
-            f"[{index}].{min(unknown)}", "unknown field; known are at, action, step, microbatch"
+            f"[{index}].{min(unknown)}", f"unknown field; known are {', '.join(_FIELDS)}"
         )
+    if (entry.get("action") == "hold") != ("until" in entry):
+        raise _invalid(f"[{index}].until", "goes with the action hold, and only with it")
     return Failpoint(
         at=_one_of(get_args(Place), f"[{index}].at", entry.get("at")),
         action=_one_of(get_args(Action), f"[{index}].action", entry.get("action")),
         step=_index(f"[{index}].step", entry.get("step")),
         microbatch=_index(f"[{index}].microbatch", entry.get("microbatch")),
+        skip=_index(f"[{index}].skip", entry.get("skip")) or 0,
+        until=str(entry.get("until", "")),
     )
 
 

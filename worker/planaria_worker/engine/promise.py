@@ -22,12 +22,8 @@ class Promise:
     """Those of every later step."""
 
     def after_commit(self) -> "Promise":
-        """Having passed the exchange, the pipeline begins the next step."""
+        """Whether it passed the exchange or was told of it, the pipeline begins the next step."""
         return replace(self, step=self.step + 1, microbatches=self.each_step)
-
-    def after_roll_forward(self) -> "Promise":
-        """Having been told of the commit, it waits for an Activate: the others may be ahead."""
-        return replace(self, step=self.step + 1, microbatches=())
 
     def kept(self, committed_steps: int) -> tuple[int, ...]:
         """What a fence report says is kept."""

@@ -46,8 +46,6 @@ class VoidAttempt:
 
     cause: Exception | None
     """What kept this engine from it; None: somebody else."""
-    is_committed_above: bool
-    """The stages above have committed it: this pipeline is not of one step any more."""
 
 
 def run_step(place: Place, step: int) -> CommittedStep:
@@ -110,7 +108,7 @@ def attempt(place: Place) -> CommittedStep | VoidAttempt:
     if verdict not in (Verdict.COMMIT, Verdict.FENCED):
         raise RefusedStepError(verdict, agreed.outcome.layer, step)
     place.shut_sums("the attempt is void")
-    return VoidAttempt(cause=cause or agreed.cause, is_committed_above=verdict is Verdict.COMMIT)
+    return VoidAttempt(cause=cause or agreed.cause)
 
 
 def _reduce(place: Place) -> tuple[Message, Exception | None]:

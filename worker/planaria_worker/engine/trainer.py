@@ -230,7 +230,8 @@ class Trainer:
             if todo is not RollForward.NOTHING:
                 self._sums = None
                 promise = self._promise
-                self._enter_commit(record, promise and promise.after_roll_forward())
+                self.submit(self._catch_up)  # before the new promise: an Activate comes behind it
+                self._enter_commit(record, promise and promise.after_commit())
                 if self._promise is None and self._place is not None:
                     self._drop(self._place)
                 self._rest()
@@ -270,7 +271,7 @@ class Trainer:
         communicators = self._new_communicators()
         with self._lock:
             self._require_promise(activation, view)
-            self._promise = _promise(activation, view)
+            self._promise = _promised(activation, view)
             self._links.begin(communicators)
         self._peer_watch.watch(view.peers)
 
@@ -288,7 +289,7 @@ class Trainer:
             timeout_seconds=activation.rebuild_timeout_seconds,
             when_over=when_over,
         )
-        return lambda: self._continue(activation, view, communicators, answer)
+        return lambda: self._continue(activation, view, communicators)
 
     def _require_promise(self, activation: Activation, view: PlanView) -> None:
         """An engine that is told to keep what it has not would compute something else."""
@@ -301,6 +302,8 @@ class Trainer:
             lack = f"its step in flight is {promise.step}, not {activation.committed_steps}"
         elif not self._fence.is_fenced(promise.generation):
             lack = f"it trains in generation {promise.generation}, and was not fenced"
+        elif not set(promise.microbatches) <= set(view.pipeline.first_microbatches):
+            lack = f"it has microbatches {promise.microbatches}, and some are given to others"
         else:
             return
         raise PlanariaError(
@@ -309,27 +312,38 @@ class Trainer:
             {"field": "keeps_step"},
         )
 
-    def _continue(
-        self, activation: Activation, view: PlanView, awaited: Communicators, answer: Answer
-    ) -> None:
+    def _continue(self, activation: Activation, view: PlanView, awaited: Communicators) -> None:
         """Finishes the step in flight in another generation, and trains on.
 
         Fenced again or not, the engine makes its passes and the attempt: its pipeline does.
         """
         self._fence.resume()
         try:
-            place, self._sums = self._place, None
+            place = self._place
             if place is None or place.halt.is_set():
                 awaited.shut("the pipeline is broken")
                 return
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._stopwatch.lap("idle")
+            self._sums = None
             renew_place(place, view=view, generation=activation.generation, awaited=awaited)
-            microbatches = view.pipeline.first_microbatches
-            is_new = place.ledger.step != activation.committed_steps
-            if is_new or not set(place.ledger.finished) <= set(microbatches):
-                self._begin_step(place)  # a gradient cannot be taken out of a sum again
-            self._train(place, microbatches, answer)
+            self._train(place, view.pipeline.first_microbatches)
+        finally:
+            self._rest()
+            self._fence.end()
+
+    def _catch_up(self) -> None:
+        """Having been told of a commit, begins the next step, as those do who passed it."""
+        place = self._place
+        if place is None or place.halt.is_set():
+            return
+        if place.ledger.step == self._vitals.committed_steps:
+            return
+        self._fence.resume()
+        try:
+            self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
+            self._begin_step(place)
+            self._train(place, place.view.pipeline.microbatches)
         finally:
             self._rest()
             self._fence.end()
@@ -354,7 +368,7 @@ class Trainer:
             if self._vitals.committed_steps < self._job.num_steps:
                 self._begin_step(place)
                 first = () if view.is_follower else view.pipeline.first_microbatches
-                self._train(place, first, answer)
+                self._train(place, first)
         finally:
             self._rest()
             self._fence.end()
@@ -388,7 +402,7 @@ class Trainer:
             self._fence.check(activation.generation)  # a fence from here on finds the promise
             self._links.join_pipeline(place.pipeline_groups)
             self._place = place
-            self._promise = None if view.is_follower else _promise(activation, view)
+            self._promise = None if view.is_follower else _promised(activation, view)
         return place, len(groups)
 
     def _new_communicators(self) -> Communicators:
@@ -448,14 +462,14 @@ class Trainer:
         self._step_started = time.perf_counter()
         begin_step(place, self._vitals.committed_steps)
 
-    def _train(self, place: Place, microbatches: Sequence[int], answer: Answer) -> None:
+    def _train(self, place: Place, microbatches: Sequence[int]) -> None:
         """Steps until the job is done, everybody parks, or something breaks."""
         try:
             while True:
                 compute(place, place.ledger.missing(microbatches))
                 done = attempt(place)
                 if isinstance(done, VoidAttempt):
-                    self._stand(place, done, answer)
+                    self._stand(place, done)
                     return
                 if not self._go_on(place, done):
                     return
@@ -481,14 +495,9 @@ class Trainer:
             return True
         return False
 
-    def _stand(self, place: Place, done: VoidAttempt, answer: Answer) -> None:
+    def _stand(self, place: Place, done: VoidAttempt) -> None:
         """Waits for the next Activate with all that is computed, if the pipeline is whole."""
-        if done.is_committed_above:
-            # The stages above have begun the next step, and would take this one's for it.
-            self.halt("the stages above have committed the step")
-        if isinstance(done.cause, PlanariaError):
-            answer(done.cause)
-        elif done.cause is not None:
+        if done.cause is not None:
             self._meet(done.cause, place)
         if place.pipeline is None or place.halt.is_set():
             self._drop(place)
@@ -563,7 +572,7 @@ class Trainer:
         return WholeSums(key=key, by_layer=dict(reduced))
 
 
-def _promise(activation: Activation, view: PlanView) -> Promise:
+def _promised(activation: Activation, view: PlanView) -> Promise:
     return Promise(
         generation=activation.generation,
         step=activation.committed_steps,

@@ -1,0 +1,241 @@
+"""The step in flight is finished by whoever is whole: nobody else stops, nothing is done twice.
+
+Two pipelines that are cut differently; b of the first one fails at a named place of step 2. The
+engines of the second are armed to die if they compute any microbatch of that step a second time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from integration.engine.scenarios import BEFORE, FAILED_STEP
+from oracle.reference import ReferenceResult
+from planaria.api.common.v1.errors_pb2 import ErrorReason
+from planaria.api.worker.v1.directive_pb2 import Quiesce
+from planaria.api.worker.v1.report_pb2 import FenceReport
+from support.engine_harness import EngineCluster, Pipeline
+
+pytestmark = pytest.mark.integration
+
+KEPT = [3, 4, 5]
+AFTER = [Pipeline([("c", 5), ("d", 2)], [0, 1, 2, 3, 4, 5])]
+FINISHING = [Pipeline([("c", 5), ("d", 2)], [0, 1, 2, 3, 4, 5], in_flight=[*KEPT, 0, 1, 2])]
+LAYERS_OF_A = range(3)
+
+
+@pytest.fixture(autouse=True)
+def _disarm(cluster: EngineCluster) -> Iterator[None]:
+    """What an engine was armed with must not meet the next test."""
+    yield
+    for engine in cluster.engines.values():
+        engine.close()
+
+
+def once_only(microbatches: Sequence[int] = range(6)) -> list[dict[str, object]]:
+    """Deadly for whoever computes one of these microbatches of the failed step again."""
+    return [
+        {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": m, "skip": 1}
+        for m in microbatches
+    ]
+
+
+def held(path: Path, microbatch: int) -> dict[str, object]:
+    """Keeps an engine from computing until the test lets it go."""
+    return {
+        "at": "forward",
+        "action": "hold",
+        "step": FAILED_STEP,
+        "microbatch": microbatch,
+        "until": str(path),
+    }
+
+
+def kept(reports: Mapping[str, FenceReport]) -> dict[str, list[int]]:
+    return {name: list(report.kept_microbatches) for name, report in reports.items()}
+
+
+def finish(
+    cluster: EngineCluster,
+    expected: ReferenceResult,
+    plan: Sequence[Pipeline] = AFTER,
+    followers: Mapping[str, Sequence[int]] | None = None,
+) -> None:
+    """The job ends as if nothing had happened; followers have every step."""
+    cluster.wait_until_finished(*(n for p in plan for n, _ in p.stages), *(followers or {}))
+    assert cluster.digest(plan) == expected.digest
+    assert cluster.losses() == expected.losses
+    for name, layers in (followers or {}).items():
+        report = cluster.quiesce([name])[name]
+        versions = {layer.layer: layer.version for layer in report.layers}
+        assert versions == dict.fromkeys(layers, cluster.job.num_steps)
+
+
+def activate(
+    cluster: EngineCluster,
+    plan: Sequence[Pipeline] = FINISHING,
+    followers: Mapping[str, Sequence[int]] | None = None,
+) -> None:
+    for name, result in cluster.activate(plan, followers=followers).items():
+        assert result.HasField("activated"), (name, result)
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        {"at": "forward", "microbatch": 1},
+        {"at": "backward", "microbatch": 0},
+        {"at": "wait_peer", "microbatch": 2},
+        {"at": "reduce"},
+        {"at": "before_exchange"},
+    ],
+    ids=lambda failpoint: failpoint["at"],
+)
+def test_a_whole_pipeline_finishes_the_step_of_a_broken_one(
+    cluster: EngineCluster, expected: ReferenceResult, failpoint: dict[str, object]
+) -> None:
+    fatal = {"action": "kill", "step": FAILED_STEP, **failpoint}
+    cluster.prepare(
+        "a", "b", "c", "d", failpoints={"b": [fatal], "c": once_only(), "d": once_only()}
+    )
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    reports = cluster.fence(["b"])
+    assert kept(reports) == {"a": [], "c": KEPT, "d": KEPT}
+    assert reports["a"].HasField("park_time")
+    assert {report.committed_steps for report in reports.values()} == {FAILED_STEP}
+    assert {reports[name].applied_generation for name in "cd"} == {cluster.generation - 1}
+    cluster.committed_steps = FAILED_STEP
+    activate(cluster, followers={"a": LAYERS_OF_A})
+    finish(cluster, expected, followers={"a": LAYERS_OF_A})
+
+
+def test_it_computes_on_between_the_fence_and_the_plan(
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
+) -> None:
+    """However often it is fenced meanwhile."""
+    go = tmp_path / "go"
+    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
+    cluster.prepare(
+        "a",
+        "b",
+        "c",
+        "d",
+        failpoints={"b": [fatal], "c": [held(go, 4), *once_only([3, 5])], "d": once_only()},
+    )
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    reports = cluster.fence(["b"])
+    assert kept(reports) == {"a": [], "c": KEPT, "d": KEPT}
+    assert len(reports["c"].finished_microbatches) < len(KEPT)
+    go.touch()
+    reports = cluster.fence_until_computed("c", "d")
+    assert kept(reports) == {"a": [], "c": KEPT, "d": KEPT}
+    cluster.committed_steps = FAILED_STEP
+    activate(cluster)
+    finish(cluster, expected)
+
+
+def test_a_second_fence_overtakes_the_plan_of_the_first(
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
+) -> None:
+    """Both engines had accepted it, so both make its passes and its attempt, in vain."""
+    go = tmp_path / "go"
+    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
+    cluster.prepare(
+        "a",
+        "b",
+        "c",
+        "d",
+        failpoints={
+            "b": [fatal],
+            "c": [held(go, 4), *once_only([0, 1, 2, 3, 5])],
+            "d": once_only(),
+        },
+    )
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    cluster.fence(["b"])
+    cluster.committed_steps = FAILED_STEP
+    activate(cluster)  # answered while c is held: the groups are built beside
+    reports = cluster.fence()
+    everything = [*KEPT, 0, 1, 2]
+    assert kept(reports) == {"c": everything, "d": everything}
+    assert {reports[name].applied_generation for name in "cd"} == {cluster.generation - 1}
+    go.touch()
+    activate(cluster, [Pipeline(AFTER[0].stages, range(6), in_flight=everything)])
+    finish(cluster, expected)
+
+
+def test_a_follower_keeps_up_and_may_take_a_place_again(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    fatal = {"at": "backward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
+    cluster.prepare("a", "b", "c", "d", failpoints={"b": [fatal], "c": once_only()})
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    cluster.fence(["b"])
+    cluster.committed_steps = FAILED_STEP
+    activate(cluster, followers={"a": LAYERS_OF_A})
+    reports = cluster.quiesce(mode=Quiesce.MODE_AT_COMMIT)
+    steps = {report.committed_steps for report in reports.values()}
+    assert len(steps) == 1
+    held_layers = cluster.roll_forward(reports)
+    assert held_layers["a"] == dict.fromkeys(LAYERS_OF_A, cluster.committed_steps)
+    regrown = [Pipeline([("a", 7)], [0, 1]), Pipeline([("c", 5), ("d", 2)], [2, 3, 4, 5])]
+    copied = cluster.copy_missing(regrown, held_layers)
+    assert copied.keys() == {"a"}
+    cluster.activate(regrown)
+    finish(cluster, expected, regrown)
+
+
+def test_a_whole_pipeline_that_missed_a_commit_goes_on_behind_it(
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
+) -> None:
+    """a has passed the exchange of step 2 and told b nothing yet; c and d begin step 3 at once.
+
+    b is told by the coordinator, and begins step 3 as well: its pipeline is whole again.
+    """
+    go = tmp_path / "go"
+    plan = [Pipeline([("b", 3), ("a", 4)], [0, 1, 2]), BEFORE[1]]
+    waiting = {"at": "after_exchange", "action": "hold", "step": FAILED_STEP, "until": str(go)}
+    cluster.prepare("a", "b", "c", "d", failpoints={"a": [waiting]})
+    cluster.train(plan)
+    cluster.wait_for_step("d", FAILED_STEP)
+    # b is fenced before it hears of the commit; a answers when its update is done.
+    cluster.generation += 1
+    fence = Quiesce(mode=Quiesce.MODE_FENCE)
+    asked = {name: cluster.direct(name, quiesce=fence) for name in "abcd"}
+    cluster.wait_for_result("b", asked["b"])
+    go.touch()
+    reports = {n: cluster.wait_for_result(n, asked[n]).fence_report for n in "abcd"}
+    steps = {name: report.committed_steps for name, report in reports.items()}
+    assert steps["a"] == steps["d"] == FAILED_STEP + 1
+    assert steps["b"] == FAILED_STEP
+    cluster.roll_forward(reports)
+    reports = cluster.fence()
+    assert kept(reports) == {"a": [0, 1, 2], "b": [0, 1, 2], "c": KEPT, "d": KEPT}
+    assert {report.committed_steps for report in reports.values()} == {FAILED_STEP + 1}
+    keeping = [Pipeline(p.stages, p.microbatches, in_flight=p.microbatches) for p in plan]
+    activate(cluster, keeping)
+    finish(cluster, expected, plan)
+
+
+@pytest.mark.parametrize("missing", ["other stages", "another step", "nothing"])
+def test_an_engine_refuses_to_keep_what_it_has_not(cluster: EngineCluster, missing: str) -> None:
+    cluster.prepare("a", "b", "c", "d")
+    cluster.train(BEFORE)
+    cluster.wait_for_step("d", 0)
+    reports = cluster.fence(["b"])
+    cluster.committed_steps = reports["c"].committed_steps
+    plan = FINISHING
+    match missing:
+        case "other stages":
+            plan = [Pipeline([("c", 4), ("d", 3)], range(6), in_flight=range(6))]
+        case "another step":
+            cluster.committed_steps += cluster.job.num_steps
+        case _:
+            cluster.quiesce(["c", "d"])
+    for name, result in cluster.activate(plan).items():
+        assert result.failure.reason == ErrorReason.ERROR_REASON_WRONG_STATE, (name, result)
+        assert result.failure.metadata["field"] == "keeps_step"
