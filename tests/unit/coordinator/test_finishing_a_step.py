@@ -94,14 +94,16 @@ def report(
     )
 
 
-def kept(*, placement: Placement = PLACEMENT, **reports: FenceReport) -> list[tuple[int, ...]]:
+def kept(
+    reports: dict[str, FenceReport], placement: Placement = PLACEMENT
+) -> list[tuple[int, ...]]:
     survivors = {name: HOLDINGS[name] for name in reports}
     found = kept_pipelines(placement, reports, survivors, 7, requirements())
     return [pipeline.microbatches for pipeline in found]
 
 
 def test_a_whole_pipeline_keeps_what_it_says_it_has() -> None:
-    assert kept(a=report(), c=report(), d=report(parked=True)) == [EVEN]
+    assert kept({"a": report(), "c": report(), "d": report(parked=True)}) == [EVEN]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_a_pipeline_that_is_not_quite_whole_keeps_nothing(
     first: FenceReport, second: FenceReport | None, why: str
 ) -> None:
     reports = {"a": first} if second is None else {"a": first, "c": second}
-    assert kept(**reports) == [], why
+    assert kept(reports) == [], why
 
 
 def test_a_pipeline_unchanged_since_an_older_generation_may_not_have_heard_of_the_newest() -> None:
@@ -128,14 +130,14 @@ def test_a_pipeline_unchanged_since_an_older_generation_may_not_have_heard_of_th
     placement = Placement(
         generation=5, plan=PLAN, places=PLACEMENT.places, reason="", first_generations=(3, 3)
     )
-    assert kept(placement=placement, a=report(applied=4), c=report(applied=4)) == [EVEN]
-    assert kept(placement=placement, a=report(applied=2), c=report(applied=2)) == []
+    assert kept({"a": report(applied=4), "c": report(applied=4)}, placement) == [EVEN]
+    assert kept({"a": report(applied=2), "c": report(applied=2)}, placement) == []
 
 
 def test_a_pipeline_that_is_told_the_end_of_its_step_runs_its_share_of_the_next() -> None:
     """What it had of the step before is committed: nothing of that is kept."""
     stale = (1, 3)
-    assert kept(a=report(steps=6, kept=stale), c=report(steps=6, kept=stale)) == [EVEN]
+    assert kept({"a": report(steps=6, kept=stale), "c": report(steps=6, kept=stale)}) == [EVEN]
 
 
 def test_a_pipeline_whose_layers_are_stale_keeps_nothing() -> None:
