@@ -72,7 +72,9 @@ class MemoryGroup:
         return _Done()
 
 
-def connect(specs: Mapping[str, Iterable[GroupSpec]]) -> dict[str, dict[str, Group]]:
+def connect(
+    specs: Mapping[str, Iterable[GroupSpec]], kind: type[MemoryGroup] = MemoryGroup
+) -> dict[str, dict[str, Group]]:
     """The groups of each engine, by engine id and name, from the specs of each."""
     shared: dict[str, _Shared] = {}
     groups: dict[str, dict[str, Group]] = {}
@@ -80,6 +82,6 @@ def connect(specs: Mapping[str, Iterable[GroupSpec]]) -> dict[str, dict[str, Gro
         groups[engine_id] = {}
         for spec in own:
             common = shared.setdefault(spec.name, _Shared(len(spec.members)))
-            end = MemoryGroup(common, spec.rank(engine_id))
+            end = kind(common, spec.rank(engine_id))
             groups[engine_id][spec.name] = cast(Group, end)
     return groups

@@ -1,0 +1,208 @@
+"""Attempts one after another in the same groups: each leaves them as empty as it found them.
+
+Ranks are threads, groups are mailboxes in memory, the exchange is the real one. Each rank's attempt
+is disturbed, or not, at any of the places where a fence or a broken sum can meet it.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import cast
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from planaria_worker.engine.agreement import Agreed, Agreement
+from planaria_worker.engine.communication import Group, GroupBroken
+from planaria_worker.engine.exchange import ExchangeFormat, LayerClaim, Message, Verdict
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence, FencedError
+from planaria_worker.engine.plan_view import FollowerPlace, PipelinePlan, PlanView, view_plan
+from support.memory_groups import MemoryGroup, connect
+from unit.engine.plans import plans, untied
+
+MAX_ATTEMPTS = 4
+
+
+class Event(Enum):
+    """What meets a rank in one attempt."""
+
+    NOTHING = auto()
+    BROKEN_SUM = auto()
+    """Before its claim: it says `fenced` instead."""
+    FENCED_WITH_ITS_SUMS = auto()
+    """Between its sums and the exchange."""
+    FENCED_IN_THE_EXCHANGE = auto()
+    """Its claim is up, the verdict on its way."""
+
+
+class CuttableGroup(MemoryGroup):
+    """A group whose sum everybody gives up when one rank does not come."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        try:
+            super().all_reduce(tensor)
+        except threading.BrokenBarrierError:
+            raise GroupBroken("cut") from None
+
+    def cut(self) -> None:
+        self._shared.barrier.abort()
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages that somebody sent and nobody received."""
+        return sum(box.qsize() for box in self._shared.mail.values())
+
+
+class FenceInTheExchange(Fence):
+    """Falls at the last moment."""
+
+    def pass_exchange(self, generation: int, park_mark: int) -> bool:
+        self.fence(generation + 1)
+        return super().pass_exchange(generation, park_mark)
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """One engine, between attempts."""
+
+    view: PlanView
+    groups: Mapping[str, Group]
+    last_ranks: CuttableGroup | None = field(default=None)
+
+    def attempt(self, event: Event, generation: int, step: int, form: ExchangeFormat) -> Agreed:
+        in_exchange = event is Event.FENCED_IN_THE_EXCHANGE
+        fence = FenceInTheExchange(generation) if in_exchange else Fence(generation)
+        if event is Event.FENCED_WITH_ITS_SUMS:
+            fence.fence(generation + 1)
+        forward = self.view.forward_group
+        group = self.groups[forward.name] if forward else None
+        agreement = Agreement(
+            view=self.view,
+            generation=generation,
+            exchange_format=form,
+            forward_group=group,
+            backward_group=group,
+            last_ranks_group=cast(Group, self.last_ranks) if self.last_ranks else None,
+            fence=fence,
+            device=torch.device("cpu"),
+            failpoints=Failpoints(),
+        )
+        agreed = agreement.run(self._claim(event, generation, step, form), step)
+        went_across = agreed.is_passed or (in_exchange and isinstance(agreed.cause, FencedError))
+        if self.last_ranks is not None and not went_across:
+            self.last_ranks.cut()  # as an engine does: nobody need wait for it
+        return agreed
+
+    def _claim(self, event: Event, generation: int, step: int, form: ExchangeFormat) -> Message:
+        if event is Event.BROKEN_SUM:
+            return form.fenced(generation=generation, step=step)
+        whole = LayerClaim(squared_norm=1.0, num_counted=form.num_microbatches, in_range=True)
+        is_reporting = self.view.is_last and not self.view.is_follower
+        return form.claim(
+            generation=generation,
+            step=step,
+            mark=0,
+            layers=dict.fromkeys(self.view.hosted_layers, whole),
+            losses=dict.fromkeys(self.view.pipeline.microbatches, 1) if is_reporting else {},
+        )
+
+
+def ranks(
+    pipelines: Sequence[PipelinePlan],
+    followers: Sequence[FollowerPlace],
+    num_layers: int,
+    num_microbatches: int,
+) -> list[Rank]:
+    engines = [place.engine_id for pipeline in pipelines for place in pipeline.stages]
+    views = [
+        view_plan(
+            pipelines,
+            engine_id,
+            num_layers=num_layers,
+            num_microbatches=num_microbatches,
+            hosted_layers=untied,
+            followers=followers,
+        )
+        for engine_id in [*engines, *(follower.engine_id for follower in followers)]
+    ]
+    groups = connect({view.engine_id: view.pipeline_groups for view in views}, CuttableGroup)
+    return [Rank(view=view, groups=groups[view.engine_id]) for view in views]
+
+
+def meet_last_ranks(all_ranks: Sequence[Rank]) -> None:
+    """The group of the last ranks is made anew for every generation."""
+    specs = {rank.view.engine_id: rank.view.last_ranks_group for rank in all_ranks}
+    groups = connect({e: [spec] for e, spec in specs.items() if spec is not None}, CuttableGroup)
+    for rank in all_ranks:
+        spec = specs[rank.view.engine_id]
+        group = groups[rank.view.engine_id][spec.name] if spec is not None else None
+        rank.last_ranks = cast(CuttableGroup | None, group)
+
+
+def expected_passes(all_ranks: Sequence[Rank], events: Sequence[Event]) -> list[bool]:
+    """Who passes, by the rules alone."""
+    stopping = (Event.BROKEN_SUM, Event.FENCED_WITH_ITS_SUMS)
+    for rank, event in zip(all_ranks, events, strict=True):
+        if event is Event.BROKEN_SUM or (rank.view.is_last and event in stopping):
+            return [False] * len(all_ranks)  # its row does not go across
+    lasts = {
+        rank.view.row: event
+        for rank, event in zip(all_ranks, events, strict=True)
+        if rank.view.is_last
+    }
+    return [
+        event is Event.NOTHING and lasts[rank.view.row] is Event.NOTHING
+        for rank, event in zip(all_ranks, events, strict=True)
+    ]
+
+
+@st.composite
+def followers_of(draw: st.DrawFn, num_layers: int) -> list[FollowerPlace]:
+    layers = st.sets(st.integers(0, num_layers - 1), min_size=1)
+    return [
+        FollowerPlace(
+            engine_id=f"follower-{index}", data_address="", layers=tuple(sorted(draw(layers)))
+        )
+        for index in range(draw(st.integers(0, 2)))
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans(), st.data())
+def test_every_attempt_sends_one_message_up_and_one_down(
+    plan: tuple[list[PipelinePlan], int, int], data: st.DataObject
+) -> None:
+    pipelines, num_layers, num_microbatches = plan
+    all_ranks = ranks(pipelines, data.draw(followers_of(num_layers)), num_layers, num_microbatches)
+    form = ExchangeFormat(
+        num_layers=num_layers,
+        num_microbatches=num_microbatches,
+        num_tokens=num_microbatches,
+        is_reproducible=True,
+    )
+    step = 0
+    events = st.lists(
+        st.sampled_from([*Event, *4 * [Event.NOTHING]]),
+        min_size=len(all_ranks),
+        max_size=len(all_ranks),
+    )
+    with ThreadPoolExecutor(len(all_ranks)) as threads:
+        for generation in range(1, data.draw(st.integers(2, MAX_ATTEMPTS)) + 1):
+            meet_last_ranks(all_ranks)
+            drawn = data.draw(events)
+            running = [
+                threads.submit(rank.attempt, event, generation, step, form)
+                for rank, event in zip(all_ranks, drawn, strict=True)
+            ]
+            agreed = [attempt.result() for attempt in running]
+            passes = [one.is_passed for one in agreed]
+            assert passes == expected_passes(all_ranks, drawn)
+            assert all(one.outcome.verdict in (Verdict.COMMIT, Verdict.FENCED) for one in agreed)
+            groups = [group for rank in all_ranks for group in rank.groups.values()]
+            assert not any(cast(CuttableGroup, group).num_waiting for group in groups)
+            step += any(passes)  # the others are rolled forward
