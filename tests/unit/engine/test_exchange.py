@@ -202,3 +202,43 @@ def test_invariant_4_a_verdict_of_another_generation_or_step_is_refused(
     verdict = Cluster([pipeline(0, [4], [0, 1])], 4, 2).judge().encode()
     with pytest.raises(ExchangeMismatchError):
         Outcome.decode(verdict, generation=generation, step=step)
+
+
+def test_one_who_broke_off_is_seen_at_the_top() -> None:
+    form = exchange_format(4, 2)
+    fenced = form.fenced(generation=GENERATION, step=STEP)
+    whole = Cluster([pipeline(0, [2, 4], [0, 1])], 4, 2)
+    claims = [whole._claim("0.0"), whole._claim("0.1")]
+    assert not form.is_fenced(reduce(form.merge, claims))
+    assert form.is_fenced(form.merge(fenced, claims[1]))
+    assert form.is_fenced(form.merge(claims[0], fenced))
+    outcome = Outcome.fenced(GENERATION, STEP)
+    assert Outcome.decode(outcome.encode(), generation=GENERATION, step=STEP) == outcome
+    with pytest.raises(ExchangeMismatchError):
+        form.merge(fenced, form.fenced(generation=GENERATION, step=STEP + 1))
+
+
+FOLLOWER = LayerClaim(squared_norm=4.0, num_counted=3, in_range=True)
+
+
+@pytest.mark.parametrize(
+    ("layers", "verdict"),
+    [
+        ({2: FOLLOWER}, Verdict.COMMIT),
+        ({2: LayerClaim(squared_norm=4.0, num_counted=2, in_range=True)}, Verdict.INCOMPLETE),
+        ({2: LayerClaim(squared_norm=4.5, num_counted=3, in_range=True)}, Verdict.DIVERGED),
+        ({2: LayerClaim(squared_norm=4.0, num_counted=3, in_range=False)}, Verdict.OUT_OF_RANGE),
+    ],
+)
+def test_a_follower_need_not_hold_everything_but_what_it_holds_must_be_whole(
+    layers: dict[int, LayerClaim], verdict: Verdict
+) -> None:
+    cluster = Cluster([pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])], 4, 3)
+    rows = [cluster._claim("0.0"), cluster._claim("1.0")]
+    rows[0] = cluster.format.merge(rows[0], cluster._claim("0.1"))
+    rows.append(
+        cluster.format.claim(generation=GENERATION, step=STEP, mark=0, layers=layers, losses={})
+    )
+    assert cluster.format.judge(np.stack(rows), num_followers=1).verdict is verdict
+    # As a pipeline it would lack three layers.
+    assert cluster.format.judge(np.stack(rows)).verdict is Verdict.INCOMPLETE

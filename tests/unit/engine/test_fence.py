@@ -87,6 +87,50 @@ def test_who_waits_for_the_engine_to_stand_still_is_called_once_it_does() -> Non
     assert calls == ["idle already", "after the work"]
 
 
+def test_a_report_waits_for_a_commit_that_was_passed() -> None:
+    """Its layers are of neither step while they are changed."""
+    fence = Fence(3)
+    calls: list[str] = []
+    fence.begin(3)
+    fence.when_settled(lambda: calls.append("between commits"))
+    fence.pass_exchange(3, 0)
+    fence.fence(4)
+    fence.when_settled(lambda: calls.append("behind the commit"))
+    assert calls == ["between commits"]
+    fence.settle()
+    assert calls == ["between commits", "behind the commit"]
+
+
+def test_a_commit_that_failed_half_way_holds_up_no_report() -> None:
+    fence = Fence(3)
+    calls: list[str] = []
+    fence.begin_commit(3)
+    fence.when_settled(lambda: calls.append("after all"))
+    fence.end()
+    assert calls == ["after all"]
+
+
+def test_invariant_4_a_late_roll_forward_is_refused() -> None:
+    fence = Fence(3)
+    fence.fence(4)
+    with pytest.raises(FencedError):
+        fence.begin_commit(3)
+
+
+def test_a_fenced_engine_may_go_on_with_what_it_promised() -> None:
+    """It computes, and is busy with it; but it passes nothing."""
+    fence = Fence(3)
+    fence.fence(4)
+    calls: list[str] = []
+    fence.resume()
+    fence.when_idle(lambda: calls.append("idle"))
+    with pytest.raises(FencedError):
+        fence.pass_exchange(3, 0)
+    assert not calls
+    fence.end()
+    assert calls == ["idle"]
+
+
 def test_a_late_copy_is_not_installed() -> None:
     fence = Fence(3)
     installed: list[int] = []

@@ -2,13 +2,20 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria_worker.engine.plan_view import PipelinePlan, PlanError, PlanView, view_plan
+from planaria_worker.engine.plan_view import (
+    FollowerPlace,
+    PipelinePlan,
+    PlanError,
+    PlanView,
+    view_plan,
+)
 from unit.engine.plans import pipeline, plans, tied, untied
 
 
@@ -144,3 +151,71 @@ GOOD = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])]
 def test_a_wrong_plan_is_refused(pipelines: list[PipelinePlan], complaint: str) -> None:
     with pytest.raises(PlanError, match=complaint):
         view_plan(pipelines, "0.0", num_layers=4, num_microbatches=3, hosted_layers=untied)
+
+
+def follower(index: int, layers: Sequence[int]) -> FollowerPlace:
+    return FollowerPlace(
+        engine_id=f"follower-{index}", data_address=f"follower:{index}", layers=tuple(layers)
+    )
+
+
+@given(plans(), st.booleans(), st.data())
+def test_followers_are_owners_for_everybody_alike(
+    plan: tuple[list[PipelinePlan], int, int], is_tied: bool, data: st.DataObject
+) -> None:
+    pipelines, num_layers, num_microbatches = plan
+    layers = st.lists(st.integers(0, num_layers - 1), min_size=1, unique=True).map(sorted)
+    followers = [follower(i, x) for i, x in enumerate(data.draw(st.lists(layers, max_size=3)))]
+    engines = [place.engine_id for p in pipelines for place in p.stages]
+    all_views = {
+        engine_id: view_plan(
+            pipelines,
+            engine_id,
+            num_layers=num_layers,
+            num_microbatches=num_microbatches,
+            hosted_layers=tied(num_layers) if is_tied else untied,
+            followers=followers,
+        )
+        for engine_id in [*engines, *(place.engine_id for place in followers)]
+    }
+    runs = {run.layers: run.owners for view in all_views.values() for run in view.runs}
+    for engine_id, view in all_views.items():
+        assert {x for run in view.runs for x in run.layers} == set(view.hosted_layers)
+        assert all(runs[run.layers] == run.owners for run in view.runs)
+        assert all(engine_id in run.owners for run in view.runs)
+        assert view.peers.keys() == {m for g in view.groups for m in g.members} - {engine_id}
+    groups = {g.name: g.members for view in all_views.values() for g in view.groups}
+    assert all(groups[g.name] == g.members for view in all_views.values() for g in view.groups)
+    for row, place in enumerate(followers, start=len(pipelines)):
+        view = all_views[place.engine_id]
+        assert (view.row, view.is_follower, view.is_first, view.is_last) == (row, True, True, True)
+        assert view.pipeline_groups == ()
+        assert not view.keeps_step
+        assert len(view.computed_layers) == 0
+        assert view.last_ranks_group is not None
+        assert view.last_ranks_group.rank(place.engine_id) == row
+
+
+@pytest.mark.parametrize(
+    ("layers", "step_microbatches", "said"),
+    [
+        ([4], [], r"followers\[0\].layers"),
+        ([], [], r"followers\[0\].layers"),
+        ([1], [0, 1, 1], "step_microbatches"),
+    ],
+)
+def test_a_plan_that_cannot_be_finished_says_why(
+    layers: list[int], step_microbatches: list[int], said: str
+) -> None:
+    plan = dataclasses.replace(
+        pipeline(0, [4], [0, 1, 2]), step_microbatches=tuple(step_microbatches)
+    )
+    with pytest.raises(PlanError, match=said):
+        view_plan(
+            [plan],
+            "0.0",
+            num_layers=4,
+            num_microbatches=3,
+            hosted_layers=untied,
+            followers=[follower(0, layers)],
+        )
