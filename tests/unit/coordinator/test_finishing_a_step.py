@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from planaria.job import JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.application.agents import EngineFault
 from planaria_coordinator.application.submission import requirements_of
-from planaria_coordinator.domain.directive import Activate, FenceReport, HeldLayer
+from planaria_coordinator.domain.directive import Activate, Failure, FenceReport, HeldLayer
 from planaria_coordinator.domain.finish_step import (
     Share,
     finishing_placement,
@@ -367,4 +368,47 @@ async def test_a_crash_of_the_coordinator_collects_again_and_keeps_the_step(kind
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.members()) == 5
     assert [r.nodes_lost for r in world.recoveries] == [("n0",)]
+    await world.stop()
+
+
+async def test_groups_that_break_while_the_planner_is_asked_are_built_anew() -> None:
+    """Nobody died, and yet nobody can sum: everyone is collected once more."""
+    world = await pairs()
+    world.planner.is_open.clear()
+    world.begin_step()
+    await world.kill_node("n0")
+    engine = engine_on(world, "n1")
+    fault = EngineFault(
+        job_id=engine.job_id,
+        engine_id=engine.id,
+        generation=engine.place_generation,
+        failure=Failure(reason=ErrorReason.UNAVAILABLE, message="a sum broke"),
+        fatal=False,
+        detect_time=world.clock.now(),
+    )
+    world.agents["n1"].say(lambda session: session.engine_fault(fault))
+    await world.settle()
+    world.planner.is_open.set()
+    await world.advance(1)
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+    (recovery,) = world.recoveries
+    assert recovery.nodes_lost == ("n0",)
+    await world.stop()
+
+
+async def test_an_engine_that_hangs_while_the_planner_is_away_is_found() -> None:
+    """Training goes on beside the planner's absence, and so does looking after it [10]."""
+    world = await pairs(resilience={"fault_tolerance": 2})
+    world.planner.is_open.clear()
+    world.begin_step()
+    await world.kill_node("n0")
+    world.agents["n1"].held_kinds = {"quiesce"}
+    await world.advance(20)
+    lost = [e for e in world.events if e.type == "engine_lost"]
+    assert [e.node_id for e in lost] == ["n1"]
+    world.planner.is_open.set()
+    await world.settle()
+    await world.train(5)
+    assert (await world.job()).state is JobState.RUNNING
     await world.stop()

@@ -131,7 +131,7 @@ def _decide_version(turn: Turn) -> None:
     behind = stragglers(reports, target, placement) if same_generation else ()
     turn.emit(
         "fence_complete",
-        f"all {len(reports)} engines stand still at step {target}",
+        f"all {len(reports)} engines have reported: they are at step {target}",
         step=target,
         engines=len(reports),
     )

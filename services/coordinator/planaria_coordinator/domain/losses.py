@@ -162,6 +162,14 @@ def _merged_story(turn: Turn, fault_time: datetime) -> Story:
     return replace(story, cause=cause, num_attempts=0)
 
 
+def _story_without_loss(turn: Turn, fault_time: datetime) -> Story:
+    """Begin an account, or go on with that of a recovery whose engines train already."""
+    transition = turn.run.transition
+    if transition is None or transition.story.resume_time is None:
+        return _loss_story(turn, fault_time)
+    return _merged_story(turn, fault_time)
+
+
 def _with_losses(story: Story, engine_ids: Iterable[str], node_id: str) -> Story:
     engines_lost = tuple(dict.fromkeys((*story.engines_lost, *engine_ids)))
     nodes_joined = tuple(n for n in story.nodes_joined if n != node_id)
@@ -191,9 +199,10 @@ def _open_recovery(
 
 def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
     """Somebody hangs: a fence shows who, since that one does not answer."""
-    if turn.run.transition is None and turn.run.state is JobState.RUNNING:
+    preparing = turn.run.transition is not None and turn.run.transition.phase is Phase.PREPARING
+    if turn.run.trains and not preparing:
         since = turn.now.time - timedelta(seconds=signal.seconds)
-        story = _loss_story(turn, since)
+        story = _story_without_loss(turn, since)
         turn.account(Activity.DETECT, at=since)
         open_transition(turn, story, f"no engine has advanced for {signal.seconds:.1f} s")
 
@@ -205,11 +214,11 @@ def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
         return
     if signal.generation < run.placement.generation:
         return
-    if run.transition is not None and run.transition.phase is not Phase.PREPARING:
-        if signal.generation == run.transition.generation:
+    if not run.trains:
+        if run.transition is not None and signal.generation == run.transition.generation:
             turn.note(failure=signal.message)
         return
-    if run.state is JobState.RUNNING and run.disturbance is None:
+    if run.disturbance is None:
         # Mostly somebody has died, and the next message says who: one change then does for both.
         disturbance = Disturbance(
             engine_id=signal.engine_id,
@@ -230,7 +239,7 @@ def disturbance_overdue(turn: Turn) -> None:
         message = f"communication broke {turn.run.num_disturbances} times: {disturbance.message}"
         fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": disturbance.message})
         return
-    story = _loss_story(turn, disturbance.fault_time)
+    story = _story_without_loss(turn, disturbance.fault_time)
     turn.account(Activity.DETECT, at=story.start_time)
     reason = f"communication broke at {disturbance.engine_id}: {disturbance.message}"
     open_transition(turn, story, reason)

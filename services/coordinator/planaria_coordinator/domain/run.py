@@ -297,6 +297,15 @@ class JobRun:
         return self.placement is not None
 
     @property
+    def trains(self) -> bool:
+        """Whether engines make steps, beside whatever is asked for or prepared meanwhile."""
+        transition = self.transition
+        if transition is None or transition.phase is Phase.PREPARING:
+            return self.has_trained and self.state is JobState.RUNNING
+        at_commit = transition.mode is QuiesceMode.AT_COMMIT
+        return transition.is_ahead or (at_commit and transition.phase is Phase.QUIESCING)
+
+    @property
     def prepared_engines(self) -> Mapping[str, Engine]:
         """Engines that take directives."""
         return {key: engine for key, engine in self.engines.items() if engine.prepared}
