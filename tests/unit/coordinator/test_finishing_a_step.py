@@ -407,6 +407,7 @@ async def test_an_engine_that_hangs_while_the_planner_is_away_is_found() -> None
     await world.advance(20)
     lost = [e for e in world.events if e.type == "engine_lost"]
     assert [e.node_id for e in lost] == ["n1"]
+    world.agents["n1"].release()
     world.planner.is_open.set()
     await world.settle()
     await world.train(5)
