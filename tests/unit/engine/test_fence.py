@@ -131,6 +131,21 @@ def test_a_fenced_engine_may_go_on_with_what_it_promised() -> None:
     assert calls == ["idle"]
 
 
+def test_an_engine_with_a_promise_to_keep_parks_at_a_commit_and_not_at_once() -> None:
+    """Its task waits behind another one, which ends meanwhile."""
+    fence = Fence(3)
+    fence.begin(3)
+    fence.fence(4)
+    fence.resume()
+    fence.fence_at_commit(5)
+    fence.end()
+    assert fence.mark == 5
+    fence.check(4)
+    fence.end()
+    assert fence.mark == 0
+    assert fence.is_fenced(4)
+
+
 def test_a_late_copy_is_not_installed() -> None:
     fence = Fence(3)
     installed: list[int] = []

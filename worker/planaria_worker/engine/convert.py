@@ -8,9 +8,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from planaria.api.common.v1 import errors_pb2
 from planaria.api.worker.v1 import directive_pb2, report_pb2
 from planaria_common.errors import ErrorReason
+from planaria_worker.engine.activation import Activated, Activation
 from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.plan_view import FollowerPlace, PipelinePlan, StagePlace
-from planaria_worker.engine.trainer import Activated, Activation, StepDone
+from planaria_worker.engine.trainer import StepDone
 
 
 def timestamp(time: datetime) -> Timestamp:

@@ -25,13 +25,14 @@ from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine import convert
+from planaria_worker.engine.activation import Activated
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.copying import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError, StaleGenerationError
 from planaria_worker.engine.layer_work import LayerWork, Sources
 from planaria_worker.engine.state import LayerStore
-from planaria_worker.engine.trainer import Activated, Trainer
+from planaria_worker.engine.trainer import Trainer
 from planaria_worker.engine.vitals import Vitals
 
 _NUM_REMEMBERED = 1024

@@ -36,7 +36,7 @@ class Fence:
         self._newest = generation
         self._fenced = generation
         self._mark = 0
-        self._is_busy = False
+        self._num_tasks = 0
         self._is_settled = True
         self._when_idle: list[Callable[[], None]] = []
         self._when_settled: list[Callable[[], None]] = []
@@ -81,7 +81,7 @@ class Fence:
         """
         with self._lock:
             self._see(generation)
-            if self._is_busy:
+            if self._num_tasks:
                 self._mark = generation
             else:
                 self._fenced = generation
@@ -140,12 +140,15 @@ class Fence:
         """
         with self._lock:
             self.check(generation)
-            self._is_busy = True
+            self._num_tasks += 1
 
     def resume(self) -> None:
-        """Called by the training thread before it does what it has promised, fenced or not."""
+        """Says that the training thread will do what the engine has promised, fenced or not.
+
+        Called when the promise is made, so that nobody takes the engine for idle before that.
+        """
         with self._lock:
-            self._is_busy = True
+            self._num_tasks += 1
 
     def begin_commit(self, generation: int) -> None:
         """Called by the training thread before it changes layers as a witness's record says.
@@ -155,7 +158,7 @@ class Fence:
         """
         with self._lock:
             self.check(generation)
-            self._is_busy = True
+            self._num_tasks += 1
             self._is_settled = False
 
     def settle(self) -> None:
@@ -175,10 +178,12 @@ class Fence:
         call()
 
     def end(self) -> None:
-        """Called by the training thread when it stands still; runs what waited for that."""
+        """Called by the training thread behind a task; behind the last, runs what waited for it."""
         self.settle()
         with self._lock:
-            self._is_busy = False
+            self._num_tasks = max(0, self._num_tasks - 1)
+            if self._num_tasks:
+                return
             self._fenced, self._mark = max(self._fenced, self._mark), 0
             waiting, self._when_idle = self._when_idle, []
         for call in waiting:
@@ -187,7 +192,7 @@ class Fence:
     def when_idle(self, call: Callable[[], None]) -> None:
         """Calls back as soon as the training thread stands still: now, or from that thread."""
         with self._lock:
-            if self._is_busy:
+            if self._num_tasks:
                 self._when_idle.append(call)
                 return
         call()

@@ -22,6 +22,12 @@ from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
+from planaria_worker.engine.activation import (
+    Activation,
+    Answer,
+    Builder,
+    promised,
+)
 from planaria_worker.engine.commit import CommitRecord, KeptSums, RollForward, roll_forward
 from planaria_worker.engine.communication import Communicators, GroupBroken
 from planaria_worker.engine.exchange import ExchangeMismatchError
@@ -34,13 +40,7 @@ from planaria_worker.engine.links import Links
 from planaria_worker.engine.numerics.optimizer import learning_rate
 from planaria_worker.engine.peer_watch import PeerWatch
 from planaria_worker.engine.place import Place, Surroundings, renew_place, take_place
-from planaria_worker.engine.plan_view import (
-    FollowerPlace,
-    PipelinePlan,
-    PlanError,
-    PlanView,
-    view_plan,
-)
+from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import (
@@ -53,30 +53,8 @@ from planaria_worker.engine.step import (
 )
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.vitals import Vitals
-from planaria_worker.models.stage import hosted_layers
 
 _log = get_logger("trainer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activation:
-    """A place in a plan, as a directive gives it."""
-
-    generation: int
-    pipelines: tuple[PipelinePlan, ...]
-    followers: tuple[FollowerPlace, ...] = ()
-    committed_steps: int
-    store_address: str
-    rebuild_timeout_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activated:
-    """The place is taken and the first step about to begin."""
-
-    rebuild_start_time: datetime
-    resume_time: datetime
-    num_communicators: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +66,6 @@ class StepDone:
     step_seconds: float
     seconds: dict[str, float]
     commit_time: datetime
-
-
-Answer = Callable[[Activated | Exception], None]
-"""Says what came of an Activate; from any thread, and only the first answer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +103,6 @@ class Trainer:
         failpoints: Failpoints,
         operation_timeout_seconds: float,
     ) -> None:
-        self._engine_id = engine_id
-        self._host = host
         self._job = job
         self._store = store
         self._fence = fence
@@ -139,10 +111,15 @@ class Trainer:
         self._listener = listener
         self._clock = clock
         self._stopwatch = stopwatch
-        self._failpoints = failpoints
-        self._operation_timeout_seconds = operation_timeout_seconds
         self._around = Surroundings(
             job=job, store=store, fence=fence, stopwatch=stopwatch, failpoints=failpoints
+        )
+        self._builder = Builder(
+            engine_id=engine_id,
+            host=host,
+            around=self._around,
+            clock=clock,
+            operation_timeout_seconds=operation_timeout_seconds,
         )
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._links = Links()
@@ -256,7 +233,7 @@ class Trainer:
         Raises:
             PlanariaError: the place cannot be taken.
         """
-        view = self._view(activation)
+        view = self._builder.view(activation)
         if view.keeps_step:
             return self._accept_kept(activation, view, answer)
         place = self._place
@@ -267,28 +244,15 @@ class Trainer:
     def _accept_kept(
         self, activation: Activation, view: PlanView, answer: Answer
     ) -> Callable[[], None]:
-        start_time = self._clock.now()
-        communicators = self._new_communicators()
+        communicators = self._builder.communicators()
         with self._lock:
             self._require_promise(activation, view)
-            self._promise = _promised(activation, view)
+            self._promise = promised(activation, view)
             self._links.begin(communicators)
         self._peer_watch.watch(view.peers)
 
-        def when_over(failure: Exception | None) -> None:
-            answer(
-                self._explain(failure, activation.generation)
-                if failure is not None
-                else self._activated(start_time, len(communicators.groups))
-            )
-
-        communicators.start(
-            view.sum_groups,
-            store_address=activation.store_address,
-            prefix=self._prefix(activation),
-            timeout_seconds=activation.rebuild_timeout_seconds,
-            when_over=when_over,
-        )
+        self._builder.start(communicators, view.sum_groups, activation, answer)
+        self._fence.resume()
         return lambda: self._continue(activation, view, communicators)
 
     def _require_promise(self, activation: Activation, view: PlanView) -> None:
@@ -317,7 +281,6 @@ class Trainer:
 
         Fenced again or not, the engine makes its passes and the attempt: its pipeline does.
         """
-        self._fence.resume()
         try:
             place = self._place
             if place is None or place.halt.is_set():
@@ -362,9 +325,9 @@ class Trainer:
             try:
                 place, num_groups = self._rebuild(activation, view)
             except GroupBroken as error:
-                raise self._explain(error, activation.generation) from None
+                raise self._builder.explain(error, activation.generation) from None
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
-            answer(self._activated(start_time, num_groups))
+            answer(self._builder.activated(start_time, num_groups))
             if self._vitals.committed_steps < self._job.num_steps:
                 self._begin_step(place)
                 first = () if view.is_follower else view.pipeline.first_microbatches
@@ -374,23 +337,19 @@ class Trainer:
             self._fence.end()
 
     def _rebuild(self, activation: Activation, view: PlanView) -> tuple[Place, int]:
-        self._require_layers(view, activation.committed_steps)
+        self._builder.require_layers(view, activation.committed_steps)
         self._store.keep(view.hosted_layers)
         self.halt("the plan changed")
         self._clear_away()
         self._sums = None
         self._vitals.committed_steps = activation.committed_steps
-        communicators = self._new_communicators()
+        communicators = self._builder.communicators()
         self._links.join_pipeline(())
         self._links.begin(communicators)
         self._fence.check(activation.generation)  # a fence from here on shuts them
         self._peer_watch.watch(view.peers)
-        groups = communicators.build(
-            view.groups,
-            store_address=activation.store_address,
-            prefix=self._prefix(activation),
-            timeout_seconds=activation.rebuild_timeout_seconds,
-        )
+        self._builder.start(communicators, view.groups, activation)
+        groups = communicators.wait()
         place = take_place(
             self._around,
             view=view,
@@ -402,61 +361,8 @@ class Trainer:
             self._fence.check(activation.generation)  # a fence from here on finds the promise
             self._links.join_pipeline(place.pipeline_groups)
             self._place = place
-            self._promise = None if view.is_follower else _promised(activation, view)
+            self._promise = None if view.is_follower else promised(activation, view)
         return place, len(groups)
-
-    def _new_communicators(self) -> Communicators:
-        return Communicators(
-            engine_id=self._engine_id,
-            host=self._host,
-            device=self._job.device,
-            operation_timeout_seconds=self._operation_timeout_seconds,
-            failpoints=self._failpoints,
-        )
-
-    def _prefix(self, activation: Activation) -> str:
-        return f"{self._job.job_id}/{activation.generation}/"
-
-    def _activated(self, start_time: datetime, num_groups: int) -> Activated:
-        return Activated(
-            rebuild_start_time=start_time,
-            resume_time=self._clock.now(),
-            num_communicators=num_groups,
-        )
-
-    def _explain(self, failure: Exception, generation: int) -> Exception:
-        """Why groups do not stand, in words for the coordinator."""
-        if not isinstance(failure, GroupBroken):
-            return failure
-        if self._fence.is_fenced(generation):
-            return FencedError(generation, self._fence.newest)
-        return PlanariaError(
-            ErrorReason.UNAVAILABLE, "a peer was lost while the communicators were built"
-        )
-
-    def _view(self, activation: Activation) -> PlanView:
-        try:
-            return view_plan(
-                activation.pipelines,
-                self._engine_id,
-                num_layers=self._job.num_layers,
-                num_microbatches=self._job.num_microbatches,
-                hosted_layers=lambda first, count: hosted_layers(self._job.model, first, count),
-                followers=activation.followers,
-                separate_directions=self._job.device.type == "cuda",
-            )
-        except PlanError as error:
-            raise PlanariaError(ErrorReason.INVALID_ARGUMENT, str(error)) from None
-
-    def _require_layers(self, view: PlanView, version: int) -> None:
-        missing = [x for x in view.hosted_layers if self._store.version(x) != version]
-        if missing:
-            names = ", ".join(map(str, missing))
-            raise PlanariaError(
-                ErrorReason.WRONG_STATE,
-                f"layers {names} are not held in version {version}; copy them first",
-                {"layers": names, "version": str(version)},
-            )
 
     def _begin_step(self, place: Place) -> None:
         self._step_started = time.perf_counter()
@@ -570,12 +476,3 @@ class Trainer:
             return None
         key = KeptSums(step=ledger.step, generation=ledger.generation)
         return WholeSums(key=key, by_layer=dict(reduced))
-
-
-def _promised(activation: Activation, view: PlanView) -> Promise:
-    return Promise(
-        generation=activation.generation,
-        step=activation.committed_steps,
-        microbatches=view.pipeline.first_microbatches,
-        each_step=view.pipeline.microbatches,
-    )

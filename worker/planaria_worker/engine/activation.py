@@ -1,0 +1,156 @@
+"""What an Activate asks for, checked and prepared: the view of the plan and its groups."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from planaria_common.clock import Clock
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.communication import Communicators, GroupBroken
+from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.place import Surroundings
+from planaria_worker.engine.plan_view import (
+    FollowerPlace,
+    GroupSpec,
+    PipelinePlan,
+    PlanError,
+    PlanView,
+    view_plan,
+)
+from planaria_worker.engine.promise import Promise
+from planaria_worker.models.stage import hosted_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """A place in a plan, as a directive gives it."""
+
+    generation: int
+    pipelines: tuple[PipelinePlan, ...]
+    followers: tuple[FollowerPlace, ...] = ()
+    committed_steps: int
+    store_address: str
+    rebuild_timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activated:
+    """The place is taken and the first step about to begin."""
+
+    rebuild_start_time: datetime
+    resume_time: datetime
+    num_communicators: int
+
+
+Answer = Callable[[Activated | Exception], None]
+"""Says what came of an Activate; from any thread, and only the first answer counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """Makes what an activation needs."""
+
+    engine_id: str
+    host: str
+    around: Surroundings
+    clock: Clock
+    operation_timeout_seconds: float
+
+    def view(self, activation: Activation) -> PlanView:
+        """Reads the plan from this engine's side.
+
+        Raises:
+            PlanariaError: it cannot be run, or has no place for this engine.
+        """
+        job = self.around.job
+        try:
+            return view_plan(
+                activation.pipelines,
+                self.engine_id,
+                num_layers=job.num_layers,
+                num_microbatches=job.num_microbatches,
+                hosted_layers=lambda first, count: hosted_layers(job.model, first, count),
+                followers=activation.followers,
+                separate_directions=job.device.type == "cuda",
+            )
+        except PlanError as error:
+            raise PlanariaError(ErrorReason.INVALID_ARGUMENT, str(error)) from None
+
+    def require_layers(self, view: PlanView, version: int) -> None:
+        """Makes sure that the layers of a place are here.
+
+        Raises:
+            PlanariaError: some are not, or of another version.
+        """
+        missing = [x for x in view.hosted_layers if self.around.store.version(x) != version]
+        if missing:
+            names = ", ".join(map(str, missing))
+            raise PlanariaError(
+                ErrorReason.WRONG_STATE,
+                f"layers {names} are not held in version {version}; copy them first",
+                {"layers": names, "version": str(version)},
+            )
+
+    def communicators(self) -> Communicators:
+        """An empty set, to be filled by `start`."""
+        return Communicators(
+            engine_id=self.engine_id,
+            host=self.host,
+            device=self.around.job.device,
+            operation_timeout_seconds=self.operation_timeout_seconds,
+            failpoints=self.around.failpoints,
+        )
+
+    def start(
+        self,
+        communicators: Communicators,
+        specs: Sequence[GroupSpec],
+        activation: Activation,
+        answer: Answer | None = None,
+    ) -> None:
+        """Begins to make groups; `answer` is told when they stand, or cannot be made."""
+        start_time = self.clock.now()
+
+        def when_over(failure: Exception | None) -> None:
+            if answer is None:
+                return
+            if failure is None:
+                answer(self.activated(start_time, len(communicators.groups)))
+            else:
+                answer(self.explain(failure, activation.generation))
+
+        communicators.start(
+            specs,
+            store_address=activation.store_address,
+            prefix=f"{self.around.job.job_id}/{activation.generation}/",
+            timeout_seconds=activation.rebuild_timeout_seconds,
+            when_over=when_over,
+        )
+
+    def activated(self, start_time: datetime, num_groups: int) -> Activated:
+        """The answer to an Activate whose groups stand."""
+        return Activated(
+            rebuild_start_time=start_time,
+            resume_time=self.clock.now(),
+            num_communicators=num_groups,
+        )
+
+    def explain(self, failure: Exception, generation: int) -> Exception:
+        """Why groups do not stand, in words for the coordinator."""
+        if not isinstance(failure, GroupBroken):
+            return failure
+        if self.around.fence.is_fenced(generation):
+            return FencedError(generation, self.around.fence.newest)
+        return PlanariaError(
+            ErrorReason.UNAVAILABLE, "a peer was lost while the communicators were built"
+        )
+
+
+def promised(activation: Activation, view: PlanView) -> Promise:
+    """What an engine of a pipeline promises by taking its place."""
+    return Promise(
+        generation=activation.generation,
+        step=activation.committed_steps,
+        microbatches=view.pipeline.first_microbatches,
+        each_step=view.pipeline.microbatches,
+    )
