@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
+from operator import methodcaller
 from typing import Any
 
 from planaria_common.clock import FakeClock
@@ -442,7 +443,7 @@ class World:
                     lost_engine_id=engine_id,
                     detect_time=self.clock.now(),
                 )
-                agent.say(lambda session, lost=lost: session.peer_lost(lost))  # type: ignore[misc]
+                agent.say(methodcaller("peer_lost", lost))
 
     async def crash_coordinator(self) -> None:
         """Kill it without a word, and start another one on the same database."""

@@ -26,6 +26,8 @@ from planaria_coordinator.domain.run import Cause, Disturbance, Pending, Phase, 
 from planaria_coordinator.domain.signals import EngineDisturbed, EngineLost, EnginesStuck, NodeLost
 from planaria_coordinator.domain.turn import Turn
 
+_MAX_MESSAGE_CHARACTERS = 300
+
 
 def node_lost(turn: Turn, signal: NodeLost) -> None:
     """A node is gone with everything on it."""
@@ -229,8 +231,12 @@ def disturbance_overdue(turn: Turn) -> None:
         return
     story = _loss_story(turn, disturbance.fault_time)
     turn.account(Activity.DETECT, at=story.start_time)
-    reason = f"communication broke at {disturbance.engine_id}: {disturbance.message}"
-    open_transition(turn, story, reason)
+    turn.emit(
+        "communication_broke",
+        f"{disturbance.engine_id} cannot go on: {disturbance.message[:_MAX_MESSAGE_CHARACTERS]}",
+        engine_id=disturbance.engine_id,
+    )
+    open_transition(turn, story, f"communication broke at {disturbance.engine_id}")
 
 
 def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
