@@ -61,7 +61,7 @@ def select(
     """Choose the pipelines that make a step shortest, on as few nodes as that allows.
 
     Args:
-        templates: what to choose from.
+        templates: what to choose from; of equal ones the first is taken.
         nodes: nodes for them; some may stay idle when that is as fast.
         min_pipelines: the fewest pipelines in all, groups included.
         num_microbatches: microbatches of one step (M).
@@ -125,14 +125,13 @@ def _options_and_pool(
 
     Where the counts of several kinds are too many, only templates of a single kind are considered.
     """
-    options = sorted(templates, key=lambda t: (t.num_nodes, t.node_kinds, t.stages))
-    num_kinds = 1 + max((kind for t in options for kind in t.node_kinds), default=0)
+    num_kinds = 1 + max((max(t.node_kinds) for t in templates), default=0)
     usable = in_order(node for node in nodes if node.kind < num_kinds)
-    pure = [t for t in options if len(set(t.node_kinds)) == 1]
-    if len(pure) < len(options):
+    pure = [t for t in templates if num_kinds == 1 or len(set(t.node_kinds)) == 1]
+    if len(pure) < len(templates):
         limits = nodes_per_kind(usable, num_kinds)
-        if math.prod(limit + 1 for limit in limits) * len(options) <= _MOST_WORK:
-            return options, _Pool.of_counts(usable, limits)
+        if math.prod(limit + 1 for limit in limits) * len(templates) <= _MOST_WORK:
+            return list(templates), _Pool.of_counts(usable, limits)
     return pure, _Pool.in_a_row(usable)
 
 

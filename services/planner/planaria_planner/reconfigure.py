@@ -7,7 +7,6 @@ wins: `(H - seconds to get there) / T` (ALGORITHMS.md 5).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.candidates import (
     CandidateKind,
     RunningPipeline,
@@ -16,6 +15,7 @@ from planaria_planner.candidates import (
     survey,
     targets,
 )
+from planaria_planner.checks import check_change
 from planaria_planner.copies import (
     Holders,
     LayerCopy,
@@ -34,7 +34,7 @@ from planaria_planner.instantiate import (
 from planaria_planner.nodes import Node
 from planaria_planner.placement import Holdings, Place, assign
 from planaria_planner.problem import PlacedStages, Plan, Problem, make_plan, sizes_in_words
-from planaria_planner.templates import not_enough_nodes
+from planaria_planner.templates import TemplateSet, not_enough_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +116,30 @@ def reconfigure(
         PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
             `generate_templates`; NOT_ENOUGH_NODES when not even one pipeline can run.
     """
-    check_running(problem, running)
-    check_holdings(problem, holdings)
-    if not 0 <= horizon_seconds < float("inf"):
-        raise invalid_argument("horizon_seconds", f"{horizon_seconds} is not zero or more")
+    check_change(problem, running, holdings, horizon_seconds)
     problem, pool = prepare(problem, nodes)
-    templates = templates_for(problem, pool)
+    return next_plan(
+        problem,
+        templates_for(problem, pool),
+        pool,
+        running,
+        holdings,
+        horizon_seconds=horizon_seconds,
+        costs=costs or TransitionCosts(),
+    )
+
+
+def next_plan(
+    problem: Problem,
+    templates: TemplateSet,
+    pool: Sequence[Node],
+    running: Sequence[RunningPipeline],
+    holdings: Holdings,
+    *,
+    horizon_seconds: float,
+    costs: TransitionCosts,
+) -> Reconfiguration:
+    """Do the work of `reconfigure` for a problem and nodes that were checked and prepared."""
     budget = usable_nodes(problem, pool)
     min_pipelines = most_pipelines(problem, templates, budget)
     if min_pipelines == 0:
@@ -134,7 +152,7 @@ def reconfigure(
         holdings=holdings,
         holders=holders_by_layer(holdings),
         horizon_seconds=horizon_seconds,
-        costs=costs or TransitionCosts(),
+        costs=costs,
     )
     candidates = _distinct(
         [
@@ -272,49 +290,3 @@ def _reason(
     if plan.fault_tolerance < asked:
         words.append(f"tolerates {plan.fault_tolerance} failures, fewer than the {asked} asked for")
     return ". ".join(words) + "."
-
-
-def invalid_argument(field: str, wrong: str) -> PlanariaError:
-    """Return the error of a request whose `field` is `wrong`."""
-    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{field}: {wrong}", {"field": field})
-
-
-def check_running(problem: Problem, running: Sequence[RunningPipeline]) -> None:
-    """Raise INVALID_ARGUMENT when a running pipeline is not a partition of the model."""
-    seen: set[str] = set()
-    for index, pipeline in enumerate(running):
-        field = f"current.pipelines[{index}]"
-        end, node = 0, 0
-        for stage in pipeline.stages:
-            if stage.first_layer != end or stage.num_layers < 1:
-                raise invalid_argument(field, f"the stage of layer {end} is missing or comes twice")
-            if stage.node not in (node, node + 1) or stage.node >= len(pipeline.node_ids):
-                raise invalid_argument(
-                    field, f"stages are not in the order of their nodes at {end}"
-                )
-            if stage.accelerators not in problem.profile.layers[0].forward_seconds:
-                raise invalid_argument(
-                    field, f"the profile has no times for {stage.accelerators} accelerators"
-                )
-            end, node = stage.end_layer, stage.node
-        if end != problem.profile.num_layers:
-            raise invalid_argument(
-                field, f"its stages cover {end} of {problem.profile.num_layers} layers"
-            )
-        if node + 1 != len(pipeline.node_ids):
-            raise invalid_argument(field, f"{len(pipeline.node_ids)} nodes, stages on {node + 1}")
-        for node_id in pipeline.node_ids:
-            if node_id in seen:
-                raise invalid_argument(field, f"the node {node_id} comes twice")
-            seen.add(node_id)
-
-
-def check_holdings(problem: Problem, holdings: Holdings) -> None:
-    """Raise INVALID_ARGUMENT when a holding names a layer that the model does not have."""
-    for node_id, layers in holdings.items():
-        for layer in layers:
-            if not 0 <= layer < problem.profile.num_layers:
-                raise invalid_argument(
-                    f"holdings[{node_id}]",
-                    f"there is no layer {layer}; the model has {problem.profile.num_layers}",
-                )

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_planner.ahead import plan_ahead
 from planaria_planner.candidates import CandidateKind, RunningPipeline
 from planaria_planner.instantiate import instantiate
 from planaria_planner.nodes import Node
@@ -389,3 +390,25 @@ def test_a_refusal_says_how_many_nodes_there_must_be() -> None:
     instantiate(problem, nodes_named(*names))
     with pytest.raises(PlanariaError):
         instantiate(problem, nodes_named(*names[1:]))
+
+
+def test_plans_made_ahead_are_those_made_on_the_spot() -> None:
+    """For every single loss; where the loss leaves too few nodes, so does the plan made ahead."""
+    for fault_tolerance, names in [(1, "abcdefg"), (0, "ab")]:
+        problem = small_job(fault_tolerance=fault_tolerance)
+        nodes = nodes_named(*names)
+        plan = instantiate(problem, nodes).plan
+        held = holdings(plan)
+        ahead = dict(plan_ahead(problem, nodes, running(plan), held, horizon_seconds=600))
+        assert sorted(ahead) == sorted(held)
+        for lost, outcome in ahead.items():
+            left = [node for node in nodes if node.node_id != lost]
+            without = {name: layers for name, layers in held.items() if name != lost}
+            if isinstance(outcome, PlanariaError):
+                with pytest.raises(PlanariaError) as caught:
+                    reconfigure(problem, left, running(plan), without, horizon_seconds=600)
+                assert caught.value.reason is outcome.reason
+            else:
+                assert outcome == reconfigure(
+                    problem, left, running(plan), without, horizon_seconds=600
+                )

@@ -505,6 +505,66 @@ class ReconfigureResponse(_message.Message):
 Global___ReconfigureResponse: _TypeAlias = ReconfigureResponse  # noqa: Y015
 
 @_typing.final
+class PlanAheadRequest(_message.Message):
+    """Request of PlanAhead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRESENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def present(self) -> Global___ReconfigureRequest:
+        """What would be asked about the present plan with every node there."""
+
+    def __init__(
+        self,
+        *,
+        present: Global___ReconfigureRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["present", b"present"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["present", b"present"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanAheadRequest: _TypeAlias = PlanAheadRequest  # noqa: Y015
+
+@_typing.final
+class PlanAheadResponse(_message.Message):
+    """Response of PlanAhead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOST_NODE_ID_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    ERROR_REASON_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    lost_node_id: _builtins.str
+    """The node that would be lost."""
+    error_reason: _builtins.str
+    """Why there would be none, as the ErrorInfo's reason and message; empty when there would be one."""
+    error_message: _builtins.str
+    """The same for people."""
+    @_builtins.property
+    def next(self) -> Global___ReconfigureResponse:
+        """What would follow; absent when there would be no plan."""
+
+    def __init__(
+        self,
+        *,
+        lost_node_id: _builtins.str = ...,
+        next: Global___ReconfigureResponse | None = ...,
+        error_reason: _builtins.str = ...,
+        error_message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_message", b"error_message", "error_reason", b"error_reason", "lost_node_id", b"lost_node_id", "next", b"next"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanAheadResponse: _TypeAlias = PlanAheadResponse  # noqa: Y015
+
+@_typing.final
 class SimulateRequest(_message.Message):
     """Request of Simulate."""
 

@@ -52,6 +52,11 @@ class PlannerServiceStub(object):
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.FromString,
                 _registered_method=True)
+        self.PlanAhead = channel.unary_stream(
+                '/planaria.api.planner.v1.PlannerService/PlanAhead',
+                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadRequest.SerializeToString,
+                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadResponse.FromString,
+                _registered_method=True)
         self.Simulate = channel.unary_unary(
                 '/planaria.api.planner.v1.PlannerService/Simulate',
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.SimulateRequest.SerializeToString,
@@ -91,6 +96,15 @@ class PlannerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanAhead(self, request, context):
+        """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
+        would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+        Fails like Reconfigure where the fault lies in the request and not in the loss.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Simulate(self, request, context):
         """Simulates one step of a plan under the 1F1B schedule, event by event. Idempotent.
         Fails with INVALID_PROFILE or INVALID_ARGUMENT.
@@ -116,6 +130,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.Reconfigure,
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.SerializeToString,
+            ),
+            'PlanAhead': grpc.unary_stream_rpc_method_handler(
+                    servicer.PlanAhead,
+                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadRequest.FromString,
+                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadResponse.SerializeToString,
             ),
             'Simulate': grpc.unary_unary_rpc_method_handler(
                     servicer.Simulate,
@@ -207,6 +226,33 @@ class PlannerService(object):
             '/planaria.api.planner.v1.PlannerService/Reconfigure',
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanAhead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/planaria.api.planner.v1.PlannerService/PlanAhead',
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadRequest.SerializeToString,
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadResponse.FromString,
             options,
             channel_credentials,
             insecure,

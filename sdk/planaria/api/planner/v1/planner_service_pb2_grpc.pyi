@@ -50,6 +50,11 @@ class PlannerServiceStub:
     Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
     in the plan and not an error.
     """
+    PlanAhead: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.PlanAheadRequest, _planner_service_pb2.PlanAheadResponse]
+    """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
+    would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+    Fails like Reconfigure where the fault lies in the request and not in the loss.
+    """
     Simulate: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]
     """Simulates one step of a plan under the 1F1B schedule, event by event. Idempotent.
     Fails with INVALID_PROFILE or INVALID_ARGUMENT.
@@ -76,6 +81,11 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
     Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
     in the plan and not an error.
+    """
+    PlanAhead: _aio.UnaryStreamMultiCallable[_planner_service_pb2.PlanAheadRequest, _planner_service_pb2.PlanAheadResponse]  # type: ignore[assignment]
+    """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
+    would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+    Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
     Simulate: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]  # type: ignore[assignment]
     """Simulates one step of a plan under the 1F1B schedule, event by event. Idempotent.
@@ -118,6 +128,17 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
         Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
         in the plan and not an error.
+        """
+
+    @_abc_1.abstractmethod
+    def PlanAhead(
+        self,
+        request: _planner_service_pb2.PlanAheadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.PlanAheadResponse], _abc.AsyncIterator[_planner_service_pb2.PlanAheadResponse]]:
+        """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
+        would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+        Fails like Reconfigure where the fault lies in the request and not in the loss.
         """
 
     @_abc_1.abstractmethod
