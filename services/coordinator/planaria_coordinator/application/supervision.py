@@ -7,7 +7,6 @@ from planaria_common.logging import get_logger
 from planaria_coordinator.application.job_actor import JobActor
 from planaria_coordinator.application.losses import declare_lost_nodes
 from planaria_coordinator.application.state import SharedState
-from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.liveness import (
     Progress,
     observe_progress,
@@ -77,7 +76,7 @@ class Supervisor:
 
     def _watch_progress(self, actor: JobActor, now: float) -> None:
         run = actor.run
-        if run.state is not JobState.RUNNING or run.transition or run.placement is None:
+        if not run.trains or run.placement is None:
             self._progress.pop(actor.job_id, None)
             return
         snapshots = self._snapshots(actor)

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import Failure, QuiesceMode
 from planaria_coordinator.domain.ending import fail
-from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.opening import (
     carried_story,
@@ -182,19 +181,31 @@ def _open_recovery(
 ) -> None:
     story = _with_losses(story, gone, node_id)
     turn.change(num_losses=turn.run.num_losses + 1)
-    if turn.run.state is JobState.RUNNING:
-        turn.account(Activity.DETECT, at=story.start_time)
+    _account_detection(turn, story.start_time)
     awaited = () if turn.run.has_trained else tuple(turn.run.nodes)
     open_transition(turn, story, reason, awaited_nodes=awaited)
 
 
 def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
     """Somebody hangs: a fence shows who, since that one does not answer."""
-    if turn.run.transition is None and turn.run.state is JobState.RUNNING:
+    if turn.run.trains:
         since = turn.now.time - timedelta(seconds=signal.seconds)
-        story = _loss_story(turn, since)
-        turn.account(Activity.DETECT, at=since)
-        open_transition(turn, story, f"no engine has advanced for {signal.seconds:.1f} s")
+        _collect(turn, since, f"no engine has advanced for {signal.seconds:.1f} s")
+
+
+def _collect(turn: Turn, fault_time: datetime, reason: str) -> None:
+    """Stop everyone at once, though nobody is known to be lost."""
+    _account_detection(turn, fault_time)
+    if turn.run.transition is None or turn.transition.phase is Phase.PREPARING:
+        open_transition(turn, _loss_story(turn, fault_time), reason)
+    else:
+        open_again(turn, reason, counts=False)
+
+
+def _account_detection(turn: Turn, fault_time: datetime) -> None:
+    """From the fault on, time was no longer productive."""
+    if turn.run.ledger.current is Activity.PRODUCTIVE:
+        turn.account(Activity.DETECT, at=fault_time)
 
 
 def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
@@ -204,11 +215,9 @@ def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
         return
     if signal.generation < run.placement.generation:
         return
-    if run.transition is not None and run.transition.phase is not Phase.PREPARING:
-        if signal.generation == run.transition.generation:
-            turn.note(failure=signal.message)
-        return
-    if run.state is JobState.RUNNING and run.disturbance is None:
+    if run.transition is not None and run.transition.phase is Phase.ACTIVATING:
+        turn.note(failure=signal.message)
+    elif run.trains and run.disturbance is None:
         # Mostly somebody has died, and the next message says who: one change then does for both.
         disturbance = Disturbance(
             engine_id=signal.engine_id,
@@ -224,19 +233,21 @@ def disturbance_overdue(turn: Turn) -> None:
     disturbance = turn.run.disturbance
     if disturbance is None or disturbance.deadline_seconds > turn.now.seconds:
         return
+    if not turn.run.trains:
+        turn.change(disturbance=None)
+        return
     turn.change(disturbance=None, num_disturbances=turn.run.num_disturbances + 1)
     if turn.run.num_disturbances > turn.limits.num_attempts:
         message = f"communication broke {turn.run.num_disturbances} times: {disturbance.message}"
         fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": disturbance.message})
         return
-    story = _loss_story(turn, disturbance.fault_time)
-    turn.account(Activity.DETECT, at=story.start_time)
     turn.emit(
         "communication_broke",
         f"{disturbance.engine_id} cannot go on: {disturbance.message[:_MAX_MESSAGE_CHARACTERS]}",
         engine_id=disturbance.engine_id,
     )
-    open_transition(turn, story, f"communication broke at {disturbance.engine_id}")
+    reason = f"communication broke at {disturbance.engine_id}"
+    _collect(turn, disturbance.fault_time, reason)
 
 
 def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:

@@ -270,6 +270,17 @@ class JobRun:
         return self.placement is not None
 
     @property
+    def trains(self) -> bool:
+        """Whether engines compute steps, as far as they were told."""
+        if self.placement is None or self.state not in (JobState.RUNNING, JobState.RECOVERING):
+            return False
+        transition = self.transition
+        if transition is None or transition.phase is Phase.PREPARING:
+            return True
+        at_commit = transition.mode is QuiesceMode.AT_COMMIT
+        return transition.phase is Phase.QUIESCING and at_commit
+
+    @property
     def prepared_engines(self) -> Mapping[str, Engine]:
         """Engines that take directives."""
         return {key: engine for key, engine in self.engines.items() if engine.prepared}
