@@ -81,16 +81,22 @@ def select(
     sizes, size_of = _sizes(options, pool)
     members = [cost for group in groups for cost in group]
     ends = np.cumsum([0, *(len(group) for group in groups)], dtype=np.int64)
+    costs, caps = _costs_by_speed(options, pool, num_microbatches)
+    member_costs, member_caps = cost_arrays(members, num_microbatches)
     seconds, chosen, taken, where = search(
         sizes,
         size_of,
-        *_costs_by_speed(options, pool, num_microbatches),
+        costs,
+        caps,
         pool.steps,
         pool.counts,
         pool.speed_of,
         pool.within,
         ends,
-        *cost_arrays(members, num_microbatches),
+        member_costs,
+        member_caps,
+        np.concatenate((costs.reshape(-1, 2), member_costs)),
+        np.concatenate((caps.reshape(-1), member_caps)),
         min_options,
         num_microbatches,
         limit_seconds,
@@ -104,13 +110,13 @@ def select(
         ),
         key=lambda c: (-c.template.num_nodes, c.template.node_kinds, c.template.stages),
     )[: num_microbatches - len(groups)]
-    costs = [*(members[i] for i in chosen), *(choice.cost for choice in choices)]
-    shares = share_microbatches(costs, num_microbatches)
+    picked = [*(members[i] for i in chosen), *(choice.cost for choice in choices)]
+    shares = share_microbatches(picked, num_microbatches)
     return Selection(
         members=tuple(int(i - end) for i, end in zip(chosen, ends[:-1], strict=True)),
         choices=tuple(choices),
         num_microbatches=shares,
-        iteration_seconds=slowest_seconds(costs, shares),
+        iteration_seconds=slowest_seconds(picked, shares),
     )
 
 
