@@ -99,6 +99,8 @@ def plan_refused(
         turn.note(fault_tolerance=wanted - 1)
         choose_plan(turn)
     elif reason is ErrorReason.NOT_ENOUGH_NODES:
+        more = len(query.nodes) + 1
+        turn.change(nodes_per_replica=max(turn.run.nodes_per_replica, more))
         state = JobState.WAITING if turn.run.has_trained else JobState.PENDING
         stand_still(turn, state, f"{message}: the job waits for nodes")
     else:
