@@ -158,7 +158,7 @@ class _Pool:
     @classmethod
     def of_counts(cls, nodes: Sequence[Node], limits: Sequence[int]) -> "_Pool":
         """Count each kind apart: pipelines may mix them."""
-        speeds = sorted({node.relative_speed for node in nodes}, reverse=True)
+        speeds = sorted({node.relative_speed for node in nodes}, reverse=True) or [1.0]
         index = {speed: i for i, speed in enumerate(speeds)}
         speed_of = np.zeros((len(limits), max(limits) + 1), dtype=np.int64)
         for kind, limit in enumerate(limits):

@@ -185,13 +185,17 @@ def check_layers_fit(profile: ModelProfile, tables: CostTables) -> None:
 def _no_template(
     profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int], min_nodes: int
 ) -> PlanariaError:
-    """Say whether more nodes would help, and how many."""
+    """Say whether more nodes, of the first kind, would help, and how many."""
     have = sum(nodes_per_kind)
     first_kind = [profile.num_layers, *[0] * (len(nodes_per_kind) - 1)]
     more = [max(a, b) for a, b in zip(nodes_per_kind, first_kind, strict=True)]
-    sizes = [t.num_nodes for t in _front(profile, tables, more) if t.num_nodes >= min_nodes]
-    if sizes:
-        return not_enough_nodes(have, min(sizes))
+    missing = [
+        sum(max(t.node_kinds.count(kind) - n, 0) for kind, n in enumerate(nodes_per_kind))
+        for t in _front(profile, tables, more)
+        if t.num_nodes >= min_nodes
+    ]
+    if missing:
+        return not_enough_nodes(have, have + min(missing))
     need = sum(layer.state_bytes for layer in profile.layers)
     most = max(int(m * a) for m, a in zip(tables.memory, tables.accelerators, strict=True))
     return PlanariaError(
