@@ -277,7 +277,7 @@ def test_a_model_for_large_machines_is_not_refused_for_being_slow_on_small_ones(
     """The planner takes no microbatch of hours; before measuring only proportions matter."""
     document = job_document(
         model={"hidden_size": 16_384, "num_layers": 120, "num_heads": 128},
-        data={"sequence_length": 8192},
+        data={"sequence_length": 2048},
     )
     layers = requirements_of(JobSpec.model_validate(document), "secret").layers
     seconds = [layer.forward_seconds + layer.backward_seconds for layer in layers]
