@@ -158,6 +158,26 @@ async def test_the_step_in_flight_is_redone_when_nobody_had_passed() -> None:
     await world.stop()
 
 
+async def test_work_that_is_reported_twice_is_counted_once() -> None:
+    """A second loss collects everyone again; the step in flight was thrown away only once [9]."""
+    world = await running_world(5, resilience={"fault_tolerance": 2})
+    world.clock.advance(0.5)
+    world.begin_step()
+    world.agents["n0"].held_kinds.add("copy")
+    for agent in world.agents.values():
+        agent.held_kinds.add("activate")
+    await world.kill_node("n3")
+    await world.kill_node("n4")
+    for agent in world.agents.values():
+        agent.release()
+    await world.settle()
+    assert world.recoveries[-1].nodes_lost == ("n3", "n4")
+    assert world.recoveries[-1].redone_microbatches == 1
+    assert world.recoveries[-1].lost_accelerator_seconds["redone"] == 4.0
+    assert (await world.job()).time_seconds["redone"] == 0.5
+    await world.stop()
+
+
 async def test_two_nodes_lost_at_once_are_one_story() -> None:
     """f means f: losing any f nodes at the same instant loses no committed step [5]."""
     world = await running_world(4, resilience={"fault_tolerance": 2})

@@ -63,13 +63,19 @@ def engine_lost(turn: Turn, signal: EngineLost) -> None:
         failure = Failure(reason=ErrorReason.ENGINE_FAILED, message=message, metadata=metadata)
         prepare_failed(turn, engine, failure)
         return
+    before = tuple(turn.run.engines)
     if signal.process_ended:
         turn.remove_engines([engine_id])
     else:
         turn.stop_engines([engine_id], signal.reason)
     _strike(turn, engine.node_id, engine_id, signal.reason)
     reason = f"{engine_id} is lost ({signal.reason})"
-    _after_loss(turn, [engine_id], reason, fault_time=signal.fault_time)
+    _after_loss(turn, _gone_since(turn, before), reason, fault_time=signal.fault_time)
+
+
+def _gone_since(turn: Turn, before: Iterable[str]) -> list[str]:
+    """A node that is refused for one engine's failures takes its other engines with it."""
+    return [engine_id for engine_id in before if engine_id not in turn.run.engines]
 
 
 def _strike(turn: Turn, node_id: str, engine_id: str, reason: str) -> None:
@@ -84,13 +90,13 @@ def lose_silent_engines(turn: Turn) -> None:
     turn.silent_engines.clear()
     if not silent:
         return
-    nodes = {engine_id: turn.run.engines[engine_id].node_id for engine_id in silent}
+    before = tuple(turn.run.engines)
     for engine_id, why in silent.items():
         turn.stop_engines([engine_id], why)
     for engine_id, why in silent.items():
-        _strike(turn, nodes[engine_id], engine_id, why)
+        _strike(turn, node_of(engine_id), engine_id, why)
     reasons = "; ".join(f"{engine_id} is lost ({why})" for engine_id, why in silent.items())
-    _after_loss(turn, list(silent), reasons, fault_time=turn.now.time)
+    _after_loss(turn, _gone_since(turn, before), reasons, fault_time=turn.now.time)
 
 
 def _after_loss(

@@ -1,5 +1,7 @@
 """From a plan to training: choose the plan, copy what is missing, give everyone a place."""
 
+from dataclasses import replace
+
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import (
     Activate,
@@ -292,7 +294,12 @@ def _assignments(turn: Turn, plan: Plan) -> tuple[PipelineAssignment, ...]:
 
 def activated(turn: Turn, pending: Pending, outcome: Activated) -> bool:
     """An engine has its place. Return whether everyone has."""
-    turn.note(activated={**turn.transition.activated, pending.engine_id: outcome})
+    story = turn.transition.story
+    others = tuple(engine_id for engine_id in story.redone_by if engine_id != pending.engine_id)
+    turn.note(
+        activated={**turn.transition.activated, pending.engine_id: outcome},
+        story=replace(story, redone_by=others),  # what it computes from now on is new work
+    )
     return _all_answered(turn)
 
 

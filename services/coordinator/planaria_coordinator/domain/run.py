@@ -170,6 +170,8 @@ class Story:
     sizes_before: tuple[int, ...] = ()
     num_attempts: int = 0
     """How often it was begun anew without a loss."""
+    redone_by: tuple[str, ...] = ()
+    """Engines whose work on the step in flight is counted, and that have begun no other since."""
     redone_microbatches: int = 0
     redone_seconds: float = 0.0
     """Seconds of computation thrown away, over all engines."""
