@@ -6,11 +6,13 @@ test that caused it (invariants 2, 4 and 7).
 """
 
 import asyncio
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from operator import methodcaller
+from pathlib import Path
 from typing import Any
 
 from planaria_common.clock import FakeClock
@@ -28,6 +30,9 @@ from planaria_coordinator.domain.run import JobRun
 from unit.coordinator.fakes import FakeDatabase, FakePlanner, job_document
 from unit.coordinator.sim_agent import NUM_LAYERS, SimAgent
 from unit.coordinator.sim_engine import SimEngine
+
+_EVENTS_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "events.md"
+DOCUMENTED_EVENTS = frozenset(re.findall(r"`([a-z_]+)`", _EVENTS_PAGE.read_text()))
 
 
 class World:
@@ -137,6 +142,8 @@ class World:
 
     async def stop(self) -> None:
         await self.settle()
+        unknown = {event.type for event in self.events} - DOCUMENTED_EVENTS
+        assert not unknown, f"docs/reference/events.md lacks {unknown}"
         for agent in self.agents.values():
             agent.disconnect()
         await self.coordinator.stop()
