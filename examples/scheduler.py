@@ -42,7 +42,7 @@ def decide(request: DecisionRequest) -> Decision:
     """Answer a question; about plans, agree with the planner."""
     if request.WhichOneof("question") == "nodes_question":
         answer = NodesAnswer(node_ids=choose_nodes(request))
-        print(f"{request.job.name} gets {', '.join(answer.node_ids) or 'no more nodes'}", flush=True)
+        print(f"{request.job.name} gets {', '.join(answer.node_ids) or 'no more'}", flush=True)
         return Decision(decision_id=request.decision_id, nodes_answer=answer)
     return Decision(decision_id=request.decision_id, plan_answer=PlanAnswer())
 
