@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from planaria_common.errors import PlanariaError
 from planaria_planner.candidates import RunningPipeline
 from planaria_planner.checks import check_change
-from planaria_planner.instantiate import prepare, templates_for
+from planaria_planner.instantiate import prepare
+from planaria_planner.inventory import Holdings, Inventory
 from planaria_planner.nodes import Node
-from planaria_planner.placement import Holdings
 from planaria_planner.problem import Problem
-from planaria_planner.reconfigure import Reconfiguration, TransitionCosts, next_plan
+from planaria_planner.reconfigure import Groundwork, Reconfiguration, TransitionCosts, next_plan
 
 Outcome = Reconfiguration | PlanariaError
 """The plan that follows a loss, or why there is none."""
@@ -29,21 +29,21 @@ def plan_ahead(
 ) -> Iterator[tuple[str, Outcome]]:
     """Yield, for each node of the running plan by name, what follows its loss.
 
-    Arguments and errors are those of `reconfigure`; the templates are computed once for all.
+    Arguments and errors are those of `reconfigure`; what they have in common is computed once.
     """
     check_change(problem, running, holdings, horizon_seconds)
     problem, pool = prepare(problem, nodes)
-    templates = templates_for(problem, pool)
+    ground = Groundwork.of(problem, pool)
+    inventory = Inventory.of(holdings, problem.profile.num_layers)
     for lost in sorted(node_id for pipeline in running for node_id in pipeline.node_ids):
         try:
             yield (
                 lost,
                 next_plan(
-                    problem,
-                    templates,
+                    ground,
                     [node for node in pool if node.node_id != lost],
                     running,
-                    {node_id: held for node_id, held in holdings.items() if node_id != lost},
+                    inventory.without(lost),
                     horizon_seconds=horizon_seconds,
                     costs=costs or TransitionCosts(),
                 ),

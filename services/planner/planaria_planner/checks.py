@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.candidates import RunningPipeline
-from planaria_planner.placement import Holdings
+from planaria_planner.inventory import Holdings
 from planaria_planner.problem import Problem
 
 

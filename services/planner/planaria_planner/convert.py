@@ -9,8 +9,8 @@ from planaria_planner.ahead import Outcome
 from planaria_planner.candidates import RunningPipeline
 from planaria_planner.checks import invalid_argument
 from planaria_planner.cost import Stage
+from planaria_planner.inventory import Holdings
 from planaria_planner.nodes import Node
-from planaria_planner.placement import Holdings
 from planaria_planner.problem import Plan, Problem
 from planaria_planner.profile import Hardware, Layer, ModelProfile, NodeKind
 from planaria_planner.reconfigure import (

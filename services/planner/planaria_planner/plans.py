@@ -8,8 +8,10 @@ pipelines contiguous among the nodes sorted by speed: the knapsack takes nodes i
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -118,6 +120,56 @@ def select(
         num_microbatches=shares,
         iteration_seconds=slowest_seconds(picked, shares),
     )
+
+
+class Selector:
+    """`select` from one set of templates, remembering its answers.
+
+    Nodes of one kind and speed are alike to it, so that the plans for the loss of one node or
+    another mostly ask the same. Safe to use from several threads.
+    """
+
+    _MOST_ANSWERS = 512
+
+    def __init__(self, templates: Sequence[Template]) -> None:
+        self._templates = templates
+        self._select = lru_cache(self._MOST_ANSWERS)(self._select_alike)
+
+    def select(
+        self,
+        nodes: Sequence[Node],
+        *,
+        min_pipelines: int,
+        num_microbatches: int,
+        groups: Iterable[Sequence[PipelineCost]] = (),
+    ) -> Selection | None:
+        """Choose as `select` does."""
+        alike = Counter((node.kind, node.relative_speed) for node in nodes)
+        return self._select(
+            tuple(sorted(alike.items())),
+            min_pipelines,
+            num_microbatches,
+            tuple(tuple(group) for group in groups),
+        )
+
+    def _select_alike(
+        self,
+        alike: tuple[tuple[tuple[int, float], int], ...],
+        min_pipelines: int,
+        num_microbatches: int,
+        groups: tuple[tuple[PipelineCost, ...], ...],
+    ) -> Selection | None:
+        return select(
+            self._templates,
+            [
+                Node(node_id="", kind=kind, relative_speed=relative_speed)
+                for (kind, relative_speed), count in alike
+                for _ in range(count)
+            ],
+            min_pipelines=min_pipelines,
+            num_microbatches=num_microbatches,
+            groups=groups,
+        )
 
 
 _MOST_WORK = 2_000_000

@@ -4,7 +4,7 @@ Every candidate is placed on the nodes, and the one that does the most steps wit
 wins: `(H - seconds to get there) / T` (ALGORITHMS.md 5).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planaria_planner.candidates import (
@@ -17,13 +17,11 @@ from planaria_planner.candidates import (
 )
 from planaria_planner.checks import check_change
 from planaria_planner.copies import (
-    Holders,
     LayerCopy,
     busiest_bytes,
     choose_sources,
-    holders_by_layer,
 )
-from planaria_planner.cost import layers_by_node
+from planaria_planner.cost import CostModel, Stage, layers_by_node
 from planaria_planner.instantiate import (
     most_pipelines,
     nodes_needed,
@@ -31,8 +29,10 @@ from planaria_planner.instantiate import (
     templates_for,
     usable_nodes,
 )
+from planaria_planner.inventory import Holdings, Inventory
 from planaria_planner.nodes import Node
-from planaria_planner.placement import Holdings, Place, assign
+from planaria_planner.placement import Place, assign
+from planaria_planner.plans import Selector
 from planaria_planner.problem import PlacedStages, Plan, Problem, make_plan, sizes_in_words
 from planaria_planner.templates import TemplateSet, not_enough_nodes
 
@@ -119,45 +119,65 @@ def reconfigure(
     check_change(problem, running, holdings, horizon_seconds)
     problem, pool = prepare(problem, nodes)
     return next_plan(
-        problem,
-        templates_for(problem, pool),
+        Groundwork.of(problem, pool),
         pool,
         running,
-        holdings,
+        Inventory.of(holdings, problem.profile.num_layers),
         horizon_seconds=horizon_seconds,
         costs=costs or TransitionCosts(),
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groundwork:
+    """What is the same for every change of a job's nodes."""
+
+    problem: Problem
+    templates: TemplateSet
+    selector: Selector
+    model: CostModel
+
+    @classmethod
+    def of(cls, problem: Problem, pool: Sequence[Node]) -> "Groundwork":
+        """Compute it for at most these nodes; raises as `generate_templates`."""
+        templates = templates_for(problem, pool)
+        return cls(
+            problem=problem,
+            templates=templates,
+            selector=Selector(templates.templates),
+            model=CostModel(problem.profile),
+        )
+
+
 def next_plan(
-    problem: Problem,
-    templates: TemplateSet,
+    ground: Groundwork,
     pool: Sequence[Node],
     running: Sequence[RunningPipeline],
-    holdings: Holdings,
+    inventory: Inventory,
     *,
     horizon_seconds: float,
     costs: TransitionCosts,
 ) -> Reconfiguration:
     """Do the work of `reconfigure` for a problem and nodes that were checked and prepared."""
+    problem, templates, selector = ground.problem, ground.templates, ground.selector
     budget = usable_nodes(problem, pool)
-    min_pipelines = most_pipelines(problem, templates, budget)
+    min_pipelines = most_pipelines(problem, selector, budget)
     if min_pipelines == 0:
-        raise not_enough_nodes(len(budget), nodes_needed(problem, templates, budget, 1))
-    situation = survey(problem, running, pool)
+        raise not_enough_nodes(len(budget), nodes_needed(problem, templates, selector, budget, 1))
+    situation = survey(problem, ground.model, running, pool)
     change = _Change(
         problem=problem,
         situation=situation,
-        running=tuple(running),
-        holdings=holdings,
-        holders=holders_by_layer(holdings),
+        running={pipeline.node_ids: pipeline.stages for pipeline in running},
+        inventory=inventory,
+        lacked={w.running.node_ids: _lacking(inventory, w.running) for w in situation.whole},
         horizon_seconds=horizon_seconds,
         costs=costs,
     )
     candidates = _distinct(
         [
             change.evaluate(target)
-            for target in targets(problem, templates, situation, min_pipelines)
+            for target in targets(problem, templates, selector, situation, min_pipelines)
         ]
     )
     # Of equal candidates the first, that is the most stable one, wins: the sort keeps order.
@@ -176,18 +196,18 @@ def next_plan(
 class _Change:
     problem: Problem
     situation: Situation
-    running: tuple[RunningPipeline, ...]
-    holdings: Holdings
-    holders: Holders
+    running: Mapping[tuple[str, ...], tuple[Stage, ...]]
+    inventory: Inventory
+    lacked: Mapping[tuple[str, ...], Mapping[str, tuple[int, ...]]]
+    """What the nodes of each whole pipeline lack of it: as a rule nothing."""
     horizon_seconds: float
     costs: TransitionCosts
 
     def evaluate(self, target: Target) -> Candidate:
         """Place a target on its nodes, and work out its copies and its score."""
-        placed = [
-            *((w.running.node_ids, w.running.stages, w.cost) for w in target.kept),
-            *self._place(target),
-        ]
+        kept = [(w.running.node_ids, w.running.stages, w.cost) for w in target.kept]
+        new = self._place(target)
+        placed = [*kept, *new]
         used = {node_id for node_ids, _, _ in placed for node_id in node_ids}
         everyone = [node.node_id for node in target.pool]
         plan = make_plan(
@@ -195,7 +215,13 @@ class _Change:
             self.problem.num_microbatches,
             (node_id for node_id in everyone if node_id not in used),
         )
-        copies = choose_sources(self.problem.profile, self._missing(plan), self.holders)
+        missing: dict[str, tuple[int, ...]] = {}
+        for node_ids, _, _ in kept:
+            missing.update(self.lacked[node_ids])
+        for node_ids, stages, _ in new:
+            pipeline = RunningPipeline(node_ids=node_ids, stages=stages)
+            missing.update(_lacking(self.inventory, pipeline))
+        copies = choose_sources(self.problem.profile, missing, self.inventory.holders)
         seconds = self._transition_seconds(plan, copies)
         steps = max(self.horizon_seconds - seconds, 0.0) / plan.iteration_seconds
         return Candidate(
@@ -227,7 +253,7 @@ class _Change:
                     zip(template.node_kinds, layers_by_node(template.stages), strict=True)
                 )
             )
-        nodes = iter(assign(self.problem.profile, places, target.pool, self.holdings))
+        nodes = iter(assign(self.problem.profile, places, target.pool, self.inventory))
         placed = []
         for choice in target.choices:
             crew = [next(nodes) for _ in choice.template.node_kinds]
@@ -236,36 +262,36 @@ class _Change:
             placed.append((ids, choice.template.stages, cost))
         return placed
 
-    def _missing(self, plan: Plan) -> dict[str, tuple[int, ...]]:
-        missing = {}
-        for pipeline in plan.pipelines:
-            wanted = zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
-            for node_id, layers in wanted:
-                held = self.holdings.get(node_id, frozenset())
-                lacking = tuple(layer for layer in layers if layer not in held)
-                if lacking:
-                    missing[node_id] = lacking
-        return missing
-
     def _transition_seconds(self, plan: Plan, copies: Sequence[LayerCopy]) -> float:
-        before = {(p.node_ids, p.stages) for p in self.running}
-        after = {(p.node_ids, p.stages) for p in plan.pipelines}
-        if before == after and not copies:
+        new = sum(self.running.get(p.node_ids) != p.stages for p in plan.pipelines)
+        if not new and len(plan.pipelines) == len(self.running) and not copies:
             return 0.0
         bandwidth = self.problem.profile.hardware.inter_node_bytes_per_second
         return (
             self.costs.fixed_seconds
-            + self.costs.pipeline_seconds * len(after - before)
+            + self.costs.pipeline_seconds * new
             + busiest_bytes(copies) / bandwidth
         )
 
 
+def _lacking(inventory: Inventory, pipeline: RunningPipeline) -> dict[str, tuple[int, ...]]:
+    """Return for each node of a pipeline the layers that it needs there and does not hold."""
+    lacking = {}
+    for node_id, layers in zip(pipeline.node_ids, layers_by_node(pipeline.stages), strict=True):
+        held = inventory.layers_of(node_id)
+        here = tuple(layer for layer in layers if layer not in held)
+        if here:
+            lacking[node_id] = here
+    return lacking
+
+
 def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Drop candidates whose plan an earlier one has."""
-    seen: dict[Plan, Candidate] = {}
+    distinct: list[Candidate] = []
     for candidate in candidates:
-        seen.setdefault(candidate.plan, candidate)
-    return list(seen.values())
+        if all(candidate.plan != other.plan for other in distinct):
+            distinct.append(candidate)
+    return distinct
 
 
 def _reason(

@@ -18,8 +18,8 @@ from planaria_planner.checks import check_running, invalid_argument
 from planaria_planner.cost import CostModel
 from planaria_planner.explain import explain, in_words
 from planaria_planner.instantiate import instantiate
+from planaria_planner.inventory import Holdings
 from planaria_planner.nodes import Node
-from planaria_planner.placement import Holdings
 from planaria_planner.problem import Problem
 from planaria_planner.reconfigure import TransitionCosts, reconfigure
 from planaria_planner.simulate import simulate

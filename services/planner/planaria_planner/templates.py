@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -90,6 +91,13 @@ def generate_templates(
     if usable:
         return TemplateSet(usable)
     raise _no_template(profile, tables, nodes_per_kind, min_nodes)
+
+
+remembered_templates = lru_cache(maxsize=8)(generate_templates)
+"""The same for the jobs that were planned last: a change of a job's nodes plans it again and again.
+
+The answer follows from the arguments alone, so remembering it leaves a server stateless.
+"""
 
 
 _MOST_COUNTS = 1000
