@@ -47,6 +47,11 @@ class PlannerServiceStub(object):
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateResponse.FromString,
                 _registered_method=True)
+        self.InstantiateWithProgress = channel.unary_stream(
+                '/planaria.api.planner.v1.PlannerService/InstantiateWithProgress',
+                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressRequest.SerializeToString,
+                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressResponse.FromString,
+                _registered_method=True)
         self.Reconfigure = channel.unary_unary(
                 '/planaria.api.planner.v1.PlannerService/Reconfigure',
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
@@ -82,6 +87,14 @@ class PlannerServiceServicer(object):
         """Computes the plan of least iteration time for a new job on named nodes. Idempotent.
         Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
         FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InstantiateWithProgress(self, request, context):
+        """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
+        many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,6 +138,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.Instantiate,
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateResponse.SerializeToString,
+            ),
+            'InstantiateWithProgress': grpc.unary_stream_rpc_method_handler(
+                    servicer.InstantiateWithProgress,
+                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressRequest.FromString,
+                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressResponse.SerializeToString,
             ),
             'Reconfigure': grpc.unary_unary_rpc_method_handler(
                     servicer.Reconfigure,
@@ -199,6 +217,33 @@ class PlannerService(object):
             '/planaria.api.planner.v1.PlannerService/Instantiate',
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.SerializeToString,
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InstantiateWithProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/planaria.api.planner.v1.PlannerService/InstantiateWithProgress',
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressRequest.SerializeToString,
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

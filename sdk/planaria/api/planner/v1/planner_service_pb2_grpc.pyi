@@ -45,6 +45,10 @@ class PlannerServiceStub:
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
     FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
     """
+    InstantiateWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.InstantiateWithProgressRequest, _planner_service_pb2.InstantiateWithProgressResponse]
+    """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
+    many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
+    """
     Reconfigure: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.ReconfigureRequest, _planner_service_pb2.ReconfigureResponse]
     """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
     Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
@@ -76,6 +80,10 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     """Computes the plan of least iteration time for a new job on named nodes. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
     FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
+    """
+    InstantiateWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.InstantiateWithProgressRequest, _planner_service_pb2.InstantiateWithProgressResponse]  # type: ignore[assignment]
+    """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
+    many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
     """
     Reconfigure: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.ReconfigureRequest, _planner_service_pb2.ReconfigureResponse]  # type: ignore[assignment]
     """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
@@ -117,6 +125,16 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Computes the plan of least iteration time for a new job on named nodes. Idempotent.
         Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
         FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
+        """
+
+    @_abc_1.abstractmethod
+    def InstantiateWithProgress(
+        self,
+        request: _planner_service_pb2.InstantiateWithProgressRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.InstantiateWithProgressResponse], _abc.AsyncIterator[_planner_service_pb2.InstantiateWithProgressResponse]]:
+        """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
+        many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
         """
 
     @_abc_1.abstractmethod
