@@ -30,6 +30,8 @@ from planaria.api.coordinator.v1.scheduler_service_pb2_grpc import SchedulerServ
 def choose_nodes(request: DecisionRequest) -> list[str]:
     """Return half of the candidates, within the job's limits: those with the fewest engines."""
     question = request.nodes_question
+    if question.min_nodes == 0:  # the job trains already and could only grow
+        return []
     num_engines = {node.id: len(node.engines) for node in request.nodes}
     least_busy = sorted(question.candidate_node_ids, key=lambda id_: (num_engines[id_], id_))
     size = max(question.min_nodes, min(question.max_nodes, len(least_busy) // 2))
@@ -40,7 +42,7 @@ def decide(request: DecisionRequest) -> Decision:
     """Answer a question; about plans, agree with the planner."""
     if request.WhichOneof("question") == "nodes_question":
         answer = NodesAnswer(node_ids=choose_nodes(request))
-        print(f"{request.job.name} gets {', '.join(answer.node_ids) or 'no node yet'}", flush=True)
+        print(f"{request.job.name} gets {', '.join(answer.node_ids) or 'no more'}", flush=True)
         return Decision(decision_id=request.decision_id, nodes_answer=answer)
     return Decision(decision_id=request.decision_id, plan_answer=PlanAnswer())
 

@@ -21,6 +21,7 @@ from gpt import gpt_profile
 from rich.console import Console
 from rich.table import Table
 
+from planaria_planner.ahead import plan_ahead
 from planaria_planner.candidates import RunningPipeline
 from planaria_planner.instantiate import instantiate, templates_for
 from planaria_planner.nodes import Node
@@ -112,6 +113,29 @@ def reconfigure_table(cases: Sequence[tuple[int, int, int]]) -> Table:
     return table
 
 
+def ahead_table(cases: Sequence[tuple[int, int]]) -> Table:
+    """All plans for the loss of a single node."""
+    table = Table("layers", "nodes", "plans made ahead", "CPU seconds")
+    for num_layers, num_nodes in cases:
+        problem = Problem(
+            profile=gpt_profile(num_layers, distinct=True),
+            num_microbatches=16 * num_nodes,
+            fault_tolerance=1,
+            min_nodes_per_pipeline=4,
+        )
+        plan = instantiate(problem, named(num_nodes)).plan
+        running = [RunningPipeline(node_ids=p.node_ids, stages=p.stages) for p in plan.pipelines]
+
+        def ahead() -> dict[str, object]:
+            return dict(
+                plan_ahead(problem, named(num_nodes), running, holdings(plan), horizon_seconds=3600)  # noqa: B023
+            )
+
+        num_plans = len(ahead())
+        table.add_row(*map(str, (num_layers, num_nodes, num_plans)), f"{cpu_seconds(ahead, 3):.4f}")
+    return table
+
+
 def holdings(plan: Plan) -> dict[str, frozenset[int]]:
     return {
         node_id: frozenset(layers)
@@ -145,6 +169,7 @@ def main() -> None:
     out.print(templates_table(templates))
     out.print(plans_table(plans))
     out.print(reconfigure_table(changes))
+    out.print(ahead_table([(26, 24), (98, 64)]))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from support.jobs import small_job
 
 pytestmark = pytest.mark.e2e
 
+NUM_NODES = 5
 STEPS = 16
 FAILED_STEP = 5
 
@@ -43,11 +44,17 @@ def digest(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def four_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster that lacks the node that a test is going to hurt."""
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("failures") / "cluster") as cluster:
-        cluster.start(num_nodes=4)
+        cluster.start(num_nodes=NUM_NODES)
         yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    """Return a healthy cluster of five nodes, whatever the test before did to it."""
+    yield shared_cluster
+    shared_cluster.heal(NUM_NODES)
 
 
 def failpoint(at: str, action: str, step: int = FAILED_STEP) -> dict[str, str]:
@@ -56,17 +63,15 @@ def failpoint(at: str, action: str, step: int = FAILED_STEP) -> dict[str, str]:
 
 
 def train_with_victim(cluster: Cluster, spec: JobSpec, environment: dict[str, str]) -> Job:
-    """Run the job with one more node, whose engine has a failpoint, and then remove that node."""
-    cluster.start_node("victim", environment)
-    cluster.wait_for_nodes(5)
-    try:
-        job = cluster.client.submit(spec)
-        return cluster.wait_for_end(job.id)
-    finally:
-        if "victim" in cluster.nodes:
-            cluster.kill_node("victim")
-        cluster.wait_for_nodes(1, "LOST")
-        cluster.client.remove_node("victim")
+    """Run the job with the last node started anew, its engine with a failpoint."""
+    victim = f"node-{NUM_NODES - 1}"
+    cluster.kill_node(victim)
+    cluster.start_node(victim, environment)
+    cluster.wait_for(f"{victim} to be ready", lambda: cluster.is_ready(victim))
+    job = cluster.client.submit(spec)
+    end = cluster.wait_for_end(job.id)
+    cluster.kill_node(victim)  # the next test gets one without a failpoint
+    return end
 
 
 def recoveries_of(cluster: Cluster, job: Job) -> list[Recovery]:
@@ -82,21 +87,21 @@ QUICK = ("backward", "after_exchange")
     "at", [pytest.param(at, marks=() if at in QUICK else pytest.mark.slow) for at in PLACES]
 )
 def test_an_engine_dies_at_each_place_of_a_step(
-    four_nodes: Cluster, spec: JobSpec, digest: str, at: str
+    cluster: Cluster, spec: JobSpec, digest: str, at: str
 ) -> None:
     """[1, 2, 6] Its agent lives, so the engine is lost and made again."""
-    job = train_with_victim(four_nodes, spec, failpoint(at, "kill"))
-    recoveries = recoveries_of(four_nodes, job)
+    job = train_with_victim(cluster, spec, failpoint(at, "kill"))
+    recoveries = recoveries_of(cluster, job)
     assert recoveries[0].cause == "engine_lost"
     assert job.final_digest == digest
 
 
 @pytest.mark.parametrize("action", [pytest.param("raise", marks=pytest.mark.slow), "segfault"])
 def test_an_engine_fails_by_itself(
-    four_nodes: Cluster, spec: JobSpec, digest: str, action: str
+    cluster: Cluster, spec: JobSpec, digest: str, action: str
 ) -> None:
-    job = train_with_victim(four_nodes, spec, failpoint("forward", action))
-    assert recoveries_of(four_nodes, job)
+    job = train_with_victim(cluster, spec, failpoint("forward", action))
+    assert recoveries_of(cluster, job)
     assert job.final_digest == digest
 
 
@@ -104,7 +109,6 @@ def test_a_stopped_node_is_lost_and_fenced_and_joins_afresh(
     cluster: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """[4] It wakes up long after the others went on, does no harm, and takes part again."""
-    cluster.start(num_nodes=5)
     job = cluster.client.submit(spec)
     cluster.wait_for_step(job.id, 4)
     cluster.signal_node("node-2", signal.SIGSTOP)
@@ -120,7 +124,6 @@ def test_the_death_of_an_agent_alone_costs_nothing(
     cluster: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """Engines outlive their agent for a lease; the next agent adopts them."""
-    cluster.start(num_nodes=5)
     job = cluster.client.submit(spec)
     cluster.wait_for_step(job.id, 3)
     pids = cluster.engine_pids("node-1")
@@ -136,7 +139,6 @@ def test_the_coordinator_dies_while_a_job_trains(
     cluster: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """[7] Training goes on without it."""
-    cluster.start(num_nodes=5)
     job = cluster.client.submit(spec)
     cluster.wait_for_step(job.id, 3)
     cluster.kill_coordinator()
@@ -150,7 +152,6 @@ def test_the_coordinator_dies_in_the_middle_of_a_recovery(
     cluster: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """[7] The recovery is cleanly redone."""
-    cluster.start(num_nodes=5)
     job = cluster.client.submit(spec)
     cluster.wait_for_step(job.id, 3)
     cluster.kill_node("node-0")
@@ -166,7 +167,8 @@ def test_two_nodes_are_lost_at_the_same_instant(
     cluster: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """[5] f = 2: three replicas, and two nodes of different pipelines die together."""
-    cluster.start(num_nodes=6)
+    cluster.start_node("node-5")
+    cluster.wait_for_nodes(6)
     tolerant = spec.resilience.model_copy(update={"fault_tolerance": 2})
     six = spec.resources.model_copy(update={"min_nodes": 6})
     job = cluster.client.submit(spec.model_copy(update={"resilience": tolerant, "resources": six}))
@@ -187,7 +189,6 @@ def test_another_node_dies_during_a_recovery(
     cluster: Cluster, spec: JobSpec, digest: str, at: str
 ) -> None:
     """[5] It only starts the next recovery. f = 2, so that every layer survives both."""
-    cluster.start(num_nodes=5)
     cluster.start_node("node-5", failpoint(at, "kill", step=0) if at != "rebuild" else {})
     cluster.wait_for_nodes(6)
     tolerant = spec.resilience.model_copy(update={"fault_tolerance": 2})
@@ -207,7 +208,6 @@ def test_another_node_dies_during_a_recovery(
 def test_a_drained_node_leaves_without_losing_a_microbatch(
     cluster: Cluster, spec: JobSpec, digest: str
 ) -> None:
-    cluster.start(num_nodes=5)
     job = cluster.client.submit(spec)
     cluster.wait_for_step(job.id, 3)
     cluster.client.drain_node("node-3")
@@ -222,7 +222,6 @@ def test_a_drained_node_leaves_without_losing_a_microbatch(
 def test_a_paused_job_stands_still_and_goes_on(
     cluster: Cluster, spec: JobSpec, digest: str
 ) -> None:
-    cluster.start(num_nodes=5)
     job = cluster.client.submit(spec)
     cluster.wait_for_step(job.id, 3)
     cluster.client.pause_job(job.id)
@@ -235,7 +234,6 @@ def test_a_paused_job_stands_still_and_goes_on(
 
 
 def test_a_cancelled_job_leaves_no_engine_behind(cluster: Cluster, spec: JobSpec) -> None:
-    cluster.start(num_nodes=5)
     job = cluster.client.submit(spec)
     cluster.wait_for_step(job.id, 1)
     cluster.client.cancel_job(job.id)
@@ -249,12 +247,13 @@ def test_losing_every_replica_of_a_layer_fails_the_job_by_name(
     cluster: Cluster, spec: JobSpec
 ) -> None:
     """[10] f = 0 and a node is lost: the error says which layers are gone."""
-    cluster.start(num_nodes=2)
     alone = spec.resilience.model_copy(update={"fault_tolerance": 0})
-    two = spec.resources.model_copy(update={"min_nodes": 2})
+    two = spec.resources.model_copy(update={"min_nodes": 2, "max_nodes": 2})
     job = cluster.client.submit(spec.model_copy(update={"resilience": alone, "resources": two}))
     cluster.wait_for_step(job.id, 2)
-    cluster.kill_node("node-1")
+    plan = cluster.client.job_plan(job.id).plan
+    assert plan is not None
+    cluster.kill_node(plan.pipelines[0].stages[0].node_id)
     end = cluster.wait_for_end(job.id)
     assert end.state == "FAILED"
     assert end.error is not None
@@ -265,7 +264,6 @@ def test_data_that_is_not_there_fails_the_job_and_names_node_and_path(
     cluster: Cluster, spec: JobSpec
 ) -> None:
     missing = spec.data.model_copy(update={"path": "/nowhere/*.txt"})
-    cluster.start(num_nodes=5)
     job = cluster.client.submit(spec.model_copy(update={"data": missing}))
     end = cluster.wait_for_end(job.id)
     assert end.state == "FAILED"

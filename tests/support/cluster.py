@@ -214,6 +214,29 @@ class Cluster:
         self.coordinator.end()
         self.coordinator = None
 
+    def heal(self, num_nodes: int) -> None:
+        """Bring a cluster that has been hurt back to `num_nodes` ready nodes and nothing else."""
+        wanted = {f"node-{index}" for index in range(num_nodes)}
+        for job in self.client.list_jobs():
+            if not job.is_done:
+                self.client.cancel_job(job.id)
+        for node_id in self.nodes.keys() - wanted:
+            self.kill_node(node_id)
+        for node_id in sorted(wanted - self.nodes.keys()):
+            self.start_node(node_id)
+        self.wait_for("other nodes to be known as lost", lambda: self._are_lost(wanted))
+        for node in self.client.list_nodes():
+            if node.id not in wanted:
+                self.client.remove_node(node.id)
+            elif node.state in ("DRAINED", "DRAINING", "CORDONED"):
+                self.client.uncordon_node(node.id)
+        self.wait_for("all nodes to be ready", lambda: all(map(self.is_ready, wanted)))
+
+    def is_ready(self, node_id: str) -> bool:
+        """Tell whether the coordinator counts on the agent that was started last."""
+        node = self.client.get_node(node_id)
+        return node.state == "READY" and node.agent_pid == self.nodes[node_id].process.pid
+
     # -- waiting ----------------------------------------------------------------------------------
 
     def wait_for(
@@ -263,6 +286,9 @@ class Cluster:
 
     def _ended(self, job_id: str) -> bool:
         return self.client.get_job(job_id).is_done
+
+    def _are_lost(self, wanted: set[str]) -> bool:
+        return all(node.state == "LOST" or node.id in wanted for node in self.client.list_nodes())
 
     # -- telling and ending ------------------------------------------------------------------------
 

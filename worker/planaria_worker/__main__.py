@@ -12,6 +12,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.service import announce_ready, run_service, stop_signal
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.concurrency import until_first_ends
+from planaria_worker.agent.launcher import Launcher
 from planaria_worker.agent.machine import describe_machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.session import Session
@@ -28,7 +29,15 @@ async def serve(settings: WorkerSettings) -> None:
     machine = describe_machine(settings)
     with _sole_owner(settings.data_dir):
         outbox = Outbox()
-        agent = Agent(settings=settings, machine=machine, outbox=outbox, pid=os.getpid())
+        launcher = Launcher()
+        launcher.warm_up()
+        agent = Agent(
+            settings=settings,
+            machine=machine,
+            outbox=outbox,
+            pid=os.getpid(),
+            launch=launcher.launch,
+        )
         agent.engines.adopt()
         session = Session(
             coordinator=settings.coordinator,

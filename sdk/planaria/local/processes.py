@@ -97,7 +97,9 @@ def find_workers(folder: str) -> Iterator[ProcessIdentity]:
             arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        inside = any(argument.startswith(f"{folder}{os.sep}") for argument in arguments)
+        # A process that renamed itself, as forked engines do, has all its words in one.
+        start = re.compile(rf"(^|\s){re.escape(folder + os.sep)}")
+        inside = any(start.search(argument) for argument in arguments)
         if inside and any(_WORKER.search(argument) for argument in arguments):
             found = identify(int(entry.name))
             if found is not None:

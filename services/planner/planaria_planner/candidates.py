@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from planaria_planner.cost import CostModel, PipelineCost, Stage
 from planaria_planner.nodes import Node, in_order
-from planaria_planner.plans import Choice, select
+from planaria_planner.plans import Choice, Selector, select
 from planaria_planner.problem import Problem
 from planaria_planner.templates import Template, TemplateSet
 
@@ -78,12 +78,14 @@ class Target:
 
 
 def survey(
-    problem: Problem, running: Sequence[RunningPipeline], nodes: Sequence[Node]
+    problem: Problem,
+    model: CostModel,
+    running: Sequence[RunningPipeline],
+    nodes: Sequence[Node],
 ) -> Situation:
     """Sort the running pipelines into whole and broken ones, and find the free nodes."""
     available = {node.node_id: node for node in nodes}
     whole, broken = [], []
-    model = CostModel(problem.profile)
     for pipeline in sorted(running, key=lambda p: min(p.node_ids)):
         left = tuple(available.pop(i) for i in pipeline.node_ids if i in available)
         cost = _running_cost(problem, model, pipeline, left)
@@ -111,11 +113,19 @@ def _running_cost(
 
 
 def targets(
-    problem: Problem, templates: TemplateSet, situation: Situation, min_pipelines: int
+    problem: Problem,
+    templates: TemplateSet,
+    selector: Selector,
+    situation: Situation,
+    min_pipelines: int,
 ) -> Iterator[Target]:
     """Yield every candidate of at least `min_pipelines` pipelines, the most stable first."""
     builder = _Builder(
-        problem=problem, templates=templates, situation=situation, min_pipelines=min_pipelines
+        problem=problem,
+        templates=templates,
+        selector=selector,
+        situation=situation,
+        min_pipelines=min_pipelines,
     )
     num_whole = len(situation.whole)
     yield from builder.keep()
@@ -138,6 +148,7 @@ _MOST_DISSOLVED = 4
 class _Builder:
     problem: Problem
     templates: TemplateSet
+    selector: Selector
     situation: Situation
     min_pipelines: int
 
@@ -205,8 +216,7 @@ class _Builder:
         else:
             kind = CandidateKind.REPLAN
             moves = f"{num_dissolved} of {len(whole)} whole pipelines are planned anew as well"
-        selection = select(
-            self.templates.templates,
+        selection = self.selector.select(
             self._budget(kept),
             min_pipelines=self.min_pipelines,
             num_microbatches=self.problem.num_microbatches,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from planaria_common.errors import InvalidArgumentError, PlanariaError
+from planaria_planner.checks import invalid_argument
 from planaria_planner.drawing import draw_plan
 from planaria_planner.explain import Explanation, explain, in_words
 from planaria_planner.instantiate import Instantiation, instantiate
@@ -15,7 +16,6 @@ from planaria_planner.nodes import Node
 from planaria_planner.problem import Problem
 from planaria_planner.profile import ModelProfile
 from planaria_planner.profile_file import read_profile
-from planaria_planner.reconfigure import invalid_argument
 
 USAGE_ERROR = 2
 MAX_NODES = 20_000

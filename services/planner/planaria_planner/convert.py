@@ -4,17 +4,19 @@ from collections.abc import Iterable, Sequence
 
 from planaria.api.common.v1 import plan_pb2, profile_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
+from planaria_common.errors import PlanariaError
+from planaria_planner.ahead import Outcome
 from planaria_planner.candidates import RunningPipeline
+from planaria_planner.checks import invalid_argument
 from planaria_planner.cost import Stage
+from planaria_planner.inventory import Holdings
 from planaria_planner.nodes import Node
-from planaria_planner.placement import Holdings
 from planaria_planner.problem import Plan, Problem
 from planaria_planner.profile import Hardware, Layer, ModelProfile, NodeKind
 from planaria_planner.reconfigure import (
     Candidate,
     Reconfiguration,
     TransitionCosts,
-    invalid_argument,
 )
 from planaria_planner.simulate import Action
 from planaria_planner.templates import Template
@@ -182,6 +184,16 @@ def reconfigure_message(answer: Reconfiguration) -> pb.ReconfigureResponse:
         min_nodes=answer.min_nodes,
         fault_tolerance_met=answer.fault_tolerance_met,
     )
+
+
+def ahead_message(lost_node_id: str, outcome: Outcome) -> pb.PlanAheadResponse:
+    if isinstance(outcome, PlanariaError):
+        return pb.PlanAheadResponse(
+            lost_node_id=lost_node_id,
+            error_reason=outcome.reason.value,
+            error_message=outcome.message,
+        )
+    return pb.PlanAheadResponse(lost_node_id=lost_node_id, next=reconfigure_message(outcome))
 
 
 def _candidate_message(candidate: Candidate) -> pb.Candidate:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planaria_planner.placement import Holdings
+from planaria_planner.inventory import Holders
 from planaria_planner.profile import ModelProfile
 
 
@@ -26,19 +26,6 @@ class LayerCopy:
     num_bytes: int
 
 
-Holders = Mapping[int, Sequence[str]]
-"""For each layer that some node holds, its holders in order."""
-
-
-def holders_by_layer(holdings: Holdings) -> Holders:
-    """Turn round who holds what."""
-    holders: dict[int, list[str]] = {}
-    for node_id in sorted(holdings):
-        for layer in holdings[node_id]:
-            holders.setdefault(layer, []).append(node_id)
-    return holders
-
-
 def choose_sources(
     profile: ModelProfile, missing: Mapping[str, Sequence[int]], holders: Holders
 ) -> tuple[LayerCopy, ...]:
@@ -49,21 +36,16 @@ def choose_sources(
         missing: for each node the layers that it needs and lacks.
         holders: who has them.
     """
-    wanted = sorted(
-        ((layer, node_id) for node_id, layers in missing.items() for layer in layers),
-        key=lambda want: (
-            -profile.layers[want[0]].state_bytes,
-            len(holders.get(want[0], ())),
-            want,
-        ),
-    )
-    needed = {layer for layer, _ in wanted}
-    chosen = _Loads({layer: holders.get(layer, ()) for layer in needed}, profile)
-    for want in wanted:
+    sizes = [layer.state_bytes for layer in profile.layers]
+    wanted = sorted((layer, node_id) for node_id, layers in missing.items() for layer in layers)
+    needed = {layer: holders.get(layer, ()) for layer, _ in wanted}
+    # Largest first, then those with the least choice; the sort keeps the order of equal ones.
+    rank = {layer: (-sizes[layer], len(ids)) for layer, ids in needed.items()}
+    chosen = _Loads(needed, sizes)
+    for want in sorted(wanted, key=lambda want: rank[want[0]]):
         chosen.take(want)
     most_received = max(
-        (sum(profile.layers[layer].state_bytes for layer in layers) for layers in missing.values()),
-        default=0,
+        (sum(sizes[layer] for layer in layers) for layers in missing.values()), default=0
     )
     while chosen.relieve(most_received):
         pass
@@ -72,7 +54,7 @@ def choose_sources(
             layer=layer,
             source=chosen.source_of.get((layer, node_id), ""),
             destination=node_id,
-            num_bytes=profile.layers[layer].state_bytes,
+            num_bytes=sizes[layer],
         )
         for layer, node_id in sorted(wanted, key=lambda want: (want[1], want[0]))
     )
@@ -94,9 +76,9 @@ Want = tuple[int, str]
 class _Loads:
     """Who sends what so far."""
 
-    def __init__(self, holders: Holders, profile: ModelProfile) -> None:
+    def __init__(self, holders: Holders, sizes: Sequence[int]) -> None:
         self._holders = holders
-        self._bytes = [layer.state_bytes for layer in profile.layers]
+        self._bytes = sizes
         self._load = {node_id: 0 for ids in holders.values() for node_id in ids}
         self._wants: dict[str, set[Want]] = {node_id: set() for node_id in self._load}
         # Holders of a layer by load when last seen: loads only grow while layers are handed out.

@@ -40,8 +40,16 @@ def _beats(label: Int64Array, other: Int64Array, count_stages: bool) -> bool:
 
 
 @compiled
-def _insert(front: Int64Array, size: int, label: Int64Array, count_stages: bool) -> int:
+def _copy_row(source: Int64Array, i: int, target: Int64Array, j: int) -> None:
+    """Copy row i to row j; by element, since numba takes seconds to compile slices."""
+    for column in range(source.shape[1]):
+        target[j, column] = source[i, column]
+
+
+@compiled
+def _insert(front: Int64Array, size: int, labels: Int64Array, row: int, count_stages: bool) -> int:
     """Put a label into a front unless it is beaten, drop those it beats; return the new size."""
+    label = labels[row]
     for i in range(size):
         if _beats(front[i], label, count_stages):
             return size
@@ -49,9 +57,9 @@ def _insert(front: Int64Array, size: int, label: Int64Array, count_stages: bool)
     for i in range(size):
         if not _beats(label, front[i], count_stages):
             if kept != i:
-                front[kept] = front[i]
+                _copy_row(front, i, front, kept)
             kept += 1
-    front[kept] = label
+    _copy_row(labels, row, front, kept)
     return kept + 1
 
 
@@ -61,7 +69,8 @@ def _room(array: Int64Array, size: int) -> Int64Array:
     if size < len(array):
         return array
     larger = np.empty((2 * len(array), array.shape[1]), dtype=np.int64)
-    larger[:size] = array[:size]
+    for row in range(size):
+        _copy_row(array, row, larger, row)
     return larger
 
 
@@ -138,7 +147,8 @@ def _front_of(
     stands ahead of a stage on the same node.
     """
     num_layers, size = len(tables.state) - 1, 0
-    label = np.empty(COLUMNS, dtype=np.int64)
+    labels_here = np.empty((1, COLUMNS), dtype=np.int64)
+    label = labels_here[0]
     for q in range(len(tables.widths)):
         g = tables.widths[q]
         if g > used:
@@ -151,12 +161,16 @@ def _front_of(
             if bytes_of_one > tables.memory[kind] * g:
                 break
             label[END] = j
-            first, last = closed[j, behind] if g == used else opened[j, v, kind, used - g]
+            if g == used:
+                first, last = closed[j, behind, 0], closed[j, behind, 1]
+            else:
+                first = opened[j, v, kind, used - g, 0]
+                last = opened[j, v, kind, used - g, 1]
             for index in range(first, last):
                 label[PARENT] = closed_ids[index, 0] if g == used else index
                 _put_in_front(tables, i, q, kind, labels[label[PARENT]], label)
                 front = _room(front, size)
-                size = _insert(front, size, label, count_stages)
+                size = _insert(front, size, labels_here, 0, count_stages)
     return front, size
 
 
@@ -177,10 +191,13 @@ def pareto_fronts(
     """
     num_layers, num_counts, num_kinds = len(tables.state) - 1, len(without), len(tables.memory)
     count_stages = _memory_can_bind(tables)
+    most_accelerators = 0
+    for accelerators in tables.accelerators:
+        most_accelerators = max(most_accelerators, accelerators)
     labels, num_labels = np.zeros((4096, COLUMNS), dtype=np.int64), 1
     labels[0, FIT] = UNBOUNDED
     # Labels by front layer, nodes, kind of the front node and its accelerators used: [first, last).
-    shape = (num_layers + 1, num_counts, num_kinds, int(tables.accelerators.max()) + 1, 2)
+    shape = (num_layers + 1, num_counts, num_kinds, most_accelerators + 1, 2)
     opened = np.zeros(shape, dtype=np.int64)
     # The best of them over kind and accelerators: a range of rows of `closed_ids`.
     closed = np.zeros((num_layers + 1, num_counts, 2), dtype=np.int64)
@@ -206,11 +223,11 @@ def pareto_fronts(
                     opened[i, v, kind, used, 0] = num_labels
                     for row in range(size):
                         labels = _room(labels, num_labels)
-                        labels[num_labels] = front[row]
+                        _copy_row(front, row, labels, num_labels)
                         # Rows of `best` name the label that they stand for as their parent.
                         front[row, PARENT] = num_labels
                         best = _room(best, num_best)
-                        num_best = _insert(best, num_best, front[row], count_stages)
+                        num_best = _insert(best, num_best, front, row, count_stages)
                         num_labels += 1
                     opened[i, v, kind, used, 1] = num_labels
             closed[i, v, 0] = num_closed
@@ -220,4 +237,4 @@ def pareto_fronts(
                 num_closed += 1
             closed[i, v, 1] = num_closed
     first_complete = closed[0, 1, 0] if num_counts > 1 else num_closed
-    return labels[:num_labels].copy(), closed_ids[first_complete:num_closed, 0].copy()
+    return labels[:num_labels], closed_ids[first_complete:num_closed, 0]

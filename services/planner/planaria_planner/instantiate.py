@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.kinds import merge_kinds
 from planaria_planner.nodes import Node, check_nodes, in_order, nodes_per_kind
-from planaria_planner.plans import Choice, Selection, select
+from planaria_planner.plans import Choice, Selection, Selector
 from planaria_planner.problem import Plan, Problem, make_plan
-from planaria_planner.templates import TemplateSet, generate_templates, not_enough_nodes
+from planaria_planner.templates import TemplateSet, not_enough_nodes, remembered_templates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,14 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
     problem, pool = prepare(problem, nodes)
     templates = templates_for(problem, pool)
     budget = usable_nodes(problem, pool)
-    selection = select(
-        templates.templates,
+    selector = Selector(templates.templates)
+    selection = selector.select(
         budget,
         min_pipelines=problem.fault_tolerance + 1,
         num_microbatches=problem.num_microbatches,
     )
     if selection is None:
-        raise _refusal(problem, templates, budget)
+        raise _refusal(problem, templates, selector, budget)
     return Instantiation(
         problem=problem,
         nodes=budget,
@@ -69,7 +69,7 @@ def templates_for(problem: Problem, nodes: Sequence[Node]) -> TemplateSet:
     limits = nodes_per_kind(nodes, len(problem.profile.hardware.node_kinds))
     if problem.max_nodes is not None:
         limits = tuple(min(limit, problem.max_nodes) for limit in limits)
-    return generate_templates(
+    return remembered_templates(
         problem.profile,
         limits,
         min_nodes=problem.min_nodes_per_pipeline,
@@ -83,21 +83,20 @@ def usable_nodes(problem: Problem, nodes: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(fastest[: problem.max_nodes])
 
 
-def most_pipelines(problem: Problem, templates: TemplateSet, nodes: Sequence[Node]) -> int:
+def most_pipelines(problem: Problem, selector: Selector, nodes: Sequence[Node]) -> int:
     """Return the most pipelines, at most f + 1, that run every microbatch; 0 for none."""
     for count in range(problem.fault_tolerance + 1, 0, -1):
-        if select(
-            templates.templates,
-            nodes,
-            min_pipelines=count,
-            num_microbatches=problem.num_microbatches,
-        ):
+        if selector.select(nodes, min_pipelines=count, num_microbatches=problem.num_microbatches):
             return count
     return 0
 
 
 def nodes_needed(
-    problem: Problem, templates: TemplateSet, nodes: Sequence[Node], min_pipelines: int
+    problem: Problem,
+    templates: TemplateSet,
+    selector: Selector,
+    nodes: Sequence[Node],
+    min_pipelines: int,
 ) -> int:
     """Return how many nodes there must be for so many pipelines to run every microbatch.
 
@@ -112,8 +111,7 @@ def nodes_needed(
         while len(extra) < num_extra:
             extra.append(Node(node_id=f"extra-{len(extra)}", kind=next(kinds)))
         return (
-            select(
-                templates.templates,
+            selector.select(
                 [*nodes, *extra[:num_extra]],
                 min_pipelines=min_pipelines,
                 num_microbatches=problem.num_microbatches,
@@ -128,13 +126,15 @@ def nodes_needed(
     return len(nodes) + few + bisect.bisect_left(range(few, enough), True, key=suffice)
 
 
-def _refusal(problem: Problem, templates: TemplateSet, nodes: Sequence[Node]) -> PlanariaError:
+def _refusal(
+    problem: Problem, templates: TemplateSet, selector: Selector, nodes: Sequence[Node]
+) -> PlanariaError:
     """Say what is missing: nodes for the microbatches, or nodes for the fault tolerance."""
-    possible = most_pipelines(problem, templates, nodes) - 1
+    possible = most_pipelines(problem, selector, nodes) - 1
     if possible < 0:
-        return not_enough_nodes(len(nodes), nodes_needed(problem, templates, nodes, 1))
+        return not_enough_nodes(len(nodes), nodes_needed(problem, templates, selector, nodes, 1))
     wanted = problem.fault_tolerance
-    need = nodes_needed(problem, templates, nodes, wanted + 1)
+    need = nodes_needed(problem, templates, selector, nodes, wanted + 1)
     return PlanariaError(
         ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE,
         f"fault_tolerance: {wanted} needs {wanted + 1} pipelines on {need} nodes, have"

@@ -49,8 +49,9 @@ def _best_by_size(
     num_speeds, num_sizes = runs.shape
     useful = np.empty((num_speeds, num_sizes), dtype=np.int64)
     num_useful = np.zeros(num_speeds, dtype=np.int64)
-    runs[:] = 0
     for speed in range(num_speeds):
+        for size in range(num_sizes):
+            runs[speed, size] = 0
         for option in range(len(size_of)):
             size, cost = size_of[option], costs[speed, option]
             here = runs_within(seconds, cost[0], cost[1], caps[speed, option])
@@ -184,7 +185,7 @@ def _read_choice(
         for kind in range(len(steps)):
             v -= sizes[size, kind] * steps[kind]
         count, k = count + 1, max(k - 1, 0)
-    return taken[:count].copy(), where[:count].copy()
+    return taken[:count], where[:count]
 
 
 @compiled
@@ -192,7 +193,10 @@ def _fewest_nodes(row: Int64Array, counts: Int64Array, needed: int) -> int:
     """Return the first v of fewest nodes that runs `needed` microbatches."""
     fewest = len(row) - 1
     for v in range(len(row) - 1, -1, -1):
-        if row[v] >= needed and counts[v].sum() <= counts[fewest].sum():
+        nodes, least = 0, 0
+        for kind in range(counts.shape[1]):
+            nodes, least = nodes + counts[v, kind], least + counts[fewest, kind]
+        if row[v] >= needed and nodes <= least:
             fewest = v
     return fewest
 
@@ -210,6 +214,8 @@ def search(
     groups: Int64Array,
     group_costs: Float64Array,
     group_caps: Int64Array,
+    all_costs: Float64Array,
+    all_caps: Int64Array,
     min_options: int,
     num_microbatches: int,
     limit_seconds: float,
@@ -229,6 +235,8 @@ def search(
         groups: [group + 1] where each group's members begin and end.
         group_costs: [member, 2].
         group_caps: [member].
+        all_costs: [option at a speed or member, 2] all of these costs, to search their values.
+        all_caps: [option at a speed or member].
         min_options: the fewest options to take.
         num_microbatches: M.
         limit_seconds: no larger T is of interest.
@@ -242,9 +250,6 @@ def search(
     members = np.empty(len(groups) - 1, dtype=np.int64)
     runs = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
     best = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
-    all_costs = np.concatenate((costs.reshape((-1, 2)), group_costs))
-    all_caps = np.concatenate((caps.reshape(-1), group_caps))
-
     high, low, feasible = _largest_value(limit_seconds, all_costs, all_caps), -1.0, False
     seconds = high
     while True:
@@ -282,6 +287,16 @@ def search(
 
 
 @compiled
+def _share(seconds: float, costs: Float64Array, caps: Int64Array, shares: Int64Array) -> int:
+    """Fill what each pipeline runs within `seconds`, at least one; return the sum."""
+    total = 0
+    for p in range(len(caps)):
+        shares[p] = max(1, runs_within(seconds, costs[p, 0], costs[p, 1], caps[p]))
+        total += shares[p]
+    return total
+
+
+@compiled
 def distribute(costs: Float64Array, caps: Int64Array, num_microbatches: int) -> Int64Array:
     """Give each pipeline at least one microbatch so that the slowest ends as early as possible.
 
@@ -289,8 +304,10 @@ def distribute(costs: Float64Array, caps: Int64Array, num_microbatches: int) -> 
     Returns an empty array when the caps add up to less than `num_microbatches`, or when there are
     more pipelines than microbatches.
     """
-    num_pipelines = len(caps)
-    if caps.sum() < num_microbatches or num_microbatches < num_pipelines or caps.min() < 1:
+    num_pipelines, most, fewest = len(caps), 0, 1
+    for cap in caps:
+        most, fewest = most + cap, min(fewest, cap)
+    if most < num_microbatches or num_microbatches < num_pipelines or fewest < 1:
         return np.empty(0, dtype=np.int64)
     shares = np.empty(num_pipelines, dtype=np.int64)
     high, low = _largest_value(np.inf, costs, caps), -1.0
@@ -298,15 +315,11 @@ def distribute(costs: Float64Array, caps: Int64Array, num_microbatches: int) -> 
         seconds = _next_value(low, high, costs, caps)
         if seconds <= low:
             break
-        for p in range(num_pipelines):
-            shares[p] = max(1, runs_within(seconds, costs[p, 0], costs[p, 1], caps[p]))
-        if shares.sum() >= num_microbatches:
+        if _share(seconds, costs, caps, shares) >= num_microbatches:
             high = seconds
         else:
             low = seconds
-    for p in range(num_pipelines):
-        shares[p] = max(1, runs_within(high, costs[p, 0], costs[p, 1], caps[p]))
-    surplus = shares.sum() - num_microbatches
+    surplus = _share(high, costs, caps, shares) - num_microbatches
     for p in range(num_pipelines - 1, -1, -1):
         # What is too many ends exactly at `high`: the last pipelines go without.
         while surplus and shares[p] > 1 and costs[p, 0] + costs[p, 1] * shares[p] == high:

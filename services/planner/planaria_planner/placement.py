@@ -3,7 +3,7 @@
 A linear sum assignment of nodes to places: the cost is what the node lacks of the place's layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import gcd
@@ -11,11 +11,9 @@ from math import gcd
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from planaria_planner.inventory import Inventory
 from planaria_planner.nodes import Node
 from planaria_planner.profile import ModelProfile
-
-Holdings = Mapping[str, frozenset[int]]
-"""For each node the layers whose state it holds in a version worth copying."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ class Place:
 
 
 def assign(
-    profile: ModelProfile, places: Sequence[Place], nodes: Sequence[Node], holdings: Holdings
+    profile: ModelProfile, places: Sequence[Place], nodes: Sequence[Node], inventory: Inventory
 ) -> tuple[Node, ...]:
     """Return for each place its node, with the fewest bytes to copy in all.
 
@@ -45,7 +43,7 @@ def assign(
         profile: the model.
         places: what is to be filled; the nodes suffice for all of them.
         nodes: who may fill it, in a fixed order.
-        holdings: who holds what already.
+        inventory: who holds what already.
     """
     if not places:
         return ()
@@ -53,11 +51,9 @@ def assign(
     # Smaller whole numbers leave room for the tie-break below the smallest difference in bytes.
     sizes /= reduce(gcd, (layer.state_bytes for layer in profile.layers)) or 1
     wanted = np.zeros((len(places), len(sizes)))
-    held = np.zeros((len(nodes), len(sizes)))
     for row, place in enumerate(places):
         wanted[row, list(place.layers)] = sizes[list(place.layers)]
-    for row, node in enumerate(nodes):
-        held[row, list(holdings.get(node.node_id, ()))] = 1
+    held = inventory.held_by([node.node_id for node in nodes])
     costs = (wanted.sum(axis=1)[:, None] - wanted @ held.T) * (len(places) + 1)
     column = {node.node_id: i for i, node in enumerate(nodes)}
     for row, place in enumerate(places):

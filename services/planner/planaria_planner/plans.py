@@ -8,8 +8,10 @@ pipelines contiguous among the nodes sorted by speed: the knapsack takes nodes i
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -61,7 +63,7 @@ def select(
     """Choose the pipelines that make a step shortest, on as few nodes as that allows.
 
     Args:
-        templates: what to choose from.
+        templates: what to choose from; of equal ones the first is taken.
         nodes: nodes for them; some may stay idle when that is as fast.
         min_pipelines: the fewest pipelines in all, groups included.
         num_microbatches: microbatches of one step (M).
@@ -81,16 +83,22 @@ def select(
     sizes, size_of = _sizes(options, pool)
     members = [cost for group in groups for cost in group]
     ends = np.cumsum([0, *(len(group) for group in groups)], dtype=np.int64)
+    costs, caps = _costs_by_speed(options, pool, num_microbatches)
+    member_costs, member_caps = cost_arrays(members, num_microbatches)
     seconds, chosen, taken, where = search(
         sizes,
         size_of,
-        *_costs_by_speed(options, pool, num_microbatches),
+        costs,
+        caps,
         pool.steps,
         pool.counts,
         pool.speed_of,
         pool.within,
         ends,
-        *cost_arrays(members, num_microbatches),
+        member_costs,
+        member_caps,
+        np.concatenate((costs.reshape(-1, 2), member_costs)),
+        np.concatenate((caps.reshape(-1), member_caps)),
         min_options,
         num_microbatches,
         limit_seconds,
@@ -104,14 +112,64 @@ def select(
         ),
         key=lambda c: (-c.template.num_nodes, c.template.node_kinds, c.template.stages),
     )[: num_microbatches - len(groups)]
-    costs = [*(members[i] for i in chosen), *(choice.cost for choice in choices)]
-    shares = share_microbatches(costs, num_microbatches)
+    picked = [*(members[i] for i in chosen), *(choice.cost for choice in choices)]
+    shares = share_microbatches(picked, num_microbatches)
     return Selection(
         members=tuple(int(i - end) for i, end in zip(chosen, ends[:-1], strict=True)),
         choices=tuple(choices),
         num_microbatches=shares,
-        iteration_seconds=slowest_seconds(costs, shares),
+        iteration_seconds=slowest_seconds(picked, shares),
     )
+
+
+class Selector:
+    """`select` from one set of templates, remembering its answers.
+
+    Nodes of one kind and speed are alike to it, so that the plans for the loss of one node or
+    another mostly ask the same. Safe to use from several threads.
+    """
+
+    _MOST_ANSWERS = 512
+
+    def __init__(self, templates: Sequence[Template]) -> None:
+        self._templates = templates
+        self._select = lru_cache(self._MOST_ANSWERS)(self._select_alike)
+
+    def select(
+        self,
+        nodes: Sequence[Node],
+        *,
+        min_pipelines: int,
+        num_microbatches: int,
+        groups: Iterable[Sequence[PipelineCost]] = (),
+    ) -> Selection | None:
+        """Choose as `select` does."""
+        alike = Counter((node.kind, node.relative_speed) for node in nodes)
+        return self._select(
+            tuple(sorted(alike.items())),
+            min_pipelines,
+            num_microbatches,
+            tuple(tuple(group) for group in groups),
+        )
+
+    def _select_alike(
+        self,
+        alike: tuple[tuple[tuple[int, float], int], ...],
+        min_pipelines: int,
+        num_microbatches: int,
+        groups: tuple[tuple[PipelineCost, ...], ...],
+    ) -> Selection | None:
+        return select(
+            self._templates,
+            [
+                Node(node_id="", kind=kind, relative_speed=relative_speed)
+                for (kind, relative_speed), count in alike
+                for _ in range(count)
+            ],
+            min_pipelines=min_pipelines,
+            num_microbatches=num_microbatches,
+            groups=groups,
+        )
 
 
 _MOST_WORK = 2_000_000
@@ -125,14 +183,13 @@ def _options_and_pool(
 
     Where the counts of several kinds are too many, only templates of a single kind are considered.
     """
-    options = sorted(templates, key=lambda t: (t.num_nodes, t.node_kinds, t.stages))
-    num_kinds = 1 + max((kind for t in options for kind in t.node_kinds), default=0)
+    num_kinds = 1 + max((max(t.node_kinds) for t in templates), default=0)
     usable = in_order(node for node in nodes if node.kind < num_kinds)
-    pure = [t for t in options if len(set(t.node_kinds)) == 1]
-    if len(pure) < len(options):
+    pure = [t for t in templates if num_kinds == 1 or len(set(t.node_kinds)) == 1]
+    if len(pure) < len(templates):
         limits = nodes_per_kind(usable, num_kinds)
-        if math.prod(limit + 1 for limit in limits) * len(options) <= _MOST_WORK:
-            return options, _Pool.of_counts(usable, limits)
+        if math.prod(limit + 1 for limit in limits) * len(templates) <= _MOST_WORK:
+            return list(templates), _Pool.of_counts(usable, limits)
     return pure, _Pool.in_a_row(usable)
 
 
@@ -153,7 +210,7 @@ class _Pool:
     @classmethod
     def of_counts(cls, nodes: Sequence[Node], limits: Sequence[int]) -> "_Pool":
         """Count each kind apart: pipelines may mix them."""
-        speeds = sorted({node.relative_speed for node in nodes}, reverse=True)
+        speeds = sorted({node.relative_speed for node in nodes}, reverse=True) or [1.0]
         index = {speed: i for i, speed in enumerate(speeds)}
         speed_of = np.zeros((len(limits), max(limits) + 1), dtype=np.int64)
         for kind, limit in enumerate(limits):

@@ -35,6 +35,11 @@ class Layer:
     activation_bytes: int
     output_bytes: int
 
+    def __hash__(self) -> int:
+        """Mappings have no hash of their own; a profile is what templates are remembered by."""
+        seconds = (*self.forward_seconds.values(), *self.backward_seconds.values())
+        return hash((self.name, self.state_bytes, tuple(sorted(seconds))))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeKind:

@@ -4,10 +4,9 @@ Every candidate is placed on the nodes, and the one that does the most steps wit
 wins: `(H - seconds to get there) / T` (ALGORITHMS.md 5).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.candidates import (
     CandidateKind,
     RunningPipeline,
@@ -16,14 +15,13 @@ from planaria_planner.candidates import (
     survey,
     targets,
 )
+from planaria_planner.checks import check_change
 from planaria_planner.copies import (
-    Holders,
     LayerCopy,
     busiest_bytes,
     choose_sources,
-    holders_by_layer,
 )
-from planaria_planner.cost import layers_by_node
+from planaria_planner.cost import CostModel, Stage, layers_by_node
 from planaria_planner.instantiate import (
     most_pipelines,
     nodes_needed,
@@ -31,10 +29,12 @@ from planaria_planner.instantiate import (
     templates_for,
     usable_nodes,
 )
+from planaria_planner.inventory import Holdings, Inventory
 from planaria_planner.nodes import Node
-from planaria_planner.placement import Holdings, Place, assign
+from planaria_planner.placement import Place, assign
+from planaria_planner.plans import Selector
 from planaria_planner.problem import PlacedStages, Plan, Problem, make_plan, sizes_in_words
-from planaria_planner.templates import not_enough_nodes
+from planaria_planner.templates import TemplateSet, not_enough_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,30 +116,68 @@ def reconfigure(
         PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
             `generate_templates`; NOT_ENOUGH_NODES when not even one pipeline can run.
     """
-    check_running(problem, running)
-    check_holdings(problem, holdings)
-    if not 0 <= horizon_seconds < float("inf"):
-        raise invalid_argument("horizon_seconds", f"{horizon_seconds} is not zero or more")
+    check_change(problem, running, holdings, horizon_seconds)
     problem, pool = prepare(problem, nodes)
-    templates = templates_for(problem, pool)
+    return next_plan(
+        Groundwork.of(problem, pool),
+        pool,
+        running,
+        Inventory.of(holdings, problem.profile.num_layers),
+        horizon_seconds=horizon_seconds,
+        costs=costs or TransitionCosts(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groundwork:
+    """What is the same for every change of a job's nodes."""
+
+    problem: Problem
+    templates: TemplateSet
+    selector: Selector
+    model: CostModel
+
+    @classmethod
+    def of(cls, problem: Problem, pool: Sequence[Node]) -> "Groundwork":
+        """Compute it for at most these nodes; raises as `generate_templates`."""
+        templates = templates_for(problem, pool)
+        return cls(
+            problem=problem,
+            templates=templates,
+            selector=Selector(templates.templates),
+            model=CostModel(problem.profile),
+        )
+
+
+def next_plan(
+    ground: Groundwork,
+    pool: Sequence[Node],
+    running: Sequence[RunningPipeline],
+    inventory: Inventory,
+    *,
+    horizon_seconds: float,
+    costs: TransitionCosts,
+) -> Reconfiguration:
+    """Do the work of `reconfigure` for a problem and nodes that were checked and prepared."""
+    problem, templates, selector = ground.problem, ground.templates, ground.selector
     budget = usable_nodes(problem, pool)
-    min_pipelines = most_pipelines(problem, templates, budget)
+    min_pipelines = most_pipelines(problem, selector, budget)
     if min_pipelines == 0:
-        raise not_enough_nodes(len(budget), nodes_needed(problem, templates, budget, 1))
-    situation = survey(problem, running, pool)
+        raise not_enough_nodes(len(budget), nodes_needed(problem, templates, selector, budget, 1))
+    situation = survey(problem, ground.model, running, pool)
     change = _Change(
         problem=problem,
         situation=situation,
-        running=tuple(running),
-        holdings=holdings,
-        holders=holders_by_layer(holdings),
+        running={pipeline.node_ids: pipeline.stages for pipeline in running},
+        inventory=inventory,
+        lacked={w.running.node_ids: _lacking(inventory, w.running) for w in situation.whole},
         horizon_seconds=horizon_seconds,
-        costs=costs or TransitionCosts(),
+        costs=costs,
     )
     candidates = _distinct(
         [
             change.evaluate(target)
-            for target in targets(problem, templates, situation, min_pipelines)
+            for target in targets(problem, templates, selector, situation, min_pipelines)
         ]
     )
     # Of equal candidates the first, that is the most stable one, wins: the sort keeps order.
@@ -158,18 +196,18 @@ def reconfigure(
 class _Change:
     problem: Problem
     situation: Situation
-    running: tuple[RunningPipeline, ...]
-    holdings: Holdings
-    holders: Holders
+    running: Mapping[tuple[str, ...], tuple[Stage, ...]]
+    inventory: Inventory
+    lacked: Mapping[tuple[str, ...], Mapping[str, tuple[int, ...]]]
+    """What the nodes of each whole pipeline lack of it: as a rule nothing."""
     horizon_seconds: float
     costs: TransitionCosts
 
     def evaluate(self, target: Target) -> Candidate:
         """Place a target on its nodes, and work out its copies and its score."""
-        placed = [
-            *((w.running.node_ids, w.running.stages, w.cost) for w in target.kept),
-            *self._place(target),
-        ]
+        kept = [(w.running.node_ids, w.running.stages, w.cost) for w in target.kept]
+        new = self._place(target)
+        placed = [*kept, *new]
         used = {node_id for node_ids, _, _ in placed for node_id in node_ids}
         everyone = [node.node_id for node in target.pool]
         plan = make_plan(
@@ -177,7 +215,13 @@ class _Change:
             self.problem.num_microbatches,
             (node_id for node_id in everyone if node_id not in used),
         )
-        copies = choose_sources(self.problem.profile, self._missing(plan), self.holders)
+        missing: dict[str, tuple[int, ...]] = {}
+        for node_ids, _, _ in kept:
+            missing.update(self.lacked[node_ids])
+        for node_ids, stages, _ in new:
+            pipeline = RunningPipeline(node_ids=node_ids, stages=stages)
+            missing.update(_lacking(self.inventory, pipeline))
+        copies = choose_sources(self.problem.profile, missing, self.inventory.holders)
         seconds = self._transition_seconds(plan, copies)
         steps = max(self.horizon_seconds - seconds, 0.0) / plan.iteration_seconds
         return Candidate(
@@ -209,7 +253,7 @@ class _Change:
                     zip(template.node_kinds, layers_by_node(template.stages), strict=True)
                 )
             )
-        nodes = iter(assign(self.problem.profile, places, target.pool, self.holdings))
+        nodes = iter(assign(self.problem.profile, places, target.pool, self.inventory))
         placed = []
         for choice in target.choices:
             crew = [next(nodes) for _ in choice.template.node_kinds]
@@ -218,36 +262,36 @@ class _Change:
             placed.append((ids, choice.template.stages, cost))
         return placed
 
-    def _missing(self, plan: Plan) -> dict[str, tuple[int, ...]]:
-        missing = {}
-        for pipeline in plan.pipelines:
-            wanted = zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
-            for node_id, layers in wanted:
-                held = self.holdings.get(node_id, frozenset())
-                lacking = tuple(layer for layer in layers if layer not in held)
-                if lacking:
-                    missing[node_id] = lacking
-        return missing
-
     def _transition_seconds(self, plan: Plan, copies: Sequence[LayerCopy]) -> float:
-        before = {(p.node_ids, p.stages) for p in self.running}
-        after = {(p.node_ids, p.stages) for p in plan.pipelines}
-        if before == after and not copies:
+        new = sum(self.running.get(p.node_ids) != p.stages for p in plan.pipelines)
+        if not new and len(plan.pipelines) == len(self.running) and not copies:
             return 0.0
         bandwidth = self.problem.profile.hardware.inter_node_bytes_per_second
         return (
             self.costs.fixed_seconds
-            + self.costs.pipeline_seconds * len(after - before)
+            + self.costs.pipeline_seconds * new
             + busiest_bytes(copies) / bandwidth
         )
 
 
+def _lacking(inventory: Inventory, pipeline: RunningPipeline) -> dict[str, tuple[int, ...]]:
+    """Return for each node of a pipeline the layers that it needs there and does not hold."""
+    lacking = {}
+    for node_id, layers in zip(pipeline.node_ids, layers_by_node(pipeline.stages), strict=True):
+        held = inventory.layers_of(node_id)
+        here = tuple(layer for layer in layers if layer not in held)
+        if here:
+            lacking[node_id] = here
+    return lacking
+
+
 def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Drop candidates whose plan an earlier one has."""
-    seen: dict[Plan, Candidate] = {}
+    distinct: list[Candidate] = []
     for candidate in candidates:
-        seen.setdefault(candidate.plan, candidate)
-    return list(seen.values())
+        if all(candidate.plan != other.plan for other in distinct):
+            distinct.append(candidate)
+    return distinct
 
 
 def _reason(
@@ -272,49 +316,3 @@ def _reason(
     if plan.fault_tolerance < asked:
         words.append(f"tolerates {plan.fault_tolerance} failures, fewer than the {asked} asked for")
     return ". ".join(words) + "."
-
-
-def invalid_argument(field: str, wrong: str) -> PlanariaError:
-    """Return the error of a request whose `field` is `wrong`."""
-    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{field}: {wrong}", {"field": field})
-
-
-def check_running(problem: Problem, running: Sequence[RunningPipeline]) -> None:
-    """Raise INVALID_ARGUMENT when a running pipeline is not a partition of the model."""
-    seen: set[str] = set()
-    for index, pipeline in enumerate(running):
-        field = f"current.pipelines[{index}]"
-        end, node = 0, 0
-        for stage in pipeline.stages:
-            if stage.first_layer != end or stage.num_layers < 1:
-                raise invalid_argument(field, f"the stage of layer {end} is missing or comes twice")
-            if stage.node not in (node, node + 1) or stage.node >= len(pipeline.node_ids):
-                raise invalid_argument(
-                    field, f"stages are not in the order of their nodes at {end}"
-                )
-            if stage.accelerators not in problem.profile.layers[0].forward_seconds:
-                raise invalid_argument(
-                    field, f"the profile has no times for {stage.accelerators} accelerators"
-                )
-            end, node = stage.end_layer, stage.node
-        if end != problem.profile.num_layers:
-            raise invalid_argument(
-                field, f"its stages cover {end} of {problem.profile.num_layers} layers"
-            )
-        if node + 1 != len(pipeline.node_ids):
-            raise invalid_argument(field, f"{len(pipeline.node_ids)} nodes, stages on {node + 1}")
-        for node_id in pipeline.node_ids:
-            if node_id in seen:
-                raise invalid_argument(field, f"the node {node_id} comes twice")
-            seen.add(node_id)
-
-
-def check_holdings(problem: Problem, holdings: Holdings) -> None:
-    """Raise INVALID_ARGUMENT when a holding names a layer that the model does not have."""
-    for node_id, layers in holdings.items():
-        for layer in layers:
-            if not 0 <= layer < problem.profile.num_layers:
-                raise invalid_argument(
-                    f"holdings[{node_id}]",
-                    f"there is no layer {layer}; the model has {problem.profile.num_layers}",
-                )

@@ -1,7 +1,8 @@
 """The planner's gRPC server: messages in, pure functions, messages out."""
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, TypedDict
 
 import grpc
 
@@ -11,10 +12,16 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcserver import GrpcServer
 from planaria_common.logging import get_logger
 from planaria_planner import convert
+from planaria_planner.ahead import plan_ahead
+from planaria_planner.candidates import RunningPipeline
+from planaria_planner.checks import check_running, invalid_argument
 from planaria_planner.cost import CostModel
 from planaria_planner.explain import explain, in_words
 from planaria_planner.instantiate import instantiate
-from planaria_planner.reconfigure import check_running, invalid_argument, reconfigure
+from planaria_planner.inventory import Holdings
+from planaria_planner.nodes import Node
+from planaria_planner.problem import Problem
+from planaria_planner.reconfigure import TransitionCosts, reconfigure
 from planaria_planner.simulate import simulate
 from planaria_planner.templates import generate_templates
 
@@ -43,6 +50,14 @@ class PlannerServicer(pb_grpc.PlannerServiceServicer):
         self, request: pb.ReconfigureRequest, _context: Context
     ) -> pb.ReconfigureResponse:
         return await asyncio.to_thread(_reconfigure, request)
+
+    async def PlanAhead(  # noqa: N802
+        self, request: pb.PlanAheadRequest, _context: Context
+    ) -> AsyncIterator[pb.PlanAheadResponse]:
+        problem, change = _change(request.present)
+        outcomes = plan_ahead(problem, **change)
+        while (one := await asyncio.to_thread(next, outcomes, None)) is not None:
+            yield convert.ahead_message(*one)
 
     async def Simulate(  # noqa: N802
         self, request: pb.SimulateRequest, _context: Context
@@ -94,17 +109,31 @@ def _instantiate(request: pb.InstantiateRequest) -> pb.InstantiateResponse:
 
 
 def _reconfigure(request: pb.ReconfigureRequest) -> pb.ReconfigureResponse:
+    problem, change = _change(request)
+    answer = reconfigure(problem, **change)
+    get_logger("planner").info("reconfigured", reason=answer.reason)
+    return convert.reconfigure_message(answer)
+
+
+class _Change(TypedDict):
+    """What a request says of a change, by the names that the functions have for it."""
+
+    nodes: tuple[Node, ...]
+    running: tuple[RunningPipeline, ...]
+    holdings: Holdings
+    horizon_seconds: float
+    costs: TransitionCosts
+
+
+def _change(request: pb.ReconfigureRequest) -> tuple[Problem, _Change]:
     problem = convert.problem_from(request.problem)
-    answer = reconfigure(
-        problem,
-        convert.nodes_from(problem.profile, request.nodes),
-        convert.running_from(request.current),
-        convert.holdings_from(request.holdings),
+    return problem, _Change(
+        nodes=convert.nodes_from(problem.profile, request.nodes),
+        running=convert.running_from(request.current),
+        holdings=convert.holdings_from(request.holdings),
         horizon_seconds=request.horizon_seconds,
         costs=convert.costs_from(request.costs),
     )
-    get_logger("planner").info("reconfigured", reason=answer.reason)
-    return convert.reconfigure_message(answer)
 
 
 def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:

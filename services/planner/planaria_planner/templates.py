@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -90,6 +91,13 @@ def generate_templates(
     if usable:
         return TemplateSet(usable)
     raise _no_template(profile, tables, nodes_per_kind, min_nodes)
+
+
+remembered_templates = lru_cache(maxsize=8)(generate_templates)
+"""The same for the jobs that were planned last: a change of a job's nodes plans it again and again.
+
+The answer follows from the arguments alone, so remembering it leaves a server stateless.
+"""
 
 
 _MOST_COUNTS = 1000
@@ -185,13 +193,17 @@ def check_layers_fit(profile: ModelProfile, tables: CostTables) -> None:
 def _no_template(
     profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int], min_nodes: int
 ) -> PlanariaError:
-    """Say whether more nodes would help, and how many."""
+    """Say whether more nodes, of the first kind, would help, and how many."""
     have = sum(nodes_per_kind)
     first_kind = [profile.num_layers, *[0] * (len(nodes_per_kind) - 1)]
     more = [max(a, b) for a, b in zip(nodes_per_kind, first_kind, strict=True)]
-    sizes = [t.num_nodes for t in _front(profile, tables, more) if t.num_nodes >= min_nodes]
-    if sizes:
-        return not_enough_nodes(have, min(sizes))
+    missing = [
+        sum(max(t.node_kinds.count(kind) - n, 0) for kind, n in enumerate(nodes_per_kind))
+        for t in _front(profile, tables, more)
+        if t.num_nodes >= min_nodes
+    ]
+    if missing:
+        return not_enough_nodes(have, have + min(missing))
     need = sum(layer.state_bytes for layer in profile.layers)
     most = max(int(m * a) for m, a in zip(tables.memory, tables.accelerators, strict=True))
     return PlanariaError(

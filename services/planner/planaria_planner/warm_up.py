@@ -1,4 +1,7 @@
-"""Load the compiled loops, or compile them where this machine has not yet: some ten seconds."""
+"""Load the compiled loops, or compile them where this machine has not yet: some ten seconds.
+
+An installation does it ahead, so that no first start has to: `python -m planaria_planner.warm_up`.
+"""
 
 from planaria_planner.candidates import RunningPipeline
 from planaria_planner.instantiate import instantiate
@@ -34,3 +37,7 @@ def warm_up() -> None:
     plan = instantiate(problem, nodes).plan
     running = [RunningPipeline(node_ids=p.node_ids, stages=p.stages) for p in plan.pipelines]
     reconfigure(problem, nodes, running, {}, horizon_seconds=1.0)
+
+
+if __name__ == "__main__":
+    warm_up()

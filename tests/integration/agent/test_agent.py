@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -18,7 +17,12 @@ import pytest
 from planaria.api.worker.v1.directive_pb2 import Commit, Copy, Directive, Export, Prepare, Stop
 from planaria_common.errors import PlanariaError
 from planaria_worker.agent.agent import Agent
-from planaria_worker.agent.engine_process import start_engine
+from planaria_worker.agent.engine_process import (
+    CONFIG_FILE,
+    LOG_FILE,
+    EngineProcess,
+    record_process,
+)
 from planaria_worker.agent.machine import Machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.session import Session
@@ -40,7 +44,19 @@ JOB_SPEC = {
 }
 
 
-launch_fake = functools.partial(start_engine, command=(sys.executable, fake_engine.__file__))
+def launch_fake(folder: Path) -> EngineProcess:
+    """Start an engine without a model where the agent would start a real one."""
+    with (folder / LOG_FILE).open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, fake_engine.__file__, "--config", str(folder / CONFIG_FILE)],
+            stdout=log,
+            stderr=log,
+        )
+    children.append(child)
+    return record_process(folder, child.pid, child.wait)
+
+
+children: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass
@@ -53,7 +69,6 @@ class Node:
     text: Path
     agent: Agent = field(init=False)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    orphans: list[subprocess.Popen[bytes] | None] = field(default_factory=list)
 
     def start(self) -> None:
         settings = WorkerSettings(
@@ -82,7 +97,6 @@ class Node:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.orphans += [handle.process.child for handle in self.agent.engines]
         await self.agent.engines.close()
 
     def directive(self, directive_id: str, **command: object) -> Directive:
@@ -112,9 +126,9 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     yield running
     await running.agent.engines.stop_all()
     await running.crash()
-    for orphan in running.orphans:
-        assert orphan is not None
-        orphan.wait()  # the children of a crashed agent are still this process's
+    for child in children:
+        child.wait()  # those of a crashed agent, too, are still this process's
+    children.clear()
     await server.stop(None)
 
 
@@ -247,4 +261,6 @@ async def test_an_agent_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: 
 def _silent_agent(tmp_path: Path) -> Agent:
     settings = WorkerSettings(coordinator="unused:1", node_id="node-9", data_dir=tmp_path / "n9")
     machine = Machine(num_accelerators=1, accelerator_kind="cpu", memory_bytes=2**30)
-    return Agent(settings=settings, machine=machine, outbox=Outbox(), pid=os.getpid())
+    return Agent(
+        settings=settings, machine=machine, outbox=Outbox(), pid=os.getpid(), launch=launch_fake
+    )

@@ -269,13 +269,15 @@ class FakePlanner:
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.uses_joiners = True
+        self.min_size = 1
+        """Pipelines have at least so many nodes, though `min_nodes` does not say so."""
 
     async def plan(self, query: PlanQuery) -> PlanAnswer:
         self.queries.append(query)
         await self.is_open.wait()
         if self.error is not None:
             raise self.error
-        size = max(1, query.problem.min_nodes_per_pipeline)
+        size = max(self.min_size, query.problem.min_nodes_per_pipeline)
         node_ids = sorted(node.node_id for node in query.nodes)
         if query.current is not None and not self.uses_joiners:
             node_ids = [n for n in node_ids if n in query.current.node_ids]

@@ -1,4 +1,4 @@
-"""Agents and engines that keep the protocol's promises, and a world to put them in.
+"""A world: a coordinator over fakes, agents and engines, and the training they do.
 
 Engines check what they are told: a directive that is not yet in the database, a generation that
 shrinks, a place whose layers are not there in the version named, or a step taken back fails the
@@ -6,406 +6,33 @@ test that caused it (invariants 2, 4 and 7).
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
+from operator import methodcaller
+from pathlib import Path
 from typing import Any
 
 from planaria_common.clock import FakeClock
-from planaria_common.errors import ErrorReason, UnavailableError
-from planaria_coordinator.application.agents import (
-    EngineExited,
-    Hello,
-    PeerLost,
-    StepReport,
-)
+from planaria_common.errors import UnavailableError
+from planaria_coordinator.application.agents import PeerLost, StepReport
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.policy import BuiltInPolicy
-from planaria_coordinator.application.sessions import AgentSession
-from planaria_coordinator.domain.directive import (
-    Activate,
-    Activated,
-    Commit,
-    CommitRecord,
-    Committed,
-    Copied,
-    Copy,
-    Digested,
-    DigestLayers,
-    Directive,
-    DirectiveResult,
-    Export,
-    Exported,
-    Failure,
-    FenceReport,
-    HeldLayer,
-    MeasuredLayer,
-    Outcome,
-    PipelineAssignment,
-    Prepare,
-    Prepared,
-    Quiesce,
-    QuiesceMode,
-    Stop,
-    Stopped,
-)
+from planaria_coordinator.domain.directive import CommitRecord, Directive
 from planaria_coordinator.domain.event import Event
 from planaria_coordinator.domain.job import Job
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.node import EngineState
 from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.run import JobRun
 from unit.coordinator.fakes import FakeDatabase, FakePlanner, job_document
+from unit.coordinator.sim_agent import NUM_LAYERS, SimAgent
+from unit.coordinator.sim_engine import SimEngine
 
-NUM_LAYERS = 6
-
-
-@dataclass(slots=True)
-class SimEngine:
-    """An engine; `violations` collects what must never happen."""
-
-    id: str
-    job_id: str
-    clock: FakeClock
-    steps: int
-    violations: list[str]
-    generation: int
-    state: EngineState = EngineState.STARTING
-    committed_steps: int = 0
-    progress: int = 0
-    layers: dict[int, int] = field(default_factory=dict)
-    """Version by layer."""
-    place: Activate | None = None
-    place_generation: int = 0
-    at_commit: Directive | None = None
-    """A Quiesce that waits for the next commit."""
-    last_commit: CommitRecord | None = None
-    has_sums: bool = False
-    """Whether every sum of the step in flight is complete here."""
-    gradients: frozenset[int] = frozenset()
-    """The microbatches of the step in flight in its local gradients."""
-    compute_seconds: float = 0.0
-    results: dict[str, Outcome] = field(default_factory=dict)
-
-    def snapshot(self) -> EngineSnapshot:
-        return EngineSnapshot(
-            engine_id=self.id,
-            job_id=self.job_id,
-            accelerator=0,
-            generation=self.generation,
-            state=self.state,
-            committed_steps=self.committed_steps,
-            progress=self.progress,
-            data_address=f"data:{self.id}",
-            store_address=f"store:{self.id}",
-        )
-
-    def handle(self, directive: Directive) -> Outcome | None:
-        """Carry out a directive once; None when the answer comes later."""
-        if directive.id in self.results:
-            return self.results[directive.id]
-        if directive.generation < self.generation and not isinstance(directive.command, Stop):
-            return Failure(reason=ErrorReason.STALE_GENERATION, message="stale", metadata={})
-        self.generation = max(self.generation, directive.generation)
-        outcome = self._carry_out(directive)
-        if outcome is not None:
-            self.results[directive.id] = outcome
-        return outcome
-
-    def _carry_out(self, directive: Directive) -> Outcome | None:
-        now = self.clock.now()
-        match directive.command:
-            case Quiesce(mode=mode, lost_engine_ids=lost):
-                trains = self.state is EngineState.TRAINING
-                if mode is QuiesceMode.AT_COMMIT and trains:
-                    self.at_commit = directive
-                    return None
-                if mode is QuiesceMode.FENCE and trains and self._pipeline_is_whole(lost):
-                    self.at_commit = None
-                    return self._report(kept=self.assigned())
-                return self.park()
-            case Commit(record=record):
-                return self._commit_from_record(record)
-            case Copy(layers=sources, version=version):
-                fetched = [source for source in sources if source.addresses]
-                self.layers.update({source.layer: version for source in sources})
-                return Copied(
-                    num_bytes=100 * len(fetched), layers=self.held(), start_time=now, end_time=now
-                )
-            case Activate() as activate:
-                return self._activate(activate, directive.generation)
-            case DigestLayers(layers=layers):
-                versions = {self.layers.get(layer) for layer in layers}
-                if versions != {self.committed_steps}:
-                    self.violations.append(f"{self.id} digests layers of versions {versions}")
-                digests = {layer: f"{layer:064x}" for layer in layers}
-                return Digested(digests=digests, version=self.committed_steps)
-            case Export(path=path):
-                return Exported(path=path, num_bytes=1000)
-            case Stop():
-                return Stopped()
-        raise AssertionError(directive)
-
-    def park(self) -> FenceReport:
-        """Stand still, and promise to join no sum of an older generation."""
-        if self.state is not EngineState.FINISHED:
-            self.state = EngineState.PARKED
-        self.at_commit = None
-        return self._report()
-
-    def _report(self, *, kept: frozenset[int] | None = None) -> FenceReport:
-        now = self.clock.now()
-        return FenceReport(
-            committed_steps=self.committed_steps,
-            last_commit=self.last_commit,
-            layers=self.held(),
-            finished_microbatches=tuple(sorted(self.gradients)),
-            step_compute_seconds=self.compute_seconds,
-            fence_time=now,
-            park_time=now if kept is None else None,
-            applied_generation=self.place_generation,
-            kept_microbatches=tuple(sorted(kept or ())),
-        )
-
-    def _pipeline(self, activate: Activate) -> PipelineAssignment | None:
-        """Its pipeline, by an Activate; None for a follower."""
-        mine = [p for p in activate.pipelines if self.id in {s.engine_id for s in p.stages}]
-        return mine[0] if mine else None
-
-    def _pipeline_is_whole(self, lost: tuple[str, ...]) -> bool:
-        pipeline = self._pipeline(self.place) if self.place is not None else None
-        return pipeline is not None and not {s.engine_id for s in pipeline.stages} & set(lost)
-
-    def assigned(self) -> frozenset[int]:
-        """The microbatches that its pipeline computes of the step in flight."""
-        pipeline = self._pipeline(self.place) if self.place is not None else None
-        if self.place is None or pipeline is None:
-            return frozenset()
-        if pipeline.step_microbatches and self.committed_steps == self.place.committed_steps:
-            return frozenset(pipeline.step_microbatches)
-        return frozenset(pipeline.microbatches)
-
-    def held(self) -> tuple[HeldLayer, ...]:
-        return tuple(HeldLayer(layer=k, version=v) for k, v in sorted(self.layers.items()))
-
-    def _commit_from_record(self, record: CommitRecord) -> Outcome:
-        if not self.has_sums or record.step != self.committed_steps:
-            return Committed(
-                committed_steps=self.committed_steps, stale_layers=tuple(sorted(self.layers))
-            )
-        self.apply(record)
-        return Committed(committed_steps=self.committed_steps, stale_layers=())
-
-    def apply(self, record: CommitRecord) -> None:
-        """Commit a step: the only thing that changes parameters [3]."""
-        if record.step != self.committed_steps:
-            self.violations.append(f"{self.id} commits {record.step} at {self.committed_steps}")
-        for layer, version in self.layers.items():
-            if version == self.committed_steps:
-                self.layers[layer] = version + 1
-        self.committed_steps += 1
-        self.last_commit = record
-        self.has_sums = False
-        self.gradients = frozenset()
-        self.compute_seconds = 0.0
-        self.progress += 1
-        if self.committed_steps == self.steps:
-            self.state = EngineState.FINISHED
-
-    def _activate(self, activate: Activate, generation: int) -> Outcome:
-        if activate.committed_steps < self.committed_steps:
-            self.violations.append(f"{self.id} is taken back from {self.committed_steps} [2]")
-        needed = self._layers_needed(activate)
-        for layer in needed:
-            if self.layers.get(layer) != activate.committed_steps:
-                self.violations.append(
-                    f"{self.id} has layer {layer} in version {self.layers.get(layer)}, not "
-                    f"{activate.committed_steps} [2]"
-                )
-        self.layers = dict.fromkeys(needed, activate.committed_steps)
-        pipeline = self._pipeline(activate)
-        if pipeline is not None and pipeline.keeps_step:
-            self._keep_step(pipeline)
-        else:
-            self.gradients = frozenset()
-            self.compute_seconds = 0.0
-        self.place, self.place_generation = activate, generation
-        self.committed_steps = activate.committed_steps
-        self.state = EngineState.TRAINING
-        self.has_sums = False
-        now = self.clock.now()
-        return Activated(rebuild_start_time=now, resume_time=now, num_communicators=1)
-
-    def _layers_needed(self, activate: Activate) -> tuple[int, ...]:
-        for follower in activate.followers:
-            if follower.engine_id == self.id:
-                return follower.layers
-        mine = [s for p in activate.pipelines for s in p.stages if s.engine_id == self.id]
-        return tuple(range(mine[0].first_layer, mine[0].first_layer + mine[0].num_layers))
-
-    def _keep_step(self, pipeline: PipelineAssignment) -> None:
-        """Its gradients stay, and so must its pipeline, and what it has been told to compute."""
-        before = self._pipeline(self.place) if self.place is not None else None
-        if self.state is not EngineState.TRAINING or before is None:
-            self.violations.append(f"{self.id} stands still and is to keep a step")
-        elif before.stages != pipeline.stages:
-            self.violations.append(f"{self.id} is to keep a step of another pipeline")
-        elif not self.assigned() <= set(pipeline.step_microbatches):
-            self.violations.append(f"{self.id} computes what is not counted [1]")
-
-
-class SimAgent:
-    """A node's agent: passes directives on, and may lose its session or its life."""
-
-    def __init__(self, world: "World", node_id: str) -> None:
-        self.world = world
-        self.node_id = node_id
-        self.agent_id = f"agent-{next(world.counter)}"
-        self.engines: dict[str, SimEngine] = {}
-        self.session: AgentSession | None = None
-        self.is_silent = False
-        """Neither beats nor hears, as if its network were cut."""
-        self.held_kinds: set[str] = set()
-        self.held: list[Directive] = []
-        self.outbox: list[Callable[[AgentSession], None]] = []
-        self.refusal: Failure | None = None
-        self.data_digest = "data"
-        self.fingerprint = {"torch": "2"}
-        self._reading: asyncio.Task[None] | None = None
-
-    async def connect(self) -> None:
-        """Open a session, and say what could not be said before; or try again later."""
-        hello = Hello(
-            node_id=self.node_id,
-            agent_id=self.agent_id,
-            version="1",
-            protocol_version=1,
-            advertise_address="127.0.0.1",
-            num_accelerators=1,
-            accelerator_kind="cpu",
-            accelerator_memory_bytes=1 << 34,
-            pid=1,
-            engines=self.snapshots(),
-        )
-        try:
-            self.session = await self.world.coordinator.sessions.open(hello)
-        except UnavailableError:
-            return
-        self._reading = asyncio.create_task(self._read(self.session))
-        for say in self.outbox:
-            say(self.session)
-        self.outbox.clear()
-
-    def disconnect(self) -> None:
-        """The session ends; engines know nothing of it."""
-        if self._reading is not None:
-            self._reading.cancel()
-        if self.session is not None:
-            self.session.close()
-            self.session = None
-
-    async def _read(self, session: AgentSession) -> None:
-        while (directive := await session.next_directive()) is not None:
-            self.world.check_stored(directive)
-            self.hear(directive)
-        if self.session is session:
-            self.session = None
-
-    def hear(self, directive: Directive) -> None:
-        if self.is_silent:
-            return
-        if directive.command.kind in self.held_kinds:
-            self.held.append(directive)
-            return
-        self.carry_out(directive)
-
-    def release(self) -> None:
-        """Let go what was held back."""
-        self.held_kinds.clear()
-        held, self.held = self.held, []
-        for directive in held:
-            self.carry_out(directive)
-
-    def carry_out(self, directive: Directive) -> None:
-        engine = self.engines.get(directive.engine_id)
-        command = directive.command
-        outcome: Outcome | None
-        if isinstance(command, Prepare):
-            outcome = self._prepare(directive, command)
-        elif engine is None:
-            stopped = Stopped() if isinstance(command, Stop) else None
-            outcome = stopped or Failure(reason=ErrorReason.ENGINE_FAILED, message="no engine")
-        else:
-            outcome = engine.handle(directive)
-            if isinstance(command, Stop):
-                self.engines.pop(engine.id, None)
-        if outcome is not None:
-            self.answer(directive, outcome)
-
-    def _prepare(self, directive: Directive, command: Prepare) -> Outcome:
-        if self.refusal is not None:
-            return self.refusal
-        engine = self.engines.get(directive.engine_id)
-        if engine is None:
-            engine = SimEngine(
-                id=directive.engine_id,
-                job_id=directive.job_id,
-                clock=self.world.clock,
-                steps=self.world.steps,
-                violations=self.world.violations,
-                generation=directive.generation,
-                state=EngineState.PARKED,
-            )
-            self.engines[engine.id] = engine
-        return Prepared(
-            engine=engine.snapshot(),
-            data_digest=self.data_digest,
-            num_tokens=1000,
-            fingerprint=self.fingerprint,
-            measured_layers=tuple(
-                MeasuredLayer(layer=layer, forward_seconds=0.01, backward_seconds=0.02)
-                for layer in (0, 1, NUM_LAYERS - 1)
-            ),
-        )
-
-    def answer(self, directive: Directive, outcome: Outcome) -> None:
-        result = DirectiveResult(
-            directive_id=directive.id,
-            job_id=directive.job_id,
-            engine_id=directive.engine_id,
-            generation=directive.generation,
-            outcome=outcome,
-        )
-        self.say(lambda session: session.result(result))
-
-    def say(self, message: Callable[[AgentSession], None]) -> None:
-        """Send now, or when there is a session again."""
-        if self.session is None or self.is_silent:
-            self.outbox.append(message)
-        else:
-            message(self.session)
-
-    def snapshots(self) -> tuple[EngineSnapshot, ...]:
-        return tuple(engine.snapshot() for engine in self.engines.values())
-
-    def beat(self) -> None:
-        if self.session is not None and not self.is_silent:
-            self.session.heartbeat(self.snapshots())
-
-    def lose_engine(self, engine_id: str) -> None:
-        """Its process is killed; the agent sees it."""
-        engine = self.engines.pop(engine_id)
-        self.held = [d for d in self.held if d.engine_id != engine_id]
-        exited = EngineExited(
-            job_id=engine.job_id,
-            engine_id=engine_id,
-            exit_code=-9,
-            detect_time=self.world.clock.now(),
-            log_tail=(),
-        )
-        self.say(lambda session: session.engine_exited(exited))
+_EVENTS_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "events.md"
+DOCUMENTED_EVENTS = frozenset(re.findall(r"`([a-z_]+)`", _EVENTS_PAGE.read_text()))
 
 
 class World:
@@ -495,7 +122,7 @@ class World:
                     lost_engine_id=engine_id,
                     detect_time=self.clock.now(),
                 )
-                agent.say(lambda session, lost=lost: session.peer_lost(lost))  # type: ignore[misc]
+                agent.say(methodcaller("peer_lost", lost))
 
     async def crash_coordinator(self) -> None:
         """Kill it without a word, and start another one on the same database."""
@@ -516,6 +143,8 @@ class World:
 
     async def stop(self) -> None:
         await self.settle()
+        unknown = {event.type for event in self.events} - DOCUMENTED_EVENTS
+        assert not unknown, f"docs/reference/events.md lacks {unknown}"
         for agent in self.agents.values():
             agent.disconnect()
         await self.coordinator.stop()

@@ -273,6 +273,18 @@ def test_as_long_as_a_layer_is_not_measured_all_times_stay_estimates() -> None:
     assert measured_layers(layers, [only_blocks]) == layers
 
 
+def test_a_model_for_large_machines_is_not_refused_for_being_slow_on_small_ones() -> None:
+    """The planner takes no microbatch of hours; before measuring only proportions matter."""
+    document = job_document(
+        model={"hidden_size": 16_384, "num_layers": 120, "num_heads": 128},
+        data={"sequence_length": 2048},
+    )
+    layers = requirements_of(JobSpec.model_validate(document), "secret").layers
+    seconds = [layer.forward_seconds + layer.backward_seconds for layer in layers]
+    assert 1 < sum(seconds) < 100
+    assert seconds[1] == seconds[2] > seconds[0]
+
+
 def test_a_model_that_cannot_be_built_is_refused_naming_the_field() -> None:
     document = job_document(model={"hidden_size": 36, "num_heads": 12, "head_dim": 3})
     with pytest.raises(PlanariaError) as caught:

@@ -1,10 +1,13 @@
 """A loss in any phase of any kind of change ends in training, with nothing lost [2, 4, 5, 7]."""
 
 from collections.abc import Awaitable, Callable
+from operator import methodcaller
 
 import pytest
 
 from planaria_common.errors import ErrorReason
+from planaria_coordinator.application.agents import EngineFault
+from planaria_coordinator.domain.directive import Failure
 from planaria_coordinator.domain.job import JobState
 from unit.coordinator.simulation import World, running_world
 
@@ -182,6 +185,26 @@ async def test_the_step_in_flight_is_redone_when_no_pipeline_is_whole() -> None:
     await world.stop()
 
 
+async def test_work_that_is_reported_twice_is_counted_once() -> None:
+    """A second loss collects everyone again; what was thrown away was so only once [9]."""
+    world = await running_world(
+        6, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 2}
+    )
+    world.begin_step()
+    for agent in world.agents.values():
+        agent.held_kinds.add("activate")
+    await world.kill_node("n0")  # n3 has computed three microbatches in vain,
+    await world.kill_node("n1")  # and n4 another three
+    for agent in world.agents.values():
+        agent.release()
+    await world.settle()
+    await world.train()
+    assert world.recoveries[-1].nodes_lost == ("n0", "n1")
+    assert world.recoveries[-1].redone_microbatches == 6
+    assert world.recoveries[-1].lost_accelerator_seconds["redone"] == 2.0
+    await world.stop()
+
+
 async def test_two_nodes_lost_at_once_are_one_story() -> None:
     """f means f: losing any f nodes at the same instant loses no committed step [5]."""
     world = await running_world(4, resilience={"fault_tolerance": 2})
@@ -295,6 +318,70 @@ async def test_an_engine_that_died_alone_is_created_anew() -> None:
     assert world.recoveries[0].cause == "engine_lost"
     assert world.recoveries[1].cause == "node_joined"
     assert len(world.members()) == 4
+    await world.stop()
+
+
+async def test_a_restarted_coordinator_knows_how_far_the_job_was() -> None:
+    """And a node that died meanwhile is lost one node deadline after the start."""
+    world = await running_world(4)
+    await world.train(3)
+    await world.coordinator.flush()
+    world.agents.pop("n1").disconnect()
+    await world.crash_coordinator()
+    assert (await world.job()).step == 4
+    await world.reconnect()
+    await world.advance(3.5)
+    assert world.recoveries[-1].nodes_lost == ("n1",)
+    await world.stop()
+
+
+async def test_communication_that_broke_with_everyone_alive_is_built_anew() -> None:
+    """Nobody is lost; after too many times in a row the job says so and fails [10]."""
+    world = await running_world(3)
+    for attempt in range(4):
+        engine = world.members()[0]
+        fault = EngineFault(
+            job_id=world.job_id,
+            engine_id=engine.id,
+            generation=engine.generation,
+            failure=Failure(reason=ErrorReason.UNAVAILABLE, message="reset by peer"),
+            fatal=False,
+            detect_time=world.clock.now(),
+        )
+        world.agents["n0"].say(methodcaller("engine_fault", fault))
+        await world.advance(1)
+        if attempt < 3:
+            assert (await world.job()).state is JobState.RUNNING
+            assert len(world.members()) == 3
+    job = await world.job()
+    assert job.state is JobState.FAILED
+    assert job.error is not None
+    assert job.error.message == "communication broke 4 times: reset by peer"
+    assert "engine_lost" not in world.event_types()
+    await world.stop()
+
+
+async def test_a_fault_that_every_engine_would_meet_fails_the_job() -> None:
+    world = await running_world(3)
+    engine = world.members()[0]
+    fault = EngineFault(
+        job_id=world.job_id,
+        engine_id=engine.id,
+        generation=engine.generation,
+        failure=Failure(
+            reason=ErrorReason.GRADIENT_OUT_OF_RANGE,
+            message="layer 5: a gradient of step 1 is out of range",
+            metadata={"layer": "5", "step": "1"},
+        ),
+        fatal=True,
+        detect_time=world.clock.now(),
+    )
+    world.agents["n0"].say(lambda session: session.engine_fault(fault))
+    await world.settle()
+    job = await world.job()
+    assert job.error is not None
+    assert job.error.metadata == {"layer": "5", "step": "1"}
+    assert not world.engines()
     await world.stop()
 
 

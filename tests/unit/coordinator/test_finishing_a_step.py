@@ -24,7 +24,8 @@ from planaria_coordinator.domain.replicas import assign_places
 from planaria_coordinator.domain.requirements import Requirements
 from planaria_coordinator.domain.run import Engine, Phase, Placement
 from unit.coordinator.fakes import job_document, make_plan
-from unit.coordinator.simulation import SimEngine, World, running_world
+from unit.coordinator.sim_engine import SimEngine
+from unit.coordinator.simulation import World, running_world
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

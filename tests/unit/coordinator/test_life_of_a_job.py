@@ -7,7 +7,8 @@ import pytest
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import Failure
 from planaria_coordinator.domain.job import Job, JobState
-from unit.coordinator.simulation import NUM_LAYERS, World, running_world
+from unit.coordinator.sim_agent import NUM_LAYERS
+from unit.coordinator.simulation import World, running_world
 
 
 def assert_every_second_has_a_name(job: Job) -> None:

@@ -8,7 +8,8 @@ from planaria_coordinator.domain.directive import Failure
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.node import NodeState
 from planaria_coordinator.domain.run import node_of
-from unit.coordinator.simulation import SimAgent, World, running_world
+from unit.coordinator.sim_agent import SimAgent
+from unit.coordinator.simulation import World, running_world
 
 
 async def state_of(world: World, node_id: str) -> NodeState:

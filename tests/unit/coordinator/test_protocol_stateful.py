@@ -17,7 +17,8 @@ from planaria_coordinator.application.sessions import AgentSession
 from planaria_coordinator.domain.directive import DirectiveResult
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.run import node_of
-from unit.coordinator.simulation import SimAgent, World
+from unit.coordinator.sim_agent import SimAgent
+from unit.coordinator.simulation import World
 
 NAMES = tuple(f"n{index}" for index in range(5))
 KINDS = ("prepare", "quiesce", "commit", "copy", "activate")

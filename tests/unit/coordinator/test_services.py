@@ -283,3 +283,22 @@ async def test_what_engines_write_is_kept_in_order() -> None:
     page = await world.coordinator.jobs.logs(world.job_id)
     assert [(line.sequence, line.text) for line in page.items] == [(1, "first"), (2, "second")]
     await world.stop()
+
+
+async def test_a_plan_that_the_planner_refuses_is_not_asked_for_again_and_again() -> None:
+    """The job waits for one more node instead."""
+    world = World()
+    await world.start(2)
+    for agent in world.agents.values():
+        agent.held_kinds.add("prepare")
+    await world.submit(resources={"min_nodes": 2}, resilience={"fault_tolerance": 1})
+    world.planner.min_size = 3
+    for agent in world.agents.values():
+        agent.release()
+    await world.settle()
+    assert (await world.job()).state is JobState.PENDING
+    assert world.event_types().count("job_starting") == 1
+    world.planner.min_size = 1
+    await world.add_node("n9")
+    assert (await world.job()).state is JobState.RUNNING
+    await world.stop()

@@ -83,6 +83,12 @@ class FakePlanner(PlannerServiceServicer):
         await self._note(request)
         return pb.GenerateTemplatesResponse(min_nodes=2)
 
+    async def PlanAhead(
+        self, request: pb.PlanAheadRequest, context: Context
+    ) -> AsyncIterator[pb.PlanAheadResponse]:
+        raise AssertionError("the coordinator asks for no plans ahead")
+        yield
+
     async def Simulate(self, request: pb.SimulateRequest, context: Context) -> pb.SimulateResponse:
         raise AssertionError("the coordinator simulates nothing")
 

@@ -80,12 +80,14 @@ def sessions() -> SchedulerSessions:
 
 
 def policy_over(sessions: SchedulerSessions, *, deadline_seconds: float = 30.0) -> CustomPolicy:
-    numbers = itertools.count(1)
     return CustomPolicy(
         sessions,
         decision_deadline_seconds=deadline_seconds,
         new_id=lambda kind: f"{kind}-{next(numbers)}",
     )
+
+
+numbers = itertools.count(1)  # a late answer must not fit the question of another policy
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 import itertools
 import random
 
-from planaria_planner.copies import busiest_bytes, choose_sources, holders_by_layer
+from planaria_planner.copies import busiest_bytes, choose_sources
+from planaria_planner.inventory import Inventory
 from planaria_planner.nodes import Node
 from planaria_planner.placement import Place, assign
 from planaria_planner.profile import ModelProfile
@@ -40,7 +41,7 @@ def test_no_assignment_moves_fewer_bytes() -> None:
             )
             for node in chosen
         ]
-        found = assign(profile, places, nodes, held)
+        found = assign(profile, places, nodes, Inventory.of(held, 6))
         assert len(set(found)) == len(places)
         for place, node in zip(places, found, strict=True):
             assert node.kind == place.kind
@@ -64,7 +65,8 @@ def test_of_equal_assignments_the_one_that_leaves_nodes_where_they_are() -> None
         Place(layers=layers, kind=0, min_relative_speed=1.0, heir_of=heir)
         for layers, heir in [((0, 1), "c"), ((2, 3), "d"), ((0, 1), "a"), ((2, 3), "b")]
     ]
-    found = assign(profile, places, [Node(node_id=name) for name in "abcd"], held)
+    nodes = [Node(node_id=name) for name in "abcd"]
+    found = assign(profile, places, nodes, Inventory.of(held, 4))
     assert [node.node_id for node in found] == ["c", "d", "a", "b"]
 
 
@@ -101,7 +103,7 @@ def test_sources_load_the_busiest_link_the_least() -> None:
             f"d{i}": sorted(rng.sample(there, rng.randint(1, min(3, len(there)))))
             for i in range(rng.randint(1, 3))
         }
-        found = busiest_bytes(choose_sources(profile, missing, holders_by_layer(held)))
+        found = busiest_bytes(choose_sources(profile, missing, Inventory.of(held, 5).holders))
         best = every_choice_of_sources(profile, missing, held)
         assert found >= best
         assert found <= 1.34 * best, f"seed {seed}"
@@ -116,6 +118,6 @@ def test_copies_do_not_depend_on_the_order_of_holdings() -> None:
     held = {f"h{i}": frozenset(rng.sample(range(6), 4)) for i in range(4)}
     missing = {"d0": [0, 1, 2], "d1": [3, 4]}
     backwards = dict(reversed(held.items()))
-    assert choose_sources(profile, missing, holders_by_layer(held)) == choose_sources(
-        profile, missing, holders_by_layer(backwards)
+    assert choose_sources(profile, missing, Inventory.of(held, 6).holders) == choose_sources(
+        profile, missing, Inventory.of(backwards, 6).holders
     )

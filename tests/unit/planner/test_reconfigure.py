@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_planner.ahead import plan_ahead
 from planaria_planner.candidates import CandidateKind, RunningPipeline
 from planaria_planner.instantiate import instantiate
 from planaria_planner.nodes import Node
@@ -64,7 +65,11 @@ class Cluster:
         for _ in range(count):
             self.serial += 1
             name = f"joined-{self.rng.randrange(1000)}-{self.serial}"
-            self.nodes[name] = Node(node_id=name, relative_speed=self.rng.choice([1.0, 1.0, 0.7]))
+            self.nodes[name] = Node(
+                node_id=name,
+                kind=self.rng.randrange(len(self.problem.profile.hardware.node_kinds)),
+                relative_speed=self.rng.choice([1.0, 1.0, 0.7]),
+            )
 
     def reconfigure(self, horizon_seconds: float) -> None:
         shuffled = list(self.nodes.values())
@@ -93,8 +98,12 @@ class Cluster:
         self.held = holdings(self.plan)
 
     def check_impossible(self, error: PlanariaError) -> None:
-        assert error.reason is ErrorReason.NOT_ENOUGH_NODES
-        assert int(error.metadata["have"]) == len(self.nodes) < int(error.metadata["need"])
+        assert most_pipelines_by_trial(self.problem, list(self.nodes.values())) == 0
+        if error.reason is ErrorReason.NOT_ENOUGH_NODES:
+            assert int(error.metadata["have"]) == len(self.nodes) < int(error.metadata["need"])
+        else:  # of several kinds only one is left that can never hold the model
+            assert error.reason is ErrorReason.MODEL_DOES_NOT_FIT
+            assert len(self.problem.profile.hardware.node_kinds) > 1
 
 
 def check_answer(
@@ -136,9 +145,15 @@ def check_answer(
 
 
 def most_pipelines_by_trial(problem: Problem, nodes: Sequence[Node]) -> int:
-    templates = generate_templates(
-        problem.profile, [len(nodes)], min_nodes=problem.min_nodes_per_pipeline
-    )
+    kinds = range(len(problem.profile.hardware.node_kinds))
+    try:
+        templates = generate_templates(
+            problem.profile,
+            [sum(node.kind == kind for node in nodes) for kind in kinds],
+            min_nodes=problem.min_nodes_per_pipeline,
+        )
+    except PlanariaError:
+        return 0
     return max(
         (
             count
@@ -170,13 +185,19 @@ def test_every_reachable_state_has_a_next_plan(
     rng = random.Random(seed)
     fault_tolerance = rng.randint(0, 2)
     problem = Problem(
-        profile=random_profile(rng, num_layers=rng.randint(2, 8), tight=rng.random() < 0.5),
+        profile=random_profile(
+            rng,
+            num_layers=rng.randint(2, 8),
+            accelerators=rng.choice([(1,), (1,), (2,), (1, 2)]),
+            tight=rng.random() < 0.5,
+        ),
         num_microbatches=rng.randint(fault_tolerance + 1, 12),
         fault_tolerance=fault_tolerance,
         min_nodes_per_pipeline=rng.choice([0, 1, 2]),
     )
     names = [f"node-{i}" for i in range(rng.randint(2, 14))]
-    nodes = {name: Node(node_id=name) for name in names}
+    num_kinds = len(problem.profile.hardware.node_kinds)
+    nodes = {name: Node(node_id=name, kind=rng.randrange(num_kinds)) for name in names}
     try:
         plan = instantiate(problem, list(nodes.values())).plan
     except PlanariaError:
@@ -389,3 +410,25 @@ def test_a_refusal_says_how_many_nodes_there_must_be() -> None:
     instantiate(problem, nodes_named(*names))
     with pytest.raises(PlanariaError):
         instantiate(problem, nodes_named(*names[1:]))
+
+
+def test_plans_made_ahead_are_those_made_on_the_spot() -> None:
+    """For every single loss; where the loss leaves too few nodes, so does the plan made ahead."""
+    for fault_tolerance, names in [(1, "abcdefg"), (0, "ab")]:
+        problem = small_job(fault_tolerance=fault_tolerance)
+        nodes = nodes_named(*names)
+        plan = instantiate(problem, nodes).plan
+        held = holdings(plan)
+        ahead = dict(plan_ahead(problem, nodes, running(plan), held, horizon_seconds=600))
+        assert sorted(ahead) == sorted(held)
+        for lost, outcome in ahead.items():
+            left = [node for node in nodes if node.node_id != lost]
+            without = {name: layers for name, layers in held.items() if name != lost}
+            if isinstance(outcome, PlanariaError):
+                with pytest.raises(PlanariaError) as caught:
+                    reconfigure(problem, left, running(plan), without, horizon_seconds=600)
+                assert caught.value.reason is outcome.reason
+            else:
+                assert outcome == reconfigure(
+                    problem, left, running(plan), without, horizon_seconds=600
+                )

@@ -10,7 +10,7 @@ from planaria.api.common.v1 import profile_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceStub
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.grpcclient import open_channel, rpc_errors
+from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcwire import is_healthy
 from planaria_planner.profile import ModelProfile
 from planaria_planner.server import planner_server
@@ -153,6 +153,37 @@ async def test_a_new_job_then_a_lost_node_then_a_simulation(
     assert len(third.actions) == sum(
         2 * num_stages[i] * len(p.microbatches) for i, p in enumerate(second.plan.pipelines)
     )
+
+
+async def plans_ahead(
+    planner: "PlannerServiceAsyncStub", present: pb.ReconfigureRequest
+) -> list[pb.PlanAheadResponse]:
+    request = pb.PlanAheadRequest(present=present)
+    return [one async for one in planner.PlanAhead(request, metadata=bearer("secret"))]
+
+
+async def test_plans_for_every_loss_ahead(planner: "PlannerServiceAsyncStub") -> None:
+    problem = small_problem(fault_tolerance=0)
+    first = await planner.Instantiate(
+        pb.InstantiateRequest(problem=problem, nodes=plan_nodes(*"ab"))
+    )
+    present = pb.ReconfigureRequest(
+        problem=problem,
+        nodes=plan_nodes(*"abc"),
+        current=first.plan,
+        holdings=[pb.Holding(node_id=node, layers=range(6)) for node in "ab"],
+        horizon_seconds=600,
+    )
+    ahead = await plans_ahead(planner, present)
+    assert [one.lost_node_id for one in ahead] == ["a", "b"]
+    for one in ahead:
+        nodes = {stage.node_id for stage in one.next.plan.pipelines[0].stages}
+        assert nodes == set("abc") - {one.lost_node_id}
+
+    del present.nodes[2]
+    ahead = await plans_ahead(planner, present)
+    assert {one.error_reason for one in ahead} == {"NOT_ENOUGH_NODES"}
+    assert {one.error_message for one in ahead} == {"not enough nodes: have 1, need 2"}
 
 
 REFUSED = {

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,13 @@ def read_started(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def wait_started(tmp_path: Path, count: int) -> list[dict[str, Any]]:
+    """Return what the parts wrote; `up` asks the coordinator, which is fake, and not them."""
+    while len(started := read_started(tmp_path)) < count:
+        time.sleep(0.01)
+    return started
+
+
 def up(data_dir: Path, *options: str) -> int:
     return main(["up", "--port", "0", "--data-dir", str(data_dir), *options])
 
@@ -69,7 +77,7 @@ def test_up_starts_every_part_with_what_the_one_before_announced(
     data_dir: Path, tmp_path: Path, coordinator: FakeCoordinator, capsys: Capture
 ) -> None:
     assert up(data_dir, "--accelerators-per-node", "2") == 0
-    planner, service, *agents = read_started(tmp_path)
+    planner, service, *agents = wait_started(tmp_path, 5)
     token_file = str(data_dir / "token")
     assert planner["options"]["--token-file"] == token_file
     assert service["options"]["--planner-addresses"] == f"127.0.0.1:{planner['pid']}"
@@ -92,7 +100,7 @@ def test_down_finds_and_stops_all_and_a_new_up_is_possible(
     data_dir: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     assert up(data_dir) == 0
-    pids = [started["pid"] for started in read_started(tmp_path)]
+    pids = [started["pid"] for started in wait_started(tmp_path, 5)]
     assert main(["down"]) == 0
     assert "stopped 5 processes" in capsys.readouterr().out
     assert [identify(pid) for pid in pids] == [None] * 5

@@ -27,7 +27,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_common.version import PROTOCOL_VERSION, package_version
 from planaria_worker.agent.engine_handle import EngineHandle
-from planaria_worker.agent.engine_process import LOG_FILE, SOCKET_FILE, Launch, start_engine
+from planaria_worker.agent.engine_process import LOG_FILE, SOCKET_FILE, Launch
 from planaria_worker.agent.engines import Engines
 from planaria_worker.agent.log_tail import last_lines
 from planaria_worker.agent.machine import Machine
@@ -54,7 +54,7 @@ class Agent:
         machine: Machine,
         outbox: Outbox,
         pid: int,
-        launch: Launch = start_engine,
+        launch: Launch,
     ) -> None:
         self._settings = settings
         self._machine = machine
@@ -137,7 +137,7 @@ class Agent:
                 self._settings.data_dir / "data",
                 self._settings.node_id,
             )
-            self.engines.start(self._engine_config(directive, data))
+            await self.engines.start(self._engine_config(directive, data))
         except PlanariaError as error:
             self._refuse(directive, error)
         except Exception as error:  # whatever it was, the coordinator must hear of it

@@ -8,9 +8,7 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,31 +19,19 @@ SOCKET_FILE = "engine.sock"
 LOG_FILE = "engine.log"
 PROCESS_FILE = "process.json"
 
-# One thread each, decided before any numerical library is loaded: a reproducible job's sums depend
-# on it, and ranks that share a machine would only get into each other's way.
-_THREAD_LIMITS = dict.fromkeys(
-    (
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "NUMEXPR_NUM_THREADS",
-        "NUMBA_NUM_THREADS",
-    ),
-    "1",
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcess:
     """A process known by its pid and its start time.
 
     Attributes:
-        child: set when this agent started the process, which alone lets it learn the exit code.
+        exit_code: waits for the exit code of a process that has just ended, if this agent started
+            it; nobody else can know it.
     """
 
     pid: int
     create_time: float
-    child: subprocess.Popen[bytes] | None = None
+    exit_code: Callable[[], int | None] = lambda: None
 
     @property
     def is_alive(self) -> bool:
@@ -69,7 +55,7 @@ class EngineProcess:
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return self._exit_code()
+            return await asyncio.to_thread(self.exit_code)
         try:
             if self.is_alive:
                 loop.add_reader(descriptor, ended.set)
@@ -77,40 +63,26 @@ class EngineProcess:
         finally:
             loop.remove_reader(descriptor)
             os.close(descriptor)
-        return self._exit_code()
-
-    def _exit_code(self) -> int | None:
-        return self.child.wait() if self.child is not None else None
+        return await asyncio.to_thread(self.exit_code)
 
 
-def start_engine(
-    folder: Path,
-    environment: Mapping[str, str],
-    command: Sequence[str] = (sys.executable, "-m", "planaria_worker.engine"),
-) -> EngineProcess:
-    """Start the engine whose configuration is in `folder` and record its process there.
+def record_process(folder: Path, pid: int, exit_code: Callable[[], int | None]) -> EngineProcess:
+    """Write down which process the engine of a folder is, for an agent to come.
 
     Raises:
-        OSError: no process could be made, or the folder cannot be written.
+        OSError: the folder cannot be written, or the process has ended already.
     """
-    with (folder / LOG_FILE).open("ab") as log:
-        child = subprocess.Popen(
-            [*command, "--config", str(folder / CONFIG_FILE)],
-            cwd=folder,
-            env={**environment, **_THREAD_LIMITS},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    create_time = psutil.Process(child.pid).create_time()
-    facts = {"pid": child.pid, "create_time": create_time}
+    try:
+        create_time = psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        raise ProcessLookupError(f"process {pid} ended at once") from None
+    facts = {"pid": pid, "create_time": create_time}
     (folder / PROCESS_FILE).write_text(json.dumps(facts), encoding="utf-8")
-    return EngineProcess(pid=child.pid, create_time=create_time, child=child)
+    return EngineProcess(pid=pid, create_time=create_time, exit_code=exit_code)
 
 
-Launch = Callable[[Path, Mapping[str, str]], EngineProcess]
-"""Starts the engine whose configuration is in a folder, with an environment: `start_engine`."""
+Launch = Callable[[Path], EngineProcess]
+"""Starts the engine whose configuration is in a folder; may block: `Launcher.launch`."""
 
 
 def find_engine(folder: Path) -> EngineProcess | None:

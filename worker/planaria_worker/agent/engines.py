@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from planaria_worker.agent.engine_process import (
     EngineProcess,
     Launch,
     find_engine,
-    start_engine,
 )
 from planaria_worker.engine_config import EngineConfig
 
@@ -35,7 +33,7 @@ class Engines:
         root: folder that holds one folder per engine.
         on_event: called with each event of an engine, but its snapshots.
         on_exit: called once when an engine's process has ended, with its exit code if known.
-        launch: starts the engine whose configuration is in a folder, with an environment.
+        launch: starts the engine whose configuration is in a folder; called in a thread.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class Engines:
         root: Path,
         on_event: Callable[[EngineHandle, EngineEvent], None],
         on_exit: Callable[[EngineHandle, int | None], None],
-        launch: Launch = start_engine,
+        launch: Launch,
     ) -> None:
         self._root = root
         self._launch = launch
@@ -64,7 +62,7 @@ class Engines:
         """Return where an engine's files are; ids are paths, so their slashes become dots."""
         return self._root / engine_id.replace("/", ".")
 
-    def start(self, config: EngineConfig) -> EngineHandle:
+    async def start(self, config: EngineConfig) -> EngineHandle:
         """Start an engine.
 
         Raises:
@@ -73,7 +71,7 @@ class Engines:
         folder = self.folder(config.engine_id)
         folder.mkdir(mode=0o700)
         config.dump(folder / CONFIG_FILE)
-        process = self._launch(folder, os.environ)
+        process = await asyncio.to_thread(self._launch, folder)
         log.info("engine_started", engine_id=config.engine_id, pid=process.pid)
         return self._watch(folder, config, process)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from planaria_common.clock import Clock
 from planaria_common.logging import get_logger
@@ -90,7 +91,9 @@ class Coordinator:
             if run is None:
                 log.error("job_without_run", job_id=job.id)
                 continue
-            actor = state.add_actor(job, run, newest)
+            # Steps are written in batches beside the run: the job may know of later ones.
+            step = max(run.committed_steps, job.step)
+            actor = state.add_actor(job, replace(run, committed_steps=step), newest)
             for directive in pending:
                 if directive.id in run.pending:
                     state.dispatcher.send(directive)

@@ -39,6 +39,9 @@ from planaria_coordinator.domain.run import JobRun, Moment
 from planaria_coordinator.domain.signals import Signal
 from planaria_coordinator.domain.transition import Decision, decide, give_up
 
+MAX_BATCH = 256
+"""Signals that are stored together: a large job's engines answer all at once."""
+
 log = get_logger("job")
 
 
@@ -152,17 +155,21 @@ class JobActor:
 
     async def _serve(self) -> None:
         while True:
-            signal, done = await self._signals.get()
+            batch = [await self._signals.get()]
+            while not self._signals.empty() and len(batch) < MAX_BATCH:
+                batch.append(self._signals.get_nowait())
             try:
-                await self._handle(signal)
+                await self._handle([signal for signal, _ in batch])
             finally:
-                self._num_open -= 1
-                if not done.done():
-                    done.set_result(None)
+                self._num_open -= len(batch)
+                for _, done in batch:
+                    if not done.done():
+                        done.set_result(None)
 
-    async def _handle(self, signal: Signal) -> None:
+    async def _handle(self, signals: Sequence[Signal]) -> None:
+        """Decide on some signals one after another, and store once for all of them."""
         while True:
-            decision = self._decide(signal)
+            decision = self._decide(signals)
             if not decision.durable and not decision.actions:
                 self.run = decision.run
                 return
@@ -170,38 +177,51 @@ class JobActor:
                 await self._store(decision)
                 break
             except Exception as error:
-                # Nobody was told anything: the signal is decided on again.
+                # Nobody was told anything: the signals are decided on again.
                 log.warning("decision_not_stored", job_id=self.job_id, cause=str(error))
                 await asyncio.sleep(self._around.options.store_retry_seconds)
-        if decision.reason:
-            log.info(
-                "decided",
-                job_id=self.job_id,
-                generation=self.run.generation,
-                signal=type(signal).__name__,
-                reason=decision.reason,
-            )
         self._act(decision.actions)
         self.changes.notify()
         self._around.decided(self)
 
-    def _decide(self, signal: Signal) -> Decision:
+    def _decide(self, signals: Sequence[Signal]) -> Decision:
         clock = self._around.clock
         now = Moment(seconds=clock.monotonic(), time=clock.now())
+        whole = Decision(run=self.run, actions=(), reason="", durable=False)
+        for signal in signals:
+            decision = self._decide_one(now, whole.run, signal)
+            whole = Decision(
+                run=decision.run,
+                actions=(*whole.actions, *decision.actions),
+                reason=decision.reason,
+                durable=whole.durable or decision.durable,
+            )
+        return whole
+
+    def _decide_one(self, now: Moment, run: JobRun, signal: Signal) -> Decision:
+        limits = self._around.options.limits
         try:
-            return decide(now, self.run, signal, self._around.options.limits)
+            decision = decide(now, run, signal, limits)
         except Exception as error:
             log.exception("decision_failed", job_id=self.job_id, signal=type(signal).__name__)
-            detail = f"{type(error).__name__} at {type(signal).__name__}"
-            return give_up(now, self.run, detail, self._around.options.limits)
+            return give_up(now, run, f"{type(error).__name__} at {type(signal).__name__}", limits)
+        if decision.reason:
+            log.info(
+                "decided",
+                job_id=self.job_id,
+                generation=decision.run.generation,
+                signal=type(signal).__name__,
+                reason=decision.reason,
+            )
+        return decision
 
     async def _store(self, decision: Decision) -> None:
         async with self._storing, self._around.database.unit_of_work() as work:
-            for action in decision.actions:
-                await self._write(work, action)
             sent = [a.directive for a in decision.actions if isinstance(a, Send)]
             if sent:
                 await work.directives.add(sent)
+            for action in decision.actions:
+                await self._write(work, action)
             events = [a.event for a in decision.actions if isinstance(a, Emit)]
             if events:
                 await work.events.append(events)

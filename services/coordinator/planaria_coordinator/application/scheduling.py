@@ -83,7 +83,8 @@ class Scheduler:
     async def _start(self, actor: JobActor) -> None:
         run = actor.run
         candidates = self._candidates(run)
-        facts = {**run.nodes, **{entry.node.id: entry.facts for entry in candidates}}
+        own = self._own_nodes(run)
+        facts = {**own, **{entry.node.id: entry.facts for entry in candidates}}
         if not facts:
             await self._explain(actor, "no node is free")
             return
@@ -91,7 +92,8 @@ class Scheduler:
             problem=planning_problem(run.requirements, facts), nodes=plan_nodes(facts, facts)
         )
         nodes_per_replica = await self._state.planner.min_nodes(query)
-        needed = run.requirements.nodes_to_start(nodes_per_replica)
+        # What the planner has refused before it need not be asked again with as few.
+        needed = max(run.requirements.nodes_to_start(nodes_per_replica), run.nodes_per_replica)
         if len(facts) < needed:
             await self._explain(
                 actor,
@@ -99,16 +101,26 @@ class Scheduler:
                 f"({run.requirements.fault_tolerance + 1} replicas of {nodes_per_replica} nodes)",
             )
             return
-        await self._grant(actor, candidates, needed - len(run.nodes), nodes_per_replica)
+        await self._grant(
+            actor, candidates, needed - len(own), nodes_per_replica, own=tuple(own.values())
+        )
 
     async def _resume(self, actor: JobActor) -> None:
         run = actor.run
         candidates = self._candidates(run)
-        own = set(run.nodes) - set(nodes_to_plan_on(run))
-        missing = run.nodes_per_replica - len(run.nodes)
-        if len(candidates) < missing or not (candidates or own):
+        usable = nodes_to_plan_on(run)
+        # Nodes whose engines died, or have not started yet, count once they have new ones.
+        idle = {n: f for n, f in self._own_nodes(run).items() if n not in usable}
+        missing = run.nodes_per_replica - len(usable)
+        if len(candidates) + len(idle) < missing or not (candidates or idle):
             return
-        await self._grant(actor, candidates, max(0, missing), run.nodes_per_replica)
+        await self._grant(
+            actor,
+            candidates,
+            max(0, missing - len(idle)),
+            run.nodes_per_replica,
+            own=tuple(idle.values()),
+        )
 
     # -- jobs that could grow ----------------------------------------------------------------------
 
@@ -118,8 +130,7 @@ class Scheduler:
             return
         placed = set(run.placement.plan.node_ids)
         awaited = set(run.transition.awaited_nodes) if run.transition else set()
-        taken = placed | awaited | set(run.draining)
-        spare = {n: f for n, f in run.nodes.items() if n not in taken and self._may_serve(run, n)}
+        spare = {n: f for n, f in self._own_nodes(run).items() if n not in placed | awaited}
         free = {entry.node.id: entry.facts for entry in self._candidates(run)}
         joiners = {**free, **spare}
         probe = (run.generation, frozenset(joiners))
@@ -155,8 +166,16 @@ class Scheduler:
             key=lambda entry: entry.node.id,
         )
 
+    def _own_nodes(self, run: JobRun) -> dict[str, NodeFacts]:
+        """Return the nodes that the job holds and may go on using."""
+        return {
+            node_id: facts
+            for node_id, facts in run.nodes.items()
+            if node_id not in run.draining and self._may_serve(run, node_id)
+        }
+
     def _may_serve(self, run: JobRun, node_id: str) -> bool:
-        """Whether a node that the job holds has engines, or may be given new ones."""
+        """Whether a node has engines of the job already, or may be given new ones."""
         entry = self._state.nodes.get(node_id)
         has_engines = any(engine.node_id == node_id for engine in run.engines.values())
         return has_engines or (entry is not None and entry.takes_work)
@@ -171,7 +190,6 @@ class Scheduler:
         own: tuple[NodeFacts, ...] = (),
         reason: str = "",
     ) -> None:
-        run = actor.run
         chosen: Sequence[NodeEntry] = ()
         if candidates:
             decision = await self._ask_policy(actor, candidates, max(0, min_nodes))
@@ -180,12 +198,6 @@ class Scheduler:
             if len(chosen) < min_nodes:
                 await self._explain(actor, decision.reason or "the scheduler gives it no nodes")
                 return
-        if not own and run.state is not JobState.RUNNING:
-            own = tuple(
-                facts
-                for node_id, facts in run.nodes.items()
-                if node_id not in run.draining and self._may_serve(run, node_id)
-            )
         granted = (*own, *(entry.facts for entry in chosen if entry.takes_work))
         if granted:
             await actor.post(

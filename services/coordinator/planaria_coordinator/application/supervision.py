@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from datetime import datetime
 
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.job_actor import JobActor
@@ -14,7 +15,6 @@ from planaria_coordinator.domain.liveness import (
 )
 from planaria_coordinator.domain.node import EngineSnapshot
 from planaria_coordinator.domain.profile import measured_layers
-from planaria_coordinator.domain.run import Phase
 from planaria_coordinator.domain.signals import EnginesStuck, Stalled, Tick
 
 TICK_SECONDS = 0.1
@@ -31,7 +31,8 @@ class Supervisor:
         self._last_tick_seconds = state.clock.monotonic()
         self._progress: dict[str, Progress] = {}
         self._patience: dict[str, tuple[int, float]] = {}
-        self._flushed_heartbeats: dict[str, object] = {}
+        """By job: its losses when it last stood still, and how many times longer it may now."""
+        self._flushed_heartbeats: dict[str, datetime] = {}
 
     async def serve_ticks(self) -> None:
         """Tick for ever; nothing that fails once stops it."""
@@ -67,6 +68,8 @@ class Supervisor:
             if due is not None and due <= now:
                 actor.post(Tick(absent_nodes=absent))
             self._watch_progress(actor, now)
+        for job_id in self._patience.keys() - self._state.actors.keys():
+            del self._patience[job_id]
 
     def _forgive(self, seconds: float) -> None:
         log.warning("stalled", seconds=round(seconds, 3))
@@ -77,9 +80,8 @@ class Supervisor:
 
     def _watch_progress(self, actor: JobActor, now: float) -> None:
         run = actor.run
-        preparing = run.transition is not None and run.transition.phase is Phase.PREPARING
-        if not run.trains or preparing or run.placement is None:
-            self._progress.pop(actor.job_id, None)
+        if not run.trains or run.placement is None:
+            self._progress.pop(actor.job_id, None)  # and when the job ends
             return
         snapshots = self._snapshots(actor)
         counts = {
@@ -93,6 +95,8 @@ class Supervisor:
         seen = observe_progress(now, self._progress.get(actor.job_id), counts)
         self._progress[actor.job_id] = seen
         stood_still = now - seen.since_seconds
+        if stood_still <= self._state.options.progress_deadline_seconds:
+            return  # in most cases there is no need to work out how long a job may stand still
         if stood_still > self._progress_deadline(actor):
             del self._progress[actor.job_id]
             self._lose_patience(actor)

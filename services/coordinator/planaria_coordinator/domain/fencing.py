@@ -142,32 +142,38 @@ def _decide_version(turn: Turn) -> None:
 
 
 def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:
-    """Count what was computed for the step in flight and is not kept: it is computed again."""
-    transition = turn.transition
+    """Count what was computed for the step in flight and is not kept: it is computed again.
+
+    Engines that are collected a second time, without a place in between, report the same again.
+    """
+    transition, run = turn.transition, turn.run
+    story = transition.story
     keepers = {e for pipeline in kept for e in _engines_of(turn, pipeline)}
-    current = [
-        report
+    current = {
+        engine_id: report
         for engine_id, report in transition.reports.items()
-        if engine_id not in keepers
-        and report.committed_steps == transition.target_steps
+        if report.committed_steps == transition.target_steps
         and report.step_compute_seconds > 0
-    ]
+        and engine_id not in keepers
+        and engine_id not in story.redone_by
+    }
     if not current or transition.mode is QuiesceMode.AT_COMMIT:
         return
-    finished = {m for report in current for m in report.finished_microbatches}
-    story = replace(
-        transition.story,
-        redone_microbatches=transition.story.redone_microbatches + len(finished),
-        redone_seconds=transition.story.redone_seconds
-        + sum(report.step_compute_seconds for report in current),
+    finished = {m for report in current.values() for m in report.finished_microbatches}
+    seconds = sum(report.step_compute_seconds for report in current.values())
+    turn.note(
+        story=replace(
+            story,
+            redone_by=(*story.redone_by, *current),
+            redone_microbatches=story.redone_microbatches + len(finished),
+            redone_seconds=story.redone_seconds + seconds,
+        )
     )
-    turn.note(story=story)
-    run = turn.run
     resumed = run.placement.resume_time if run.placement else None
     starts = [time for time in (run.last_commit_time, resumed) if time is not None]
-    if starts and not kept:  # else those who keep the step have used that time well
-        seconds = (story.start_time - max(starts)).total_seconds()
-        turn.change(ledger=run.ledger.move(Activity.PRODUCTIVE, Activity.REDONE, seconds))
+    if starts and not story.redone_by and not kept:  # else that time was used well by some
+        lost_seconds = (story.start_time - max(starts)).total_seconds()
+        turn.change(ledger=run.ledger.move(Activity.PRODUCTIVE, Activity.REDONE, lost_seconds))
 
 
 def _roll_forward(turn: Turn, record: CommitRecord, behind: tuple[str, ...]) -> None:

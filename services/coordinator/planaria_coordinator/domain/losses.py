@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import Failure, QuiesceMode
 from planaria_coordinator.domain.ending import fail
-from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.opening import (
     carried_story,
@@ -25,6 +24,8 @@ from planaria_coordinator.domain.preparing import (
 from planaria_coordinator.domain.run import Cause, Disturbance, Pending, Phase, Story, node_of
 from planaria_coordinator.domain.signals import EngineDisturbed, EngineLost, EnginesStuck, NodeLost
 from planaria_coordinator.domain.turn import Turn
+
+_MAX_MESSAGE_CHARACTERS = 300
 
 
 def node_lost(turn: Turn, signal: NodeLost) -> None:
@@ -62,13 +63,19 @@ def engine_lost(turn: Turn, signal: EngineLost) -> None:
         failure = Failure(reason=ErrorReason.ENGINE_FAILED, message=message, metadata=metadata)
         prepare_failed(turn, engine, failure)
         return
+    before = tuple(turn.run.engines)
     if signal.process_ended:
         turn.remove_engines([engine_id])
     else:
         turn.stop_engines([engine_id], signal.reason)
     _strike(turn, engine.node_id, engine_id, signal.reason)
     reason = f"{engine_id} is lost ({signal.reason})"
-    _after_loss(turn, [engine_id], reason, fault_time=signal.fault_time)
+    _after_loss(turn, _gone_since(turn, before), reason, fault_time=signal.fault_time)
+
+
+def _gone_since(turn: Turn, before: Iterable[str]) -> list[str]:
+    """A node that is refused for one engine's failures takes its other engines with it."""
+    return [engine_id for engine_id in before if engine_id not in turn.run.engines]
 
 
 def _strike(turn: Turn, node_id: str, engine_id: str, reason: str) -> None:
@@ -83,13 +90,13 @@ def lose_silent_engines(turn: Turn) -> None:
     turn.silent_engines.clear()
     if not silent:
         return
-    nodes = {engine_id: turn.run.engines[engine_id].node_id for engine_id in silent}
+    before = tuple(turn.run.engines)
     for engine_id, why in silent.items():
         turn.stop_engines([engine_id], why)
     for engine_id, why in silent.items():
-        _strike(turn, nodes[engine_id], engine_id, why)
+        _strike(turn, node_of(engine_id), engine_id, why)
     reasons = "; ".join(f"{engine_id} is lost ({why})" for engine_id, why in silent.items())
-    _after_loss(turn, list(silent), reasons, fault_time=turn.now.time)
+    _after_loss(turn, _gone_since(turn, before), reasons, fault_time=turn.now.time)
 
 
 def _after_loss(
@@ -162,14 +169,6 @@ def _merged_story(turn: Turn, fault_time: datetime) -> Story:
     return replace(story, cause=cause, num_attempts=0)
 
 
-def _story_without_loss(turn: Turn, fault_time: datetime) -> Story:
-    """Begin an account, or go on with that of a recovery whose engines train already."""
-    transition = turn.run.transition
-    if transition is None or transition.story.resume_time is None:
-        return _loss_story(turn, fault_time)
-    return _merged_story(turn, fault_time)
-
-
 def _with_losses(story: Story, engine_ids: Iterable[str], node_id: str) -> Story:
     engines_lost = tuple(dict.fromkeys((*story.engines_lost, *engine_ids)))
     nodes_joined = tuple(n for n in story.nodes_joined if n != node_id)
@@ -189,8 +188,7 @@ def _open_recovery(
 ) -> None:
     story = _with_losses(story, gone, node_id)
     turn.change(num_losses=turn.run.num_losses + 1)
-    if turn.run.state is JobState.RUNNING:
-        turn.account(Activity.DETECT, at=story.start_time)
+    _account_detection(turn, story.start_time)
     awaited = () if turn.run.has_trained else tuple(turn.run.nodes)
     # Who is to stand still anyhow need not finish the step in flight.
     mode = QuiesceMode.IMMEDIATE if turn.run.pause_wanted else QuiesceMode.FENCE
@@ -199,12 +197,24 @@ def _open_recovery(
 
 def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
     """Somebody hangs: a fence shows who, since that one does not answer."""
-    preparing = turn.run.transition is not None and turn.run.transition.phase is Phase.PREPARING
-    if turn.run.trains and not preparing:
+    if turn.run.trains:
         since = turn.now.time - timedelta(seconds=signal.seconds)
-        story = _story_without_loss(turn, since)
-        turn.account(Activity.DETECT, at=since)
-        open_transition(turn, story, f"no engine has advanced for {signal.seconds:.1f} s")
+        _collect(turn, since, f"no engine has advanced for {signal.seconds:.1f} s")
+
+
+def _collect(turn: Turn, fault_time: datetime, reason: str) -> None:
+    """Stop everyone at once, though nobody is known to be lost."""
+    _account_detection(turn, fault_time)
+    if turn.run.transition is None or turn.transition.phase is Phase.PREPARING:
+        open_transition(turn, _loss_story(turn, fault_time), reason)
+    else:
+        open_again(turn, reason, counts=False)
+
+
+def _account_detection(turn: Turn, fault_time: datetime) -> None:
+    """From the fault on, time was no longer productive."""
+    if turn.run.ledger.current is Activity.PRODUCTIVE:
+        turn.account(Activity.DETECT, at=fault_time)
 
 
 def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
@@ -214,11 +224,9 @@ def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
         return
     if signal.generation < run.placement.generation:
         return
-    if not run.trains:
-        if run.transition is not None and signal.generation == run.transition.generation:
-            turn.note(failure=signal.message)
-        return
-    if run.disturbance is None:
+    if run.transition is not None and run.transition.phase is Phase.ACTIVATING:
+        turn.note(failure=signal.message)
+    elif run.trains and run.disturbance is None:
         # Mostly somebody has died, and the next message says who: one change then does for both.
         disturbance = Disturbance(
             engine_id=signal.engine_id,
@@ -234,15 +242,21 @@ def disturbance_overdue(turn: Turn) -> None:
     disturbance = turn.run.disturbance
     if disturbance is None or disturbance.deadline_seconds > turn.now.seconds:
         return
+    if not turn.run.trains:
+        turn.change(disturbance=None)
+        return
     turn.change(disturbance=None, num_disturbances=turn.run.num_disturbances + 1)
     if turn.run.num_disturbances > turn.limits.num_attempts:
         message = f"communication broke {turn.run.num_disturbances} times: {disturbance.message}"
         fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": disturbance.message})
         return
-    story = _story_without_loss(turn, disturbance.fault_time)
-    turn.account(Activity.DETECT, at=story.start_time)
-    reason = f"communication broke at {disturbance.engine_id}: {disturbance.message}"
-    open_transition(turn, story, reason)
+    turn.emit(
+        "communication_broke",
+        f"{disturbance.engine_id} cannot go on: {disturbance.message[:_MAX_MESSAGE_CHARACTERS]}",
+        engine_id=disturbance.engine_id,
+    )
+    reason = f"communication broke at {disturbance.engine_id}"
+    _collect(turn, disturbance.fault_time, reason)
 
 
 def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:

@@ -1,6 +1,7 @@
 """From a plan to training: choose the plan, copy what is missing, give everyone a place."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import (
@@ -100,6 +101,8 @@ def plan_refused(turn: Turn, signal: PlanRefused) -> None:
     if wants_less(turn, signal):
         choose_plan(turn)
     elif reason is ErrorReason.NOT_ENOUGH_NODES:
+        more = len(query.nodes) + 1
+        turn.change(nodes_per_replica=max(turn.run.nodes_per_replica, more))
         state = JobState.WAITING if turn.run.has_trained else JobState.PENDING
         stand_still(turn, state, f"{message}: the job waits for nodes")
     else:
@@ -317,7 +320,12 @@ def _assignments(
 
 def activated(turn: Turn, pending: Pending, outcome: Activated) -> bool:
     """An engine has its place. Return whether everyone has."""
-    turn.note(activated={**turn.transition.activated, pending.engine_id: outcome})
+    story = turn.transition.story
+    others = tuple(engine_id for engine_id in story.redone_by if engine_id != pending.engine_id)
+    turn.note(
+        activated={**turn.transition.activated, pending.engine_id: outcome},
+        story=replace(story, redone_by=others),  # what it computes from now on is new work
+    )
     return _all_answered(turn)
 
 

@@ -24,6 +24,8 @@ _FLOPS_PER_SECOND = 2e10
 _INTRA_NODE_BYTES_PER_SECOND = 1e10
 _INTER_NODE_BYTES_PER_SECOND = 1e9
 _LINK_LATENCY_SECONDS = 1e-4
+_MOST_SECONDS = 60.0
+"""A microbatch of a model that would take longer than this is meant for faster accelerators."""
 _LEAST_SECONDS = 1e-5
 """A layer without arithmetic, such as the embedding, still takes time."""
 
@@ -46,11 +48,13 @@ def estimated_layers(spec: JobSpec) -> tuple[LayerProfile, ...]:
         message = str(error)
         field = message.partition(":")[0]
         raise PlanariaError(ErrorReason.INVALID_JOB, message, {"field": field}) from error
+    flops = 3 * sum(size.forward_flops for size in sizes)
+    rate = max(_FLOPS_PER_SECOND, flops / _MOST_SECONDS)
     return tuple(
         LayerProfile(
             name=size.name,
-            forward_seconds=max(_LEAST_SECONDS, size.forward_flops / _FLOPS_PER_SECOND),
-            backward_seconds=max(_LEAST_SECONDS, 2 * size.forward_flops / _FLOPS_PER_SECOND),
+            forward_seconds=max(_LEAST_SECONDS, size.forward_flops / rate),
+            backward_seconds=max(_LEAST_SECONDS, 2 * size.forward_flops / rate),
             parameter_bytes=size.parameter_bytes,
             state_bytes=size.state_bytes,
             activation_bytes=size.activation_bytes,

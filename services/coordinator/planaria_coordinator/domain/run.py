@@ -184,6 +184,8 @@ class Story:
     sizes_before: tuple[int, ...] = ()
     num_attempts: int = 0
     """How often it was begun anew without a loss."""
+    redone_by: tuple[str, ...] = ()
+    """Engines whose work on the step in flight is counted, and that have begun no other since."""
     redone_microbatches: int = 0
     redone_seconds: float = 0.0
     """Seconds of computation thrown away, over all engines."""
@@ -298,12 +300,16 @@ class JobRun:
 
     @property
     def trains(self) -> bool:
-        """Whether engines make steps, beside whatever is asked for or prepared meanwhile."""
+        """Whether engines compute steps, as far as they were told."""
         transition = self.transition
+        if transition is not None and transition.is_ahead:
+            return True
+        if self.placement is None or self.state not in (JobState.RUNNING, JobState.RECOVERING):
+            return False
         if transition is None or transition.phase is Phase.PREPARING:
-            return self.has_trained and self.state is JobState.RUNNING
+            return True
         at_commit = transition.mode is QuiesceMode.AT_COMMIT
-        return transition.is_ahead or (at_commit and transition.phase is Phase.QUIESCING)
+        return transition.phase is Phase.QUIESCING and at_commit
 
     @property
     def prepared_engines(self) -> Mapping[str, Engine]:

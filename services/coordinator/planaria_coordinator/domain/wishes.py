@@ -25,14 +25,15 @@ def nodes_granted(turn: Turn, signal: NodesGranted) -> None:
         turn.because("nodes are not let in now")
         return
     nodes = {**run.nodes, **{facts.node_id: facts for facts in granted}}
-    turn.change(nodes=nodes, nodes_per_replica=signal.nodes_per_replica)
+    nodes_per_replica = max(run.nodes_per_replica, signal.nodes_per_replica)
+    turn.change(nodes=nodes, nodes_per_replica=nodes_per_replica)
     if preparing:
         await_nodes(turn, node_ids)
         check_prepared(turn)
     elif not run.has_trained:
-        awaited = tuple(sorted(nodes))
         story = new_story(turn, Cause.START)
-        open_transition(turn, story, f"starts on {', '.join(awaited)}", awaited_nodes=awaited)
+        reason = f"starts on {', '.join(node_ids)}"
+        open_transition(turn, story, reason, awaited_nodes=node_ids)
     else:
         waiting = run.state is JobState.WAITING
         story = replace(new_story(turn, Cause.NODE_JOINED), nodes_joined=node_ids)
@@ -65,9 +66,9 @@ def resume_wanted(turn: Turn) -> None:
     run = turn.run
     if run.state is not JobState.PAUSED:
         return
-    enough = len(nodes_to_plan_on(run)) >= run.nodes_per_replica
-    if enough:
-        awaited = () if run.has_trained else tuple(sorted(run.nodes))
+    usable = nodes_to_plan_on(run)
+    if len(usable) >= run.nodes_per_replica:
+        awaited = () if run.has_trained else usable
         cause = Cause.RESUMED if run.has_trained else Cause.START
         open_transition(turn, new_story(turn, cause), "resumed", awaited_nodes=awaited)
         return

@@ -26,7 +26,7 @@ from planaria.api.common.v1 import plan_pb2 as planaria_dot_api_dot_common_dot_v
 from planaria.api.common.v1 import profile_pb2 as planaria_dot_api_dot_common_dot_v1_dot_profile__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-planaria/api/planner/v1/planner_service.proto\x12\x17planaria.api.planner.v1\x1a!planaria/api/common/v1/plan.proto\x1a$planaria/api/common/v1/profile.proto\"\xc6\x01\n\x07Problem\x12\x35\n\x07profile\x18\x01 \x01(\x0b\x32$.planaria.api.common.v1.ModelProfile\x12\x18\n\x10num_microbatches\x18\x02 \x01(\r\x12\x17\n\x0f\x66\x61ult_tolerance\x18\x03 \x01(\r\x12\x1e\n\x16min_nodes_per_pipeline\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x1e\n\x16max_stage_accelerators\x18\x06 \x01(\r\"A\n\x08PlanNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x16\n\x0erelative_speed\x18\x03 \x01(\x01\"\xad\x01\n\x08Template\x12\x11\n\tnum_nodes\x18\x01 \x01(\r\x12-\n\x06stages\x18\x02 \x03(\x0b\x32\x1d.planaria.api.common.v1.Stage\x12\x15\n\rfixed_seconds\x18\x03 \x01(\x01\x12\x1a\n\x12microbatch_seconds\x18\x04 \x01(\x01\x12\x18\n\x10max_microbatches\x18\x05 \x01(\r\x12\x12\n\nnode_kinds\x18\x06 \x03(\t\"*\n\x07Holding\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x03(\r\"^\n\tLayerCopy\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x16\n\x0esource_node_id\x18\x02 \x01(\t\x12\x1b\n\x13\x64\x65stination_node_id\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"\xaa\x01\n\tCandidate\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x19\n\x11iteration_seconds\x18\x02 \x01(\x01\x12\x1a\n\x12transition_seconds\x18\x03 \x01(\x01\x12\x1c\n\x14steps_within_horizon\x18\x04 \x01(\x01\x12\r\n\x05moves\x18\x05 \x01(\t\x12\x15\n\rnum_pipelines\x18\x06 \x01(\r\x12\x14\n\x0c\x63opied_bytes\x18\x07 \x01(\x04\"B\n\x0fTransitionCosts\x12\x15\n\rfixed_seconds\x18\x01 \x01(\x01\x12\x18\n\x10pipeline_seconds\x18\x02 \x01(\x01\"s\n\x18GenerateTemplatesRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x11\n\tmin_nodes\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"d\n\x19GenerateTemplatesResponse\x12\x11\n\tmin_nodes\x18\x01 \x01(\r\x12\x34\n\ttemplates\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.Template\"y\n\x12InstantiateRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x30\n\x05nodes\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.PlanNode\"\x89\x01\n\x13InstantiateResponse\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\tmin_nodes\x18\x03 \x01(\r\x12#\n\x1bnext_best_iteration_seconds\x18\x04 \x01(\x01\"\xae\x02\n\x12ReconfigureRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x30\n\x05nodes\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.PlanNode\x12-\n\x07\x63urrent\x18\x03 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x32\n\x08holdings\x18\x04 \x03(\x0b\x32 .planaria.api.planner.v1.Holding\x12\x17\n\x0fhorizon_seconds\x18\x05 \x01(\x01\x12\x37\n\x05\x63osts\x18\x06 \x01(\x0b\x32(.planaria.api.planner.v1.TransitionCosts\"\xed\x01\n\x13ReconfigureResponse\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x32\n\x06\x63opies\x18\x02 \x03(\x0b\x32\".planaria.api.planner.v1.LayerCopy\x12\x36\n\ncandidates\x18\x03 \x03(\x0b\x32\".planaria.api.planner.v1.Candidate\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tmin_nodes\x18\x05 \x01(\r\x12\x1b\n\x13\x66\x61ult_tolerance_met\x18\x06 \x01(\x08\"p\n\x0fSimulateRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12*\n\x04plan\x18\x02 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\"\x89\x01\n\x0fSimulatedAction\x12\x10\n\x08pipeline\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x12\n\nmicrobatch\x18\x03 \x01(\r\x12\x10\n\x08\x62\x61\x63kward\x18\x04 \x01(\x08\x12\x15\n\rstart_seconds\x18\x05 \x01(\x01\x12\x18\n\x10\x64uration_seconds\x18\x06 \x01(\x01\"\x83\x01\n\x10SimulateResponse\x12\x19\n\x11iteration_seconds\x18\x01 \x01(\x01\x12\x19\n\x11predicted_seconds\x18\x02 \x01(\x01\x12\x39\n\x07\x61\x63tions\x18\x03 \x03(\x0b\x32(.planaria.api.planner.v1.SimulatedAction2\xc1\x03\n\x0ePlannerService\x12z\n\x11GenerateTemplates\x12\x31.planaria.api.planner.v1.GenerateTemplatesRequest\x1a\x32.planaria.api.planner.v1.GenerateTemplatesResponse\x12h\n\x0bInstantiate\x12+.planaria.api.planner.v1.InstantiateRequest\x1a,.planaria.api.planner.v1.InstantiateResponse\x12h\n\x0bReconfigure\x12+.planaria.api.planner.v1.ReconfigureRequest\x1a,.planaria.api.planner.v1.ReconfigureResponse\x12_\n\x08Simulate\x12(.planaria.api.planner.v1.SimulateRequest\x1a).planaria.api.planner.v1.SimulateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-planaria/api/planner/v1/planner_service.proto\x12\x17planaria.api.planner.v1\x1a!planaria/api/common/v1/plan.proto\x1a$planaria/api/common/v1/profile.proto\"\xc6\x01\n\x07Problem\x12\x35\n\x07profile\x18\x01 \x01(\x0b\x32$.planaria.api.common.v1.ModelProfile\x12\x18\n\x10num_microbatches\x18\x02 \x01(\r\x12\x17\n\x0f\x66\x61ult_tolerance\x18\x03 \x01(\r\x12\x1e\n\x16min_nodes_per_pipeline\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x1e\n\x16max_stage_accelerators\x18\x06 \x01(\r\"A\n\x08PlanNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x16\n\x0erelative_speed\x18\x03 \x01(\x01\"\xad\x01\n\x08Template\x12\x11\n\tnum_nodes\x18\x01 \x01(\r\x12-\n\x06stages\x18\x02 \x03(\x0b\x32\x1d.planaria.api.common.v1.Stage\x12\x15\n\rfixed_seconds\x18\x03 \x01(\x01\x12\x1a\n\x12microbatch_seconds\x18\x04 \x01(\x01\x12\x18\n\x10max_microbatches\x18\x05 \x01(\r\x12\x12\n\nnode_kinds\x18\x06 \x03(\t\"*\n\x07Holding\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x03(\r\"r\n\tLayerCopy\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x16\n\x0esource_node_id\x18\x02 \x01(\t\x12\x1b\n\x13\x64\x65stination_node_id\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x12\n\nfirst_byte\x18\x05 \x01(\x04\"\xaa\x01\n\tCandidate\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x19\n\x11iteration_seconds\x18\x02 \x01(\x01\x12\x1a\n\x12transition_seconds\x18\x03 \x01(\x01\x12\x1c\n\x14steps_within_horizon\x18\x04 \x01(\x01\x12\r\n\x05moves\x18\x05 \x01(\t\x12\x15\n\rnum_pipelines\x18\x06 \x01(\r\x12\x14\n\x0c\x63opied_bytes\x18\x07 \x01(\x04\"B\n\x0fTransitionCosts\x12\x15\n\rfixed_seconds\x18\x01 \x01(\x01\x12\x18\n\x10pipeline_seconds\x18\x02 \x01(\x01\"s\n\x18GenerateTemplatesRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x11\n\tmin_nodes\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"d\n\x19GenerateTemplatesResponse\x12\x11\n\tmin_nodes\x18\x01 \x01(\r\x12\x34\n\ttemplates\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.Template\"y\n\x12InstantiateRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x30\n\x05nodes\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.PlanNode\"\xa6\x01\n\x13InstantiateResponse\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\tmin_nodes\x18\x03 \x01(\r\x12#\n\x1bnext_best_iteration_seconds\x18\x04 \x01(\x01\x12\x1b\n\x13lower_bound_seconds\x18\x05 \x01(\x01\"^\n\x1eInstantiateWithProgressRequest\x12<\n\x07request\x18\x01 \x01(\x0b\x32+.planaria.api.planner.v1.InstantiateRequest\"v\n\x1fInstantiateWithProgressResponse\x12\x15\n\rdone_fraction\x18\x01 \x01(\x01\x12<\n\x06\x61nswer\x18\x02 \x01(\x0b\x32,.planaria.api.planner.v1.InstantiateResponse\"\xc3\x02\n\x12ReconfigureRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x30\n\x05nodes\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.PlanNode\x12-\n\x07\x63urrent\x18\x03 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x32\n\x08holdings\x18\x04 \x03(\x0b\x32 .planaria.api.planner.v1.Holding\x12\x17\n\x0fhorizon_seconds\x18\x05 \x01(\x01\x12\x37\n\x05\x63osts\x18\x06 \x01(\x0b\x32(.planaria.api.planner.v1.TransitionCosts\x12\x13\n\x0b\x63hunk_bytes\x18\x07 \x01(\x04\"\xed\x01\n\x13ReconfigureResponse\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x32\n\x06\x63opies\x18\x02 \x03(\x0b\x32\".planaria.api.planner.v1.LayerCopy\x12\x36\n\ncandidates\x18\x03 \x03(\x0b\x32\".planaria.api.planner.v1.Candidate\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tmin_nodes\x18\x05 \x01(\r\x12\x1b\n\x13\x66\x61ult_tolerance_met\x18\x06 \x01(\x08\"P\n\x10PlanAheadRequest\x12<\n\x07present\x18\x01 \x01(\x0b\x32+.planaria.api.planner.v1.ReconfigureRequest\"\x92\x01\n\x11PlanAheadResponse\x12\x14\n\x0clost_node_id\x18\x01 \x01(\t\x12:\n\x04next\x18\x02 \x01(\x0b\x32,.planaria.api.planner.v1.ReconfigureResponse\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\"\xa2\x01\n\x0fSimulateRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12*\n\x04plan\x18\x02 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x30\n\x05nodes\x18\x03 \x03(\x0b\x32!.planaria.api.planner.v1.PlanNode\"\x89\x01\n\x0fSimulatedAction\x12\x10\n\x08pipeline\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x12\n\nmicrobatch\x18\x03 \x01(\r\x12\x10\n\x08\x62\x61\x63kward\x18\x04 \x01(\x08\x12\x15\n\rstart_seconds\x18\x05 \x01(\x01\x12\x18\n\x10\x64uration_seconds\x18\x06 \x01(\x01\"\x83\x01\n\x10SimulateResponse\x12\x19\n\x11iteration_seconds\x18\x01 \x01(\x01\x12\x19\n\x11predicted_seconds\x18\x02 \x01(\x01\x12\x39\n\x07\x61\x63tions\x18\x03 \x03(\x0b\x32(.planaria.api.planner.v1.SimulatedAction2\xb8\x05\n\x0ePlannerService\x12z\n\x11GenerateTemplates\x12\x31.planaria.api.planner.v1.GenerateTemplatesRequest\x1a\x32.planaria.api.planner.v1.GenerateTemplatesResponse\x12h\n\x0bInstantiate\x12+.planaria.api.planner.v1.InstantiateRequest\x1a,.planaria.api.planner.v1.InstantiateResponse\x12\x8e\x01\n\x17InstantiateWithProgress\x12\x37.planaria.api.planner.v1.InstantiateWithProgressRequest\x1a\x38.planaria.api.planner.v1.InstantiateWithProgressResponse0\x01\x12h\n\x0bReconfigure\x12+.planaria.api.planner.v1.ReconfigureRequest\x1a,.planaria.api.planner.v1.ReconfigureResponse\x12\x64\n\tPlanAhead\x12).planaria.api.planner.v1.PlanAheadRequest\x1a*.planaria.api.planner.v1.PlanAheadResponse0\x01\x12_\n\x08Simulate\x12(.planaria.api.planner.v1.SimulateRequest\x1a).planaria.api.planner.v1.SimulateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,29 +42,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOLDING']._serialized_start=591
   _globals['_HOLDING']._serialized_end=633
   _globals['_LAYERCOPY']._serialized_start=635
-  _globals['_LAYERCOPY']._serialized_end=729
-  _globals['_CANDIDATE']._serialized_start=732
-  _globals['_CANDIDATE']._serialized_end=902
-  _globals['_TRANSITIONCOSTS']._serialized_start=904
-  _globals['_TRANSITIONCOSTS']._serialized_end=970
-  _globals['_GENERATETEMPLATESREQUEST']._serialized_start=972
-  _globals['_GENERATETEMPLATESREQUEST']._serialized_end=1087
-  _globals['_GENERATETEMPLATESRESPONSE']._serialized_start=1089
-  _globals['_GENERATETEMPLATESRESPONSE']._serialized_end=1189
-  _globals['_INSTANTIATEREQUEST']._serialized_start=1191
-  _globals['_INSTANTIATEREQUEST']._serialized_end=1312
-  _globals['_INSTANTIATERESPONSE']._serialized_start=1315
-  _globals['_INSTANTIATERESPONSE']._serialized_end=1452
-  _globals['_RECONFIGUREREQUEST']._serialized_start=1455
-  _globals['_RECONFIGUREREQUEST']._serialized_end=1757
-  _globals['_RECONFIGURERESPONSE']._serialized_start=1760
-  _globals['_RECONFIGURERESPONSE']._serialized_end=1997
-  _globals['_SIMULATEREQUEST']._serialized_start=1999
-  _globals['_SIMULATEREQUEST']._serialized_end=2111
-  _globals['_SIMULATEDACTION']._serialized_start=2114
-  _globals['_SIMULATEDACTION']._serialized_end=2251
-  _globals['_SIMULATERESPONSE']._serialized_start=2254
-  _globals['_SIMULATERESPONSE']._serialized_end=2385
-  _globals['_PLANNERSERVICE']._serialized_start=2388
-  _globals['_PLANNERSERVICE']._serialized_end=2837
+  _globals['_LAYERCOPY']._serialized_end=749
+  _globals['_CANDIDATE']._serialized_start=752
+  _globals['_CANDIDATE']._serialized_end=922
+  _globals['_TRANSITIONCOSTS']._serialized_start=924
+  _globals['_TRANSITIONCOSTS']._serialized_end=990
+  _globals['_GENERATETEMPLATESREQUEST']._serialized_start=992
+  _globals['_GENERATETEMPLATESREQUEST']._serialized_end=1107
+  _globals['_GENERATETEMPLATESRESPONSE']._serialized_start=1109
+  _globals['_GENERATETEMPLATESRESPONSE']._serialized_end=1209
+  _globals['_INSTANTIATEREQUEST']._serialized_start=1211
+  _globals['_INSTANTIATEREQUEST']._serialized_end=1332
+  _globals['_INSTANTIATERESPONSE']._serialized_start=1335
+  _globals['_INSTANTIATERESPONSE']._serialized_end=1501
+  _globals['_INSTANTIATEWITHPROGRESSREQUEST']._serialized_start=1503
+  _globals['_INSTANTIATEWITHPROGRESSREQUEST']._serialized_end=1597
+  _globals['_INSTANTIATEWITHPROGRESSRESPONSE']._serialized_start=1599
+  _globals['_INSTANTIATEWITHPROGRESSRESPONSE']._serialized_end=1717
+  _globals['_RECONFIGUREREQUEST']._serialized_start=1720
+  _globals['_RECONFIGUREREQUEST']._serialized_end=2043
+  _globals['_RECONFIGURERESPONSE']._serialized_start=2046
+  _globals['_RECONFIGURERESPONSE']._serialized_end=2283
+  _globals['_PLANAHEADREQUEST']._serialized_start=2285
+  _globals['_PLANAHEADREQUEST']._serialized_end=2365
+  _globals['_PLANAHEADRESPONSE']._serialized_start=2368
+  _globals['_PLANAHEADRESPONSE']._serialized_end=2514
+  _globals['_SIMULATEREQUEST']._serialized_start=2517
+  _globals['_SIMULATEREQUEST']._serialized_end=2679
+  _globals['_SIMULATEDACTION']._serialized_start=2682
+  _globals['_SIMULATEDACTION']._serialized_end=2819
+  _globals['_SIMULATERESPONSE']._serialized_start=2822
+  _globals['_SIMULATERESPONSE']._serialized_end=2953
+  _globals['_PLANNERSERVICE']._serialized_start=2956
+  _globals['_PLANNERSERVICE']._serialized_end=3652
 # @@protoc_insertion_point(module_scope)

@@ -172,7 +172,7 @@ Global___Holding: _TypeAlias = Holding  # noqa: Y015
 
 @_typing.final
 class LayerCopy(_message.Message):
-    """One layer's state to be copied."""
+    """One layer's state to be copied, or a piece of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -180,6 +180,7 @@ class LayerCopy(_message.Message):
     SOURCE_NODE_ID_FIELD_NUMBER: _builtins.int
     DESTINATION_NODE_ID_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """The layer."""
     source_node_id: _builtins.str
@@ -188,6 +189,8 @@ class LayerCopy(_message.Message):
     """The node that needs it."""
     bytes: _builtins.int
     """Bytes to copy."""
+    first_byte: _builtins.int
+    """Where the piece begins in the layer's state, in bytes; 0 for a whole layer."""
     def __init__(
         self,
         *,
@@ -195,10 +198,11 @@ class LayerCopy(_message.Message):
         source_node_id: _builtins.str = ...,
         destination_node_id: _builtins.str = ...,
         bytes: _builtins.int = ...,
+        first_byte: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "destination_node_id", b"destination_node_id", "layer", b"layer", "source_node_id", b"source_node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "destination_node_id", b"destination_node_id", "first_byte", b"first_byte", "layer", b"layer", "source_node_id", b"source_node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -378,12 +382,17 @@ class InstantiateResponse(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MIN_NODES_FIELD_NUMBER: _builtins.int
     NEXT_BEST_ITERATION_SECONDS_FIELD_NUMBER: _builtins.int
+    LOWER_BOUND_SECONDS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Why, in words: the binding stage, the cost of f, the next best plan."""
     min_nodes: _builtins.int
     """Fewest nodes that hold the model (n0)."""
     next_best_iteration_seconds: _builtins.float
     """Seconds of one step of the best plan of another shape, 0 where there is none."""
+    lower_bound_seconds: _builtins.float
+    """No plan for these nodes has a shorter step: the plan's own seconds where it is proven optimal, as
+    it is unless the nodes are of several kinds and too many, or of different measured speeds too.
+    """
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
         """The plan."""
@@ -395,14 +404,67 @@ class InstantiateResponse(_message.Message):
         reason: _builtins.str = ...,
         min_nodes: _builtins.int = ...,
         next_best_iteration_seconds: _builtins.float = ...,
+        lower_bound_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_nodes", b"min_nodes", "next_best_iteration_seconds", b"next_best_iteration_seconds", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lower_bound_seconds", b"lower_bound_seconds", "min_nodes", b"min_nodes", "next_best_iteration_seconds", b"next_best_iteration_seconds", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InstantiateResponse: _TypeAlias = InstantiateResponse  # noqa: Y015
+
+@_typing.final
+class InstantiateWithProgressRequest(_message.Message):
+    """Request of InstantiateWithProgress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___InstantiateRequest:
+        """What Instantiate would be asked."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___InstantiateRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InstantiateWithProgressRequest: _TypeAlias = InstantiateWithProgressRequest  # noqa: Y015
+
+@_typing.final
+class InstantiateWithProgressResponse(_message.Message):
+    """Response of InstantiateWithProgress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FRACTION_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    done_fraction: _builtins.float
+    """How much is done, from 0 to 1; it only grows."""
+    @_builtins.property
+    def answer(self) -> Global___InstantiateResponse:
+        """The answer, in the last response only."""
+
+    def __init__(
+        self,
+        *,
+        done_fraction: _builtins.float = ...,
+        answer: Global___InstantiateResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done_fraction", b"done_fraction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InstantiateWithProgressResponse: _TypeAlias = InstantiateWithProgressResponse  # noqa: Y015
 
 @_typing.final
 class ReconfigureRequest(_message.Message):
@@ -416,8 +478,13 @@ class ReconfigureRequest(_message.Message):
     HOLDINGS_FIELD_NUMBER: _builtins.int
     HORIZON_SECONDS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     horizon_seconds: _builtins.float
     """Expected seconds to the next change (H)."""
+    chunk_bytes: _builtins.int
+    """Layers may be copied in pieces of whole multiples of so many bytes (the last piece of a layer may
+    be shorter), each from another node, where that relieves the busiest link; 0 for whole layers only.
+    """
     @_builtins.property
     def problem(self) -> Global___Problem:
         """The job."""
@@ -447,10 +514,11 @@ class ReconfigureRequest(_message.Message):
         holdings: _abc.Iterable[Global___Holding] | None = ...,
         horizon_seconds: _builtins.float = ...,
         costs: Global___TransitionCosts | None = ...,
+        chunk_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "current", b"current", "problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "current", b"current", "holdings", b"holdings", "horizon_seconds", b"horizon_seconds", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "costs", b"costs", "current", b"current", "holdings", b"holdings", "horizon_seconds", b"horizon_seconds", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -505,6 +573,66 @@ class ReconfigureResponse(_message.Message):
 Global___ReconfigureResponse: _TypeAlias = ReconfigureResponse  # noqa: Y015
 
 @_typing.final
+class PlanAheadRequest(_message.Message):
+    """Request of PlanAhead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRESENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def present(self) -> Global___ReconfigureRequest:
+        """What would be asked about the present plan with every node there."""
+
+    def __init__(
+        self,
+        *,
+        present: Global___ReconfigureRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["present", b"present"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["present", b"present"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanAheadRequest: _TypeAlias = PlanAheadRequest  # noqa: Y015
+
+@_typing.final
+class PlanAheadResponse(_message.Message):
+    """Response of PlanAhead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOST_NODE_ID_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    ERROR_REASON_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    lost_node_id: _builtins.str
+    """The node that would be lost."""
+    error_reason: _builtins.str
+    """Why there would be none, as the ErrorInfo's reason and message; empty when there would be one."""
+    error_message: _builtins.str
+    """The same for people."""
+    @_builtins.property
+    def next(self) -> Global___ReconfigureResponse:
+        """What would follow; absent when there would be no plan."""
+
+    def __init__(
+        self,
+        *,
+        lost_node_id: _builtins.str = ...,
+        next: Global___ReconfigureResponse | None = ...,
+        error_reason: _builtins.str = ...,
+        error_message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_message", b"error_message", "error_reason", b"error_reason", "lost_node_id", b"lost_node_id", "next", b"next"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanAheadResponse: _TypeAlias = PlanAheadResponse  # noqa: Y015
+
+@_typing.final
 class SimulateRequest(_message.Message):
     """Request of Simulate."""
 
@@ -512,6 +640,7 @@ class SimulateRequest(_message.Message):
 
     PROBLEM_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def problem(self) -> Global___Problem:
         """The job."""
@@ -520,15 +649,20 @@ class SimulateRequest(_message.Message):
     def plan(self) -> _plan_pb2.Plan:
         """The plan to simulate."""
 
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanNode]:
+        """The plan's nodes, for their kinds and speeds; those not named are of the first kind, as profiled."""
+
     def __init__(
         self,
         *,
         problem: Global___Problem | None = ...,
         plan: _plan_pb2.Plan | None = ...,
+        nodes: _abc.Iterable[Global___PlanNode] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "plan", b"plan", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

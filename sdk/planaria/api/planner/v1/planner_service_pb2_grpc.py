@@ -47,10 +47,20 @@ class PlannerServiceStub(object):
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateResponse.FromString,
                 _registered_method=True)
+        self.InstantiateWithProgress = channel.unary_stream(
+                '/planaria.api.planner.v1.PlannerService/InstantiateWithProgress',
+                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressRequest.SerializeToString,
+                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressResponse.FromString,
+                _registered_method=True)
         self.Reconfigure = channel.unary_unary(
                 '/planaria.api.planner.v1.PlannerService/Reconfigure',
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.FromString,
+                _registered_method=True)
+        self.PlanAhead = channel.unary_stream(
+                '/planaria.api.planner.v1.PlannerService/PlanAhead',
+                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadRequest.SerializeToString,
+                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadResponse.FromString,
                 _registered_method=True)
         self.Simulate = channel.unary_unary(
                 '/planaria.api.planner.v1.PlannerService/Simulate',
@@ -82,10 +92,27 @@ class PlannerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InstantiateWithProgress(self, request, context):
+        """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
+        many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reconfigure(self, request, context):
         """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
         Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
         in the plan and not an error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanAhead(self, request, context):
+        """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
+        would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+        Fails like Reconfigure where the fault lies in the request and not in the loss.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,10 +139,20 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateResponse.SerializeToString,
             ),
+            'InstantiateWithProgress': grpc.unary_stream_rpc_method_handler(
+                    servicer.InstantiateWithProgress,
+                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressRequest.FromString,
+                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressResponse.SerializeToString,
+            ),
             'Reconfigure': grpc.unary_unary_rpc_method_handler(
                     servicer.Reconfigure,
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.SerializeToString,
+            ),
+            'PlanAhead': grpc.unary_stream_rpc_method_handler(
+                    servicer.PlanAhead,
+                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadRequest.FromString,
+                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadResponse.SerializeToString,
             ),
             'Simulate': grpc.unary_unary_rpc_method_handler(
                     servicer.Simulate,
@@ -191,6 +228,33 @@ class PlannerService(object):
             _registered_method=True)
 
     @staticmethod
+    def InstantiateWithProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/planaria.api.planner.v1.PlannerService/InstantiateWithProgress',
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressRequest.SerializeToString,
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Reconfigure(request,
             target,
             options=(),
@@ -207,6 +271,33 @@ class PlannerService(object):
             '/planaria.api.planner.v1.PlannerService/Reconfigure',
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanAhead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/planaria.api.planner.v1.PlannerService/PlanAhead',
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadRequest.SerializeToString,
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,10 +45,19 @@ class PlannerServiceStub:
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
     FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
     """
+    InstantiateWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.InstantiateWithProgressRequest, _planner_service_pb2.InstantiateWithProgressResponse]
+    """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
+    many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
+    """
     Reconfigure: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.ReconfigureRequest, _planner_service_pb2.ReconfigureResponse]
     """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
     Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
     in the plan and not an error.
+    """
+    PlanAhead: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.PlanAheadRequest, _planner_service_pb2.PlanAheadResponse]
+    """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
+    would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+    Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
     Simulate: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]
     """Simulates one step of a plan under the 1F1B schedule, event by event. Idempotent.
@@ -72,10 +81,19 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
     FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
     """
+    InstantiateWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.InstantiateWithProgressRequest, _planner_service_pb2.InstantiateWithProgressResponse]  # type: ignore[assignment]
+    """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
+    many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
+    """
     Reconfigure: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.ReconfigureRequest, _planner_service_pb2.ReconfigureResponse]  # type: ignore[assignment]
     """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
     Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
     in the plan and not an error.
+    """
+    PlanAhead: _aio.UnaryStreamMultiCallable[_planner_service_pb2.PlanAheadRequest, _planner_service_pb2.PlanAheadResponse]  # type: ignore[assignment]
+    """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
+    would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+    Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
     Simulate: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]  # type: ignore[assignment]
     """Simulates one step of a plan under the 1F1B schedule, event by event. Idempotent.
@@ -110,6 +128,16 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def InstantiateWithProgress(
+        self,
+        request: _planner_service_pb2.InstantiateWithProgressRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.InstantiateWithProgressResponse], _abc.AsyncIterator[_planner_service_pb2.InstantiateWithProgressResponse]]:
+        """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
+        many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
+        """
+
+    @_abc_1.abstractmethod
     def Reconfigure(
         self,
         request: _planner_service_pb2.ReconfigureRequest,
@@ -118,6 +146,17 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
         Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
         in the plan and not an error.
+        """
+
+    @_abc_1.abstractmethod
+    def PlanAhead(
+        self,
+        request: _planner_service_pb2.PlanAheadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.PlanAheadResponse], _abc.AsyncIterator[_planner_service_pb2.PlanAheadResponse]]:
+        """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
+        would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+        Fails like Reconfigure where the fault lies in the request and not in the loss.
         """
 
     @_abc_1.abstractmethod

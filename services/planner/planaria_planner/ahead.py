@@ -1,0 +1,52 @@
+"""The next plan for every single node that may be lost, computed while training runs.
+
+When a node dies, its plan is there already: no planning is on the critical path (ALGORITHMS.md 5).
+"""
+
+from collections.abc import Iterator, Sequence
+
+from planaria_common.errors import PlanariaError
+from planaria_planner.candidates import RunningPipeline
+from planaria_planner.checks import check_change
+from planaria_planner.instantiate import prepare
+from planaria_planner.inventory import Holdings, Inventory
+from planaria_planner.nodes import Node
+from planaria_planner.problem import Problem
+from planaria_planner.reconfigure import Groundwork, Reconfiguration, TransitionCosts, next_plan
+
+Outcome = Reconfiguration | PlanariaError
+"""The plan that follows a loss, or why there is none."""
+
+
+def plan_ahead(
+    problem: Problem,
+    nodes: Sequence[Node],
+    running: Sequence[RunningPipeline],
+    holdings: Holdings,
+    *,
+    horizon_seconds: float,
+    costs: TransitionCosts | None = None,
+) -> Iterator[tuple[str, Outcome]]:
+    """Yield, for each node of the running plan by name, what follows its loss.
+
+    Arguments and errors are those of `reconfigure`; what they have in common is computed once.
+    """
+    check_change(problem, running, holdings, horizon_seconds)
+    problem, pool = prepare(problem, nodes)
+    ground = Groundwork.of(problem, pool)
+    inventory = Inventory.of(holdings, problem.profile.num_layers)
+    for lost in sorted(node_id for pipeline in running for node_id in pipeline.node_ids):
+        try:
+            yield (
+                lost,
+                next_plan(
+                    ground,
+                    [node for node in pool if node.node_id != lost],
+                    running,
+                    inventory.without(lost),
+                    horizon_seconds=horizon_seconds,
+                    costs=costs or TransitionCosts(),
+                ),
+            )
+        except PlanariaError as error:
+            yield lost, error

@@ -1,0 +1,193 @@
+"""A node's agent: passes directives on, and may lose its session or its life."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
+
+from planaria_common.clock import FakeClock
+from planaria_common.errors import ErrorReason, UnavailableError
+from planaria_coordinator.application.agents import EngineExited, Hello
+from planaria_coordinator.application.coordinator import Coordinator
+from planaria_coordinator.application.sessions import AgentSession
+from planaria_coordinator.domain.directive import (
+    Directive,
+    DirectiveResult,
+    Failure,
+    MeasuredLayer,
+    Outcome,
+    Prepare,
+    Prepared,
+    Stop,
+    Stopped,
+)
+from planaria_coordinator.domain.node import EngineSnapshot, EngineState
+from unit.coordinator.sim_engine import SimEngine
+
+NUM_LAYERS = 6
+
+
+class Surroundings(Protocol):
+    """What an agent sees of the world."""
+
+    counter: "count[int]"
+    clock: FakeClock
+    steps: int
+    violations: list[str]
+
+    @property
+    def coordinator(self) -> Coordinator: ...
+
+    def check_stored(self, directive: Directive) -> None: ...
+
+
+class SimAgent:
+    """A node's agent: passes directives on, and may lose its session or its life."""
+
+    def __init__(self, world: Surroundings, node_id: str) -> None:
+        self.world = world
+        self.node_id = node_id
+        self.agent_id = f"agent-{next(world.counter)}"
+        self.engines: dict[str, SimEngine] = {}
+        self.session: AgentSession | None = None
+        self.is_silent = False
+        """Neither beats nor hears, as if its network were cut."""
+        self.held_kinds: set[str] = set()
+        self.held: list[Directive] = []
+        self.outbox: list[Callable[[AgentSession], None]] = []
+        self.refusal: Failure | None = None
+        self.data_digest = "data"
+        self.fingerprint = {"torch": "2"}
+        self._reading: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Open a session, and say what could not be said before; or try again later."""
+        hello = Hello(
+            node_id=self.node_id,
+            agent_id=self.agent_id,
+            version="1",
+            protocol_version=1,
+            advertise_address="127.0.0.1",
+            num_accelerators=1,
+            accelerator_kind="cpu",
+            accelerator_memory_bytes=1 << 34,
+            pid=1,
+            engines=self.snapshots(),
+        )
+        try:
+            self.session = await self.world.coordinator.sessions.open(hello)
+        except UnavailableError:
+            return
+        self._reading = asyncio.create_task(self._read(self.session))
+        for say in self.outbox:
+            say(self.session)
+        self.outbox.clear()
+
+    def disconnect(self) -> None:
+        """The session ends; engines know nothing of it."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+    async def _read(self, session: AgentSession) -> None:
+        while (directive := await session.next_directive()) is not None:
+            self.world.check_stored(directive)
+            self.hear(directive)
+        if self.session is session:
+            self.session = None
+
+    def hear(self, directive: Directive) -> None:
+        if self.is_silent:
+            return
+        if directive.command.kind in self.held_kinds:
+            self.held.append(directive)
+            return
+        self.carry_out(directive)
+
+    def release(self) -> None:
+        """Let go what was held back."""
+        self.held_kinds.clear()
+        held, self.held = self.held, []
+        for directive in held:
+            self.carry_out(directive)
+
+    def carry_out(self, directive: Directive) -> None:
+        engine = self.engines.get(directive.engine_id)
+        command = directive.command
+        outcome: Outcome | None
+        if isinstance(command, Prepare):
+            outcome = self._prepare(directive, command)
+        elif engine is None:
+            stopped = Stopped() if isinstance(command, Stop) else None
+            outcome = stopped or Failure(reason=ErrorReason.ENGINE_FAILED, message="no engine")
+        else:
+            outcome = engine.handle(directive)
+            if isinstance(command, Stop):
+                self.engines.pop(engine.id, None)
+        if outcome is not None:
+            self.answer(directive, outcome)
+
+    def _prepare(self, directive: Directive, command: Prepare) -> Outcome:
+        if self.refusal is not None:
+            return self.refusal
+        engine = self.engines.get(directive.engine_id)
+        if engine is None:
+            engine = SimEngine(
+                id=directive.engine_id,
+                job_id=directive.job_id,
+                clock=self.world.clock,
+                steps=self.world.steps,
+                violations=self.world.violations,
+                generation=directive.generation,
+                state=EngineState.PARKED,
+            )
+            self.engines[engine.id] = engine
+        return Prepared(
+            engine=engine.snapshot(),
+            data_digest=self.data_digest,
+            num_tokens=1000,
+            fingerprint=self.fingerprint,
+            measured_layers=tuple(
+                MeasuredLayer(layer=layer, forward_seconds=0.01, backward_seconds=0.02)
+                for layer in (0, 1, NUM_LAYERS - 1)
+            ),
+        )
+
+    def answer(self, directive: Directive, outcome: Outcome) -> None:
+        result = DirectiveResult(
+            directive_id=directive.id,
+            job_id=directive.job_id,
+            engine_id=directive.engine_id,
+            generation=directive.generation,
+            outcome=outcome,
+        )
+        self.say(lambda session: session.result(result))
+
+    def say(self, message: Callable[[AgentSession], None]) -> None:
+        """Send now, or when there is a session again."""
+        if self.session is None or self.is_silent:
+            self.outbox.append(message)
+        else:
+            message(self.session)
+
+    def snapshots(self) -> tuple[EngineSnapshot, ...]:
+        return tuple(engine.snapshot() for engine in self.engines.values())
+
+    def beat(self) -> None:
+        if self.session is not None and not self.is_silent:
+            self.session.heartbeat(self.snapshots())
+
+    def lose_engine(self, engine_id: str) -> None:
+        """Its process is killed; the agent sees it."""
+        engine = self.engines.pop(engine_id)
+        self.held = [d for d in self.held if d.engine_id != engine_id]
+        exited = EngineExited(
+            job_id=engine.job_id,
+            engine_id=engine_id,
+            exit_code=-9,
+            detect_time=self.world.clock.now(),
+            log_tail=(),
+        )
+        self.say(lambda session: session.engine_exited(exited))
