@@ -40,7 +40,7 @@ def test_two_losses_at_any_moments_of_a_step() -> None:
 def test_faults_and_crashes_at_any_moments(
     num_faults: int, num_crashes: int, num_steps: int
 ) -> None:
-    """With two steps, the second of which begins while the others get their places."""
+    """Two losses over two steps: 262,114 states; a loss and a crash of the coordinator: 695,726."""
     model = Model(num_faults=num_faults, num_crashes=num_crashes, num_steps=num_steps)
     assert search(model).num_states > 200_000
 
