@@ -86,6 +86,9 @@ def _end(transition: Transition) -> datetime:
     resumed = [outcomes[e].resume_time for e in had_to_stop if e in outcomes]
     if not resumed and regrown and story.resume_time is not None:
         return story.resume_time  # whole pipelines were all that was left, and never stopped
+    if not outcomes:  # the job's end came first: nobody had to compute again
+        stands = [report.park_time or report.fence_time for report in transition.reports.values()]
+        return max(stands, default=story.start_time)
     return max(resumed or [outcome.resume_time for outcome in outcomes.values()])
 
 

@@ -54,14 +54,29 @@ def complete(turn: Turn) -> None:
 
 def tell_of_recovery(turn: Turn, transition: Transition) -> None:
     """Record what a recovery cost, and say so."""
-    number = turn.run.num_recoveries + 1
-    recovery = recovery_record(turn.run, transition, number)
-    turn.change(num_recoveries=number)
+    recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
+    message = _recovery_in_words(recovery, transition)
+    _record(turn, recovery, message, step=transition.target_steps)
+
+
+def close_recovery(turn: Turn) -> None:
+    """Record a recovery that the end of the job has overtaken: the last step needs no plan."""
+    transition = turn.transition
+    if transition.story.cause not in _RECOVERIES:
+        return
+    recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
+    turn.note(story=replace(transition.story, cause=Cause.FINISHED))
+    message = f"all {transition.target_steps} steps are committed: nothing is left to recover for"
+    _record(turn, recovery, message, step=transition.target_steps)
+
+
+def _record(turn: Turn, recovery: Recovery, message: str, *, step: int) -> None:
+    turn.change(num_recoveries=recovery.id)
     turn.actions.append(RecordRecovery(recovery=recovery))
     turn.emit(
         "recovery_finished",
-        _recovery_in_words(recovery, transition),
-        step=transition.target_steps,
+        message,
+        step=step,
         pause_seconds=recovery.pause_seconds,
         phases={phase.name: phase.duration_seconds for phase in recovery.phases},
         redone_microbatches=recovery.redone_microbatches,

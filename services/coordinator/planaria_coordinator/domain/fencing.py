@@ -7,6 +7,7 @@ nobody go on computing all the while, and finish the step in flight.
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.completion import close_recovery
 from planaria_coordinator.domain.directive import (
     Commit,
     CommitRecord,
@@ -241,6 +242,7 @@ def version_reached(turn: Turn) -> None:
             {"layers": layers},
         )
     elif target >= run.requirements.steps:
+        close_recovery(turn)
         begin_digesting(turn)
     elif kept and run.placement is not None:
         _finish_step(turn, run.placement, kept)
