@@ -222,6 +222,11 @@ class EngineCluster:
         return name in self.engines and self.engines[name].process.poll() is None
 
     @property
+    def members(self) -> Sequence[str]:
+        """Engines of the newest plan, dead or alive."""
+        return self._members
+
+    @property
     def survivors(self) -> list[str]:
         return [name for name in self.engines if self.is_alive(name)]
 
