@@ -20,8 +20,8 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize(
     ("mutant", "scenario", "seen"),
     [
-        # Layers 0 to 2 of the step that b alone has committed have no source.
-        ("one_phase", lose_the_only_rank_without_a_sum, "without an address only version 0"),
+        # Layers 0 to 2 of the step were never summed: a died with its part of them.
+        ("one_phase", lose_the_only_rank_without_a_sum, "a step that nobody could finish"),
         # A directive of a generation that is over is carried out.
         ("no_generation_check", obey_a_stale_coordinator, "fence_report"),
     ],
