@@ -26,6 +26,7 @@ def plan_ahead(
     *,
     horizon_seconds: float,
     costs: TransitionCosts | None = None,
+    chunk_bytes: int = 0,
 ) -> Iterator[tuple[str, Outcome]]:
     """Yield, for each node of the running plan by name, what follows its loss.
 
@@ -46,6 +47,7 @@ def plan_ahead(
                     inventory.without(lost),
                     horizon_seconds=horizon_seconds,
                     costs=costs or TransitionCosts(),
+                    chunk_bytes=chunk_bytes,
                 ),
             )
         except PlanariaError as error:

@@ -99,8 +99,12 @@ def parse_nodes(text: str, profile: ModelProfile) -> tuple[Node, ...]:
 
 
 def plan_json(answer: Instantiation, explanation: Explanation) -> dict[str, Any]:
-    """Return the plan as `planaria plan --json` prints it."""
+    """Return the plan as `planaria plan --json` prints it.
+
+    `lower_bound_seconds` is there only where the plan is not proven to be the fastest.
+    """
     pipelines = answer.plan.pipelines
+    proven = answer.lower_bound_seconds == answer.plan.iteration_seconds
     return {
         "iteration_seconds": answer.plan.iteration_seconds,
         "idle_nodes": len(answer.plan.idle_node_ids),
@@ -122,6 +126,7 @@ def plan_json(answer: Instantiation, explanation: Explanation) -> dict[str, Any]
             for pipeline in pipelines
         ],
         "next_best": _next_best(explanation),
+        **({} if proven else {"lower_bound_seconds": answer.lower_bound_seconds}),
     }
 
 

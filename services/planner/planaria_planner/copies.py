@@ -4,7 +4,8 @@ Links are full duplex. What a node receives is given by its place, so only what 
 to be balanced, and only down to the most that any node receives. Layers are handed out largest
 first to the least loaded holder; then chains of moves (this copy to another holder, which passes
 one on in turn) relieve the busiest source until none does. For layers of equal size that is the
-optimum: the chains are augmenting paths.
+optimum: the chains are augmenting paths. For others a second start, in the order of the layers, is
+compared, so that it is never worse than handing them out as they come.
 """
 
 import heapq
@@ -18,12 +19,16 @@ from planaria_planner.profile import ModelProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCopy:
-    """One layer's state to be copied; the source is empty when no node holds the layer."""
+    """One layer's state to be copied, or a piece of it from `first_byte` on.
+
+    The source is empty when no node holds the layer.
+    """
 
     layer: int
     source: str
     destination: str
     num_bytes: int
+    first_byte: int = 0
 
 
 def choose_sources(
@@ -41,14 +46,15 @@ def choose_sources(
     needed = {layer: holders.get(layer, ()) for layer, _ in wanted}
     # Largest first, then those with the least choice; the sort keeps the order of equal ones.
     rank = {layer: (-sizes[layer], len(ids)) for layer, ids in needed.items()}
-    chosen = _Loads(needed, sizes)
-    for want in sorted(wanted, key=lambda want: rank[want[0]]):
-        chosen.take(want)
     most_received = max(
         (sum(sizes[layer] for layer in layers) for layers in missing.values()), default=0
     )
-    while chosen.relieve(most_received):
-        pass
+    chosen = _Loads(needed, sizes)
+    chosen.hand_out(sorted(wanted, key=lambda want: rank[want[0]]), most_received)
+    if chosen.peak > most_received and len({sizes[layer] for layer in needed}) > 1:
+        other = _Loads(needed, sizes)
+        other.hand_out(wanted, most_received)
+        chosen = min(chosen, other, key=lambda loads: loads.peak)
     return tuple(
         LayerCopy(
             layer=layer,
@@ -84,6 +90,18 @@ class _Loads:
         # Holders of a layer by load when last seen: loads only grow while layers are handed out.
         self._queues = {layer: [(0, node_id) for node_id in ids] for layer, ids in holders.items()}
         self.source_of: dict[Want, str] = {}
+
+    @property
+    def peak(self) -> int:
+        """What the busiest source sends."""
+        return max(self._load.values(), default=0)
+
+    def hand_out(self, wants: Sequence[Want], enough: int) -> None:
+        """Give every layer to a holder; sending at most `enough` is as good as sending less."""
+        for want in wants:
+            self.take(want)
+        while self.relieve(enough):
+            pass
 
     def take(self, want: Want) -> None:
         """Give a layer to its least loaded holder, if it has any."""

@@ -145,4 +145,10 @@ def in_words(answer: Instantiation, explanation: Explanation) -> str:
         words.append(
             f"next best: pipelines of {others}, {explanation.next_best_seconds:.6g} s a step"
         )
+    if answer.lower_bound_seconds < plan.iteration_seconds:
+        gap = plan.iteration_seconds / answer.lower_bound_seconds - 1
+        words.append(
+            f"not proven the fastest: no plan takes less than {answer.lower_bound_seconds:.6g} s,"
+            f" {100 * gap:.2g} % less"
+        )
     return "; ".join(words) + "."

@@ -19,7 +19,6 @@ from planaria_planner.checks import check_change
 from planaria_planner.copies import (
     LayerCopy,
     busiest_bytes,
-    choose_sources,
 )
 from planaria_planner.cost import CostModel, Stage, layers_by_node
 from planaria_planner.instantiate import (
@@ -31,6 +30,7 @@ from planaria_planner.instantiate import (
 )
 from planaria_planner.inventory import Holdings, Inventory
 from planaria_planner.nodes import Node
+from planaria_planner.pieces import choose_pieces
 from planaria_planner.placement import Place, assign
 from planaria_planner.plans import Selector
 from planaria_planner.problem import PlacedStages, Plan, Problem, make_plan, sizes_in_words
@@ -98,6 +98,7 @@ def reconfigure(
     *,
     horizon_seconds: float,
     costs: TransitionCosts | None = None,
+    chunk_bytes: int = 0,
 ) -> Reconfiguration:
     """Choose the plan that follows a change of nodes, and the copies that lead to it.
 
@@ -111,6 +112,7 @@ def reconfigure(
             there can be sources of copies.
         horizon_seconds: expected seconds to the next change (H).
         costs: measured costs of a change.
+        chunk_bytes: layers may be copied in pieces of multiples of it; 0 for whole layers only.
 
     Raises:
         PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
@@ -125,6 +127,7 @@ def reconfigure(
         Inventory.of(holdings, problem.profile.num_layers),
         horizon_seconds=horizon_seconds,
         costs=costs or TransitionCosts(),
+        chunk_bytes=chunk_bytes,
     )
 
 
@@ -157,6 +160,7 @@ def next_plan(
     *,
     horizon_seconds: float,
     costs: TransitionCosts,
+    chunk_bytes: int,
 ) -> Reconfiguration:
     """Do the work of `reconfigure` for a problem and nodes that were checked and prepared."""
     problem, templates, selector = ground.problem, ground.templates, ground.selector
@@ -173,6 +177,7 @@ def next_plan(
         lacked={w.running.node_ids: _lacking(inventory, w.running) for w in situation.whole},
         horizon_seconds=horizon_seconds,
         costs=costs,
+        chunk_bytes=chunk_bytes,
     )
     candidates = _distinct(
         [
@@ -202,6 +207,7 @@ class _Change:
     """What the nodes of each whole pipeline lack of it: as a rule nothing."""
     horizon_seconds: float
     costs: TransitionCosts
+    chunk_bytes: int
 
     def evaluate(self, target: Target) -> Candidate:
         """Place a target on its nodes, and work out its copies and its score."""
@@ -221,7 +227,9 @@ class _Change:
         for node_ids, stages, _ in new:
             pipeline = RunningPipeline(node_ids=node_ids, stages=stages)
             missing.update(_lacking(self.inventory, pipeline))
-        copies = choose_sources(self.problem.profile, missing, self.inventory.holders)
+        copies = choose_pieces(
+            self.problem.profile, missing, self.inventory.holders, self.chunk_bytes
+        )
         seconds = self._transition_seconds(plan, copies)
         steps = max(self.horizon_seconds - seconds, 0.0) / plan.iteration_seconds
         return Candidate(
