@@ -11,17 +11,17 @@ compared, so that it is never worse than handing them out as they come.
 import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planaria_planner.inventory import Holders
 from planaria_planner.profile import ModelProfile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCopy:
+class LayerCopy(NamedTuple):
     """One layer's state to be copied, or a piece of it from `first_byte` on.
 
-    The source is empty when no node holds the layer.
+    The source is empty when no node holds the layer. A named tuple and not a dataclass: plans made
+    ahead make tens of thousands.
     """
 
     layer: int

@@ -179,12 +179,12 @@ def next_plan(
         costs=costs,
         chunk_bytes=chunk_bytes,
     )
-    candidates = _distinct(
-        [
-            change.evaluate(target)
-            for target in targets(problem, templates, selector, situation, min_pipelines)
-        ]
-    )
+    candidates: list[Candidate] = []
+    for target in targets(problem, templates, selector, situation, min_pipelines):
+        plan, new = change.place(target)
+        # An earlier candidate with the same plan is the more stable one.
+        if all(plan != candidate.plan for candidate in candidates):
+            candidates.append(change.evaluate(target, plan, new))
     # Of equal candidates the first, that is the most stable one, wins: the sort keeps order.
     ranked = sorted(candidates, key=lambda c: (-c.steps_within_horizon, c.transition_seconds))
     met = len(ranked[0].plan.pipelines) > problem.fault_tolerance
@@ -209,11 +209,10 @@ class _Change:
     costs: TransitionCosts
     chunk_bytes: int
 
-    def evaluate(self, target: Target) -> Candidate:
-        """Place a target on its nodes, and work out its copies and its score."""
-        kept = [(w.running.node_ids, w.running.stages, w.cost) for w in target.kept]
-        new = self._place(target)
-        placed = [*kept, *new]
+    def place(self, target: Target) -> tuple[Plan, list[PlacedStages]]:
+        """Give a target its nodes; return the plan and those of its pipelines that are new."""
+        new = self._new_pipelines(target)
+        placed = [*((w.running.node_ids, w.running.stages, w.cost) for w in target.kept), *new]
         used = {node_id for node_ids, _, _ in placed for node_id in node_ids}
         everyone = [node.node_id for node in target.pool]
         plan = make_plan(
@@ -221,9 +220,13 @@ class _Change:
             self.problem.num_microbatches,
             (node_id for node_id in everyone if node_id not in used),
         )
+        return plan, new
+
+    def evaluate(self, target: Target, plan: Plan, new: Sequence[PlacedStages]) -> Candidate:
+        """Work out the copies that lead to a plan, and its score."""
         missing: dict[str, tuple[int, ...]] = {}
-        for node_ids, _, _ in kept:
-            missing.update(self.lacked[node_ids])
+        for whole in target.kept:
+            missing.update(self.lacked[whole.running.node_ids])
         for node_ids, stages, _ in new:
             pipeline = RunningPipeline(node_ids=node_ids, stages=stages)
             missing.update(_lacking(self.inventory, pipeline))
@@ -241,7 +244,7 @@ class _Change:
             moves=target.moves,
         )
 
-    def _place(self, target: Target) -> list[PlacedStages]:
+    def _new_pipelines(self, target: Target) -> list[PlacedStages]:
         kept = {w.running.node_ids for w in target.kept}
         heirs = [w.running for w in self.situation.whole if w.running.node_ids not in kept]
         places: list[Place] = []
@@ -291,15 +294,6 @@ def _lacking(inventory: Inventory, pipeline: RunningPipeline) -> dict[str, tuple
         if here:
             lacking[node_id] = here
     return lacking
-
-
-def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Drop candidates whose plan an earlier one has."""
-    distinct: list[Candidate] = []
-    for candidate in candidates:
-        if all(candidate.plan != other.plan for other in distinct):
-            distinct.append(candidate)
-    return distinct
 
 
 def _reason(

@@ -206,7 +206,7 @@ async def test_a_simulation_knows_kinds_and_speeds(planner: "PlannerServiceAsync
 
 
 async def test_copies_come_in_pieces_when_asked_for(planner: "PlannerServiceAsyncStub") -> None:
-    problem = small_problem(fault_tolerance=0, min_nodes_per_pipeline=1)
+    problem = small_problem(fault_tolerance=0, min_nodes_per_pipeline=1, num_microbatches=10)
     everything = [pb.Holding(node_id=node, layers=range(6)) for node in "abcd"]
     request = pb.ReconfigureRequest(
         problem=problem,
