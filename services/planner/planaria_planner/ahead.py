@@ -35,7 +35,7 @@ def plan_ahead(
     check_change(problem, running, holdings, horizon_seconds)
     problem, pool = prepare(problem, nodes)
     ground = Groundwork.of(problem, pool)
-    inventory = Inventory.of(holdings, problem.profile.num_layers)
+    inventory = Inventory.of(problem.profile, holdings)
     for lost in sorted(node_id for pipeline in running for node_id in pipeline.node_ids):
         try:
             yield (

@@ -209,6 +209,7 @@ class _Builder:
         """Some whole pipelines stay; everything else is planned anew, as well as is possible."""
         whole = self.situation.whole
         kept = whole[num_dissolved:]
+        pool = self._pool(kept)
         if not kept:
             kind, moves = CandidateKind.FROM_SCRATCH, "everything is planned anew"
         elif num_dissolved == 0:
@@ -217,13 +218,13 @@ class _Builder:
             kind = CandidateKind.REPLAN
             moves = f"{num_dissolved} of {len(whole)} whole pipelines are planned anew as well"
         selection = self.selector.select(
-            self._budget(kept),
+            self._budget(kept, pool),
             min_pipelines=self.min_pipelines,
             num_microbatches=self.problem.num_microbatches,
             groups=[[w.cost] for w in kept],
         )
         if selection:
-            yield self._target(kind, kept, selection.choices, moves)
+            yield Target(kind=kind, kept=kept, choices=selection.choices, pool=pool, moves=moves)
 
     def _with_groups(
         self,
@@ -259,17 +260,8 @@ class _Builder:
                 fronts, speeds, selection.members[len(kept) :], strict=True
             )
         )
-        yield self._target(kind, kept, choices, moves)
-
-    def _target(
-        self, kind: CandidateKind, kept: Sequence[Whole], choices: Sequence[Choice], moves: str
-    ) -> Target:
-        return Target(
-            kind=kind,
-            kept=tuple(kept),
-            choices=tuple(choices),
-            pool=self._pool(kept),
-            moves=moves,
+        yield Target(
+            kind=kind, kept=tuple(kept), choices=choices, pool=self._pool(kept), moves=moves
         )
 
     def _pool(self, kept: Sequence[Whole]) -> tuple[Node, ...]:
@@ -281,9 +273,8 @@ class _Builder:
         ]
         return in_order(node for node in everyone if node.node_id not in staying)
 
-    def _budget(self, kept: Sequence[Whole]) -> tuple[Node, ...]:
+    def _budget(self, kept: Sequence[Whole], pool: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the nodes of the pool that the job may use, the fastest of them."""
-        pool = self._pool(kept)
         if self.problem.max_nodes is None:
             return pool
         left = max(self.problem.max_nodes - sum(len(whole.nodes) for whole in kept), 0)

@@ -1,10 +1,13 @@
 """Who holds which layers, in the forms that placement and copies ask for."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+from planaria_planner.profile import ModelProfile
 
 Holdings = Mapping[str, frozenset[int]]
 """For each node the layers whose state it holds in a version worth copying."""
@@ -20,26 +23,30 @@ class Inventory:
     Attributes:
         holdings: who holds what.
         holders: the same by layer.
+        weights: [layer] the bytes of its state, divided by what all of them are multiples of.
         matrix: [row, layer] 1 where the node of that row holds the layer; the last row is all 0.
         rows: for each node its row.
     """
 
     holdings: Holdings
     holders: Holders
+    weights: NDArray[np.float64]
     matrix: NDArray[np.float64]
     rows: Mapping[str, int]
 
     @classmethod
-    def of(cls, holdings: Holdings, num_layers: int) -> "Inventory":
-        """Take stock of a model of `num_layers` layers."""
+    def of(cls, profile: ModelProfile, holdings: Holdings) -> "Inventory":
+        """Take stock."""
+        sizes = [layer.state_bytes for layer in profile.layers]
+        weights = np.array(sizes, dtype=np.float64) / (math.gcd(*sizes) or 1)
         rows = {node_id: row for row, node_id in enumerate(sorted(holdings))}
-        matrix = np.zeros((len(rows) + 1, num_layers))
+        matrix = np.zeros((len(rows) + 1, len(sizes)))
         holders: dict[int, list[str]] = {}
         for node_id, row in rows.items():
             matrix[row, list(holdings[node_id])] = 1
             for layer in holdings[node_id]:
                 holders.setdefault(layer, []).append(node_id)
-        return cls(holdings=holdings, holders=holders, matrix=matrix, rows=rows)
+        return cls(holdings=holdings, holders=holders, weights=weights, matrix=matrix, rows=rows)
 
     def without(self, lost: str) -> "Inventory":
         """Return what is left once a node is lost."""

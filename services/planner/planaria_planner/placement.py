@@ -5,15 +5,12 @@ A linear sum assignment of nodes to places: the cost is what the node lacks of t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from math import gcd
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from planaria_planner.inventory import Inventory
 from planaria_planner.nodes import Node
-from planaria_planner.profile import ModelProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +32,22 @@ class Place:
 
 
 def assign(
-    profile: ModelProfile, places: Sequence[Place], nodes: Sequence[Node], inventory: Inventory
+    places: Sequence[Place], nodes: Sequence[Node], inventory: Inventory
 ) -> tuple[Node, ...]:
     """Return for each place its node, with the fewest bytes to copy in all.
 
     Args:
-        profile: the model.
         places: what is to be filled; the nodes suffice for all of them.
         nodes: who may fill it, in a fixed order.
         inventory: who holds what already.
     """
     if not places:
         return ()
-    sizes = np.array([layer.state_bytes for layer in profile.layers], dtype=np.float64)
     # Smaller whole numbers leave room for the tie-break below the smallest difference in bytes.
-    sizes /= reduce(gcd, (layer.state_bytes for layer in profile.layers)) or 1
-    wanted = np.zeros((len(places), len(sizes)))
+    weights = inventory.weights
+    wanted = np.zeros((len(places), len(weights)))
     for row, place in enumerate(places):
-        wanted[row, list(place.layers)] = sizes[list(place.layers)]
+        wanted[row, list(place.layers)] = weights[list(place.layers)]
     held = inventory.held_by([node.node_id for node in nodes])
     costs = (wanted.sum(axis=1)[:, None] - wanted @ held.T) * (len(places) + 1)
     column = {node.node_id: i for i, node in enumerate(nodes)}

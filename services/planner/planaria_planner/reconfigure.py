@@ -124,7 +124,7 @@ def reconfigure(
         Groundwork.of(problem, pool),
         pool,
         running,
-        Inventory.of(holdings, problem.profile.num_layers),
+        Inventory.of(problem.profile, holdings),
         horizon_seconds=horizon_seconds,
         costs=costs or TransitionCosts(),
         chunk_bytes=chunk_bytes,
@@ -264,7 +264,7 @@ class _Change:
                     zip(template.node_kinds, layers_by_node(template.stages), strict=True)
                 )
             )
-        nodes = iter(assign(self.problem.profile, places, target.pool, self.inventory))
+        nodes = iter(assign(places, target.pool, self.inventory))
         placed = []
         for choice in target.choices:
             crew = [next(nodes) for _ in choice.template.node_kinds]

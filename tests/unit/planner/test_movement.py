@@ -41,7 +41,7 @@ def test_no_assignment_moves_fewer_bytes() -> None:
             )
             for node in chosen
         ]
-        found = assign(profile, places, nodes, Inventory.of(held, 6))
+        found = assign(places, nodes, Inventory.of(profile, held))
         assert len(set(found)) == len(places)
         for place, node in zip(places, found, strict=True):
             assert node.kind == place.kind
@@ -66,7 +66,7 @@ def test_of_equal_assignments_the_one_that_leaves_nodes_where_they_are() -> None
         for layers, heir in [((0, 1), "c"), ((2, 3), "d"), ((0, 1), "a"), ((2, 3), "b")]
     ]
     nodes = [Node(node_id=name) for name in "abcd"]
-    found = assign(profile, places, nodes, Inventory.of(held, 4))
+    found = assign(places, nodes, Inventory.of(profile, held))
     assert [node.node_id for node in found] == ["c", "d", "a", "b"]
 
 
@@ -103,7 +103,7 @@ def test_sources_load_the_busiest_link_the_least() -> None:
             f"d{i}": sorted(rng.sample(there, rng.randint(1, min(3, len(there)))))
             for i in range(rng.randint(1, 3))
         }
-        found = busiest_bytes(choose_sources(profile, missing, Inventory.of(held, 5).holders))
+        found = busiest_bytes(choose_sources(profile, missing, Inventory.of(profile, held).holders))
         best = every_choice_of_sources(profile, missing, held)
         assert found >= best
         assert found <= 1.34 * best, f"seed {seed}"
@@ -118,6 +118,6 @@ def test_copies_do_not_depend_on_the_order_of_holdings() -> None:
     held = {f"h{i}": frozenset(rng.sample(range(6), 4)) for i in range(4)}
     missing = {"d0": [0, 1, 2], "d1": [3, 4]}
     backwards = dict(reversed(held.items()))
-    assert choose_sources(profile, missing, Inventory.of(held, 6).holders) == choose_sources(
-        profile, missing, Inventory.of(backwards, 6).holders
+    assert choose_sources(profile, missing, Inventory.of(profile, held).holders) == choose_sources(
+        profile, missing, Inventory.of(profile, backwards).holders
     )

@@ -63,7 +63,7 @@ def test_no_link_carries_more_than_without_pieces(seed: int, chunk_bytes: int) -
     rng = random.Random(seed)
     profile = random_profile(rng, num_layers=6)
     missing, held = random_wants(rng, 6)
-    holders = Inventory.of(held, 6).holders
+    holders = Inventory.of(profile, held).holders
     whole = choose_sources(profile, missing, holders)
     pieces = choose_pieces(profile, missing, holders, chunk_bytes)
 
@@ -84,7 +84,7 @@ def test_pieces_load_the_busiest_link_the_least() -> None:
         rng = random.Random(seed)
         profile = equal_layers(5, state_bytes=1000)
         missing, held = random_wants(rng, 5)
-        holders = Inventory.of(held, 5).holders
+        holders = Inventory.of(profile, held).holders
         missing = {n: [i for i in layers if i in holders] for n, layers in missing.items()}
         missing = {n: layers for n, layers in missing.items() if layers}
         wanted = [layer for layers in missing.values() for layer in layers]
@@ -102,7 +102,7 @@ def test_pieces_load_the_busiest_link_the_least() -> None:
 
 def test_one_large_layer_is_drawn_from_all_its_holders() -> None:
     profile = equal_layers(1, state_bytes=1000)
-    holders = Inventory.of({name: frozenset({0}) for name in "abcd"}, 1).holders
+    holders = Inventory.of(profile, {name: frozenset({0}) for name in "abcd"}).holders
     copies = choose_pieces(profile, {"x": [0], "y": [0], "z": [0]}, holders, 10)
     sent = {name: sum(c.num_bytes for c in copies if c.source == name) for name in "abcd"}
     assert busiest_bytes(copies) == 1000, "what each of the three receives"
@@ -112,7 +112,7 @@ def test_one_large_layer_is_drawn_from_all_its_holders() -> None:
 def test_sizes_beyond_32_bits() -> None:
     """Terabytes in single bytes: units grow until they can be counted."""
     profile = equal_layers(2, state_bytes=1 << 42, memory_bytes=1 << 50)
-    holders = Inventory.of({"a": frozenset({0, 1}), "b": frozenset({0, 1})}, 2).holders
+    holders = Inventory.of(profile, {"a": frozenset({0, 1}), "b": frozenset({0, 1})}).holders
     copies = choose_pieces(profile, {"x": [0], "y": [1], "z": [0]}, holders, 1)
     check_every_byte_comes_once(profile, {"x": [0], "y": [1], "z": [0]}, holders, copies)
     assert busiest_bytes(copies) <= 1.51 * (1 << 42)
