@@ -25,7 +25,7 @@ class Place:
             cheap assignments the one that moves fewer nodes is chosen.
     """
 
-    layers: Sequence[int]
+    layers: range
     kind: int
     min_relative_speed: float
     heir_of: str = ""
@@ -43,16 +43,15 @@ def assign(
     """
     if not places:
         return ()
-    # Smaller whole numbers leave room for the tie-break below the smallest difference in bytes.
-    weights = inventory.weights
-    wanted = np.zeros((len(places), len(weights)))
-    for row, place in enumerate(places):
-        wanted[row, list(place.layers)] = weights[list(place.layers)]
+    first = np.array([place.layers.start for place in places])
+    end = np.array([place.layers.stop for place in places])
     held = inventory.held_by([node.node_id for node in nodes])
-    costs = (wanted.sum(axis=1)[:, None] - wanted @ held.T) * (len(places) + 1)
+    lacking = (inventory.weights[end] - inventory.weights[first])[:, None]
+    lacking = lacking - (held[:, end] - held[:, first]).T
+    # The tie-break stays below the smallest difference in bytes, which is 1.
+    costs = lacking * (len(places) + 1) + 1
     column = {node.node_id: i for i, node in enumerate(nodes)}
     for row, place in enumerate(places):
-        costs[row] += 1
         if place.heir_of in column:
             costs[row, column[place.heir_of]] -= 1
     kinds = np.array([node.kind for node in nodes])

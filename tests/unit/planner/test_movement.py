@@ -35,7 +35,7 @@ def test_no_assignment_moves_fewer_bytes() -> None:
         chosen = rng.sample(nodes, 4)
         places = [
             Place(
-                layers=tuple(rng.sample(range(6), rng.randint(1, 3))),
+                layers=range(*sorted(rng.sample(range(7), 2))),
                 kind=node.kind,
                 min_relative_speed=node.relative_speed,
             )
@@ -63,7 +63,7 @@ def test_of_equal_assignments_the_one_that_leaves_nodes_where_they_are() -> None
     held = {name: frozenset({0, 1}) if name in "ac" else frozenset({2, 3}) for name in "abcd"}
     places = [
         Place(layers=layers, kind=0, min_relative_speed=1.0, heir_of=heir)
-        for layers, heir in [((0, 1), "c"), ((2, 3), "d"), ((0, 1), "a"), ((2, 3), "b")]
+        for layers, heir in zip([range(2), range(2, 4)] * 2, "cdab", strict=True)
     ]
     nodes = [Node(node_id=name) for name in "abcd"]
     found = assign(places, nodes, Inventory.of(profile, held))
