@@ -9,7 +9,7 @@ compared, so that it is never worse than handing them out as they come.
 """
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -68,11 +68,12 @@ def choose_sources(
 
 def busiest_bytes(copies: Sequence[LayerCopy]) -> int:
     """Return the bytes over the busiest direction of any node's link."""
-    loads: dict[tuple[str, str], int] = {}
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
     for copy in copies:
-        for link in (("out", copy.source), ("in", copy.destination)):
-            loads[link] = loads.get(link, 0) + copy.num_bytes
-    return max(loads.values(), default=0)
+        sent[copy.source] = sent.get(copy.source, 0) + copy.num_bytes
+        received[copy.destination] = received.get(copy.destination, 0) + copy.num_bytes
+    return max(max(sent.values(), default=0), max(received.values(), default=0))
 
 
 Want = tuple[int, str]
@@ -85,10 +86,11 @@ class _Loads:
     def __init__(self, holders: Holders, sizes: Sequence[int]) -> None:
         self._holders = holders
         self._bytes = sizes
-        self._load = {node_id: 0 for ids in holders.values() for node_id in ids}
-        self._wants: dict[str, set[Want]] = {node_id: set() for node_id in self._load}
-        # Holders of a layer by load when last seen: loads only grow while layers are handed out.
-        self._queues = {layer: [(0, node_id) for node_id in ids] for layer, ids in holders.items()}
+        self._load: dict[str, int] = defaultdict(int)
+        self._wants: dict[str, set[Want]] = defaultdict(set)
+        # For layers wanted again their holders by load when last seen: loads only grow while
+        # layers are handed out.
+        self._queues: dict[int, list[tuple[int, str]]] = {}
         self.source_of: dict[Want, str] = {}
 
     @property
@@ -105,8 +107,18 @@ class _Loads:
 
     def take(self, want: Want) -> None:
         """Give a layer to its least loaded holder, if it has any."""
+        holders = self._holders[want[0]]
+        if not holders:
+            return
+        if want[0] not in self._queues:
+            self._queues[want[0]] = []
+            self._move(want, min(holders, key=self._load.__getitem__))
+            return
         queue = self._queues[want[0]]
-        while queue:
+        if not queue:
+            queue.extend((self._load[node_id], node_id) for node_id in holders)
+            heapq.heapify(queue)
+        while True:
             seen, node_id = queue[0]
             if seen == self._load[node_id]:
                 self._move(want, node_id)

@@ -6,9 +6,11 @@ wins: `(H - seconds to get there) / T` (ALGORITHMS.md 5).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from planaria_planner.candidates import (
     CandidateKind,
+    PipelineCosts,
     RunningPipeline,
     Situation,
     Target,
@@ -138,7 +140,7 @@ class Groundwork:
     problem: Problem
     templates: TemplateSet
     selector: Selector
-    model: CostModel
+    pipeline_cost: PipelineCosts
 
     @classmethod
     def of(cls, problem: Problem, pool: Sequence[Node]) -> "Groundwork":
@@ -148,7 +150,7 @@ class Groundwork:
             problem=problem,
             templates=templates,
             selector=Selector(templates.templates),
-            model=CostModel(problem.profile),
+            pipeline_cost=lru_cache(1024)(CostModel(problem.profile).pipeline_cost),
         )
 
 
@@ -168,7 +170,7 @@ def next_plan(
     min_pipelines = most_pipelines(problem, selector, budget)
     if min_pipelines == 0:
         raise not_enough_nodes(len(budget), nodes_needed(problem, templates, selector, budget, 1))
-    situation = survey(problem, ground.model, running, pool)
+    situation = survey(problem, ground.pipeline_cost, running, pool)
     change = _Change(
         problem=problem,
         situation=situation,
