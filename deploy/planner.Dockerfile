@@ -7,6 +7,8 @@ RUN python -m venv /opt/planaria \
 
 FROM python:3.12-slim
 COPY --from=build /opt/planaria /opt/planaria
+# Compiles the inner loops, so that no start on a machine like this one has to.
+RUN /opt/planaria/bin/python -m planaria_planner.warm_up
 # One user id for all services: the token's file may be read by its owner alone.
 RUN useradd --uid 10001 --create-home planaria \
     && install --directory --owner=planaria --mode=0700 /run/planaria /var/lib/planaria

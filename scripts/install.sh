@@ -108,6 +108,8 @@ main() {
     tail -5 "$log" >&2
     fail "installing the packages failed: the lines above are the end of $log"
   }
+  # Compiles the planner's inner loops, so that no first start has to.
+  "$venv/bin/python" -m planaria_planner.warm_up >>"$log" 2>&1 || fail "the planner does not start: see $log"
 }
 
 main

@@ -39,20 +39,38 @@ def uneven_profile(seed: int) -> ModelProfile:
     return dataclasses.replace(profile, layers=tuple(layers))
 
 
-def main() -> None:
-    table = Table("microbatches", "templates", *(f"{q:.0%}" for q in QUANTILES))
+def errors(microbatches: int) -> list[float]:
+    """Return by how much the formula expects more than the simulation, over all templates."""
+    found = []
+    for seed in range(30):
+        profile = uneven_profile(seed)
+        model = CostModel(profile)
+        for template in generate_templates(profile, [10]).templates:
+            if template.num_nodes == 1:
+                continue
+            simulated = simulate(model, template.stages, microbatches).iteration_seconds
+            found.append(template.cost.iteration_seconds(microbatches) / simulated - 1)
+    return found
+
+
+def distribution() -> list[dict[str, str]]:
+    """Return a row for each number of microbatches: how many templates, and quantiles."""
+    rows = []
     for microbatches in (1, 2, 4, 8, 32, 128):
-        errors = []
-        for seed in range(30):
-            profile = uneven_profile(seed)
-            model = CostModel(profile)
-            for template in generate_templates(profile, [10]).templates:
-                if template.num_nodes == 1:
-                    continue
-                simulated = simulate(model, template.stages, microbatches).iteration_seconds
-                errors.append(template.cost.iteration_seconds(microbatches) / simulated - 1)
-        quantiles = (f"{value:+.2%}" for value in np.quantile(errors, QUANTILES))
-        table.add_row(str(microbatches), str(len(errors)), *quantiles)
+        found = errors(microbatches)
+        quantiles = zip(QUANTILES, np.quantile(found, QUANTILES), strict=True)
+        rows.append(
+            {"microbatches": str(microbatches), "templates": str(len(found))}
+            | {f"{q:.0%}": f"{value:+.2%}" for q, value in quantiles}
+        )
+    return rows
+
+
+def main() -> None:
+    rows = distribution()
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*row.values())
     Console().print(table)
 
 

@@ -2,12 +2,21 @@
 
 The proportions were measured with torch on one core (hidden 1024, 16 heads, 256 tokens, vocabulary
 50,257; tensor-parallel shards without their sums), in units of a block's forward pass on one
-accelerator. Variant (b) makes every layer distinct by up to 2 %.
+accelerator. Variant (b) makes every layer distinct by up to 2 %. Both are committed in `profiles/`
+with 200 layers and nodes of 8 accelerators; this file, run, writes them. Smaller models are the
+same with fewer blocks, smaller nodes the same with fewer accelerators.
 """
 
 import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 from planaria_planner.profile import Hardware, Layer, ModelProfile, NodeKind, widths_up_to
+from planaria_planner.profile_file import format_profile, read_profile
+
+PROFILES = Path(__file__).parent / "profiles"
+MOST_LAYERS, MOST_ACCELERATORS = 200, 8
 
 BLOCK_FORWARD_SECONDS = 4e-3
 # Forward and backward of an embedding, a block and a head on 1, 2, 4 and 8 accelerators.
@@ -23,6 +32,28 @@ HIDDEN_BYTES = 1024 * 256 * 4
 
 def gpt_profile(num_layers: int, *, accelerators: int = 1, distinct: bool = False) -> ModelProfile:
     """Return variant (a), or (b) where `distinct`, with `num_layers` layers in all."""
+    whole = read(distinct)
+    kind = replace(whole.hardware.node_kinds[0], accelerators_per_node=accelerators)
+    return replace(
+        whole,
+        hardware=replace(whole.hardware, node_kinds=(kind,)),
+        layers=(*whole.layers[: num_layers - 1], whole.layers[-1]),
+    )
+
+
+@cache
+def read(distinct: bool) -> ModelProfile:
+    """Return the committed profile of variant (a) or (b)."""
+    return read_profile(file_of(distinct))
+
+
+def file_of(distinct: bool) -> Path:
+    return PROFILES / ("gpt-distinct.json" if distinct else "gpt-equal.json")
+
+
+def made(*, distinct: bool) -> ModelProfile:
+    """Return the profile that is committed."""
+    num_layers, accelerators = MOST_LAYERS, MOST_ACCELERATORS
     rng = random.Random(2026)
     names = ["embedding", *["block"] * (num_layers - 2), "head"]
     layers = []
@@ -57,3 +88,8 @@ def gpt_profile(num_layers: int, *, accelerators: int = 1, distinct: bool = Fals
         ),
         layers=tuple(layers),
     )
+
+
+if __name__ == "__main__":
+    for variant in (False, True):
+        file_of(variant).write_text(format_profile(made(distinct=variant)))

@@ -26,6 +26,7 @@ def plan_ahead(
     *,
     horizon_seconds: float,
     costs: TransitionCosts | None = None,
+    chunk_bytes: int = 0,
 ) -> Iterator[tuple[str, Outcome]]:
     """Yield, for each node of the running plan by name, what follows its loss.
 
@@ -34,7 +35,7 @@ def plan_ahead(
     check_change(problem, running, holdings, horizon_seconds)
     problem, pool = prepare(problem, nodes)
     ground = Groundwork.of(problem, pool)
-    inventory = Inventory.of(holdings, problem.profile.num_layers)
+    inventory = Inventory.of(problem.profile, holdings)
     for lost in sorted(node_id for pipeline in running for node_id in pipeline.node_ids):
         try:
             yield (
@@ -46,6 +47,7 @@ def plan_ahead(
                     inventory.without(lost),
                     horizon_seconds=horizon_seconds,
                     costs=costs or TransitionCosts(),
+                    chunk_bytes=chunk_bytes,
                 ),
             )
         except PlanariaError as error:

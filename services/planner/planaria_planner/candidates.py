@@ -4,11 +4,11 @@ Each candidate keeps some running pipelines on their nodes and says what the oth
 *pool*, are to run. Which node of the pool takes which place is decided later, by placement.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planaria_planner.cost import CostModel, PipelineCost, Stage
+from planaria_planner.cost import PipelineCost, Stage
 from planaria_planner.nodes import Node, in_order
 from planaria_planner.plans import Choice, Selector, select
 from planaria_planner.problem import Problem
@@ -77,9 +77,13 @@ class Target:
     moves: str
 
 
+PipelineCosts = Callable[[tuple[Stage, ...], tuple[int, ...]], PipelineCost]
+"""The cost of a pipeline of these stages on nodes of these kinds."""
+
+
 def survey(
     problem: Problem,
-    model: CostModel,
+    pipeline_cost: PipelineCosts,
     running: Sequence[RunningPipeline],
     nodes: Sequence[Node],
 ) -> Situation:
@@ -88,7 +92,7 @@ def survey(
     whole, broken = [], []
     for pipeline in sorted(running, key=lambda p: min(p.node_ids)):
         left = tuple(available.pop(i) for i in pipeline.node_ids if i in available)
-        cost = _running_cost(problem, model, pipeline, left)
+        cost = _running_cost(problem, pipeline_cost, pipeline, left)
         if cost is None:
             broken.append((len(pipeline.node_ids), left))
         else:
@@ -101,12 +105,15 @@ def survey(
 
 
 def _running_cost(
-    problem: Problem, model: CostModel, pipeline: RunningPipeline, nodes: Sequence[Node]
+    problem: Problem,
+    pipeline_cost: PipelineCosts,
+    pipeline: RunningPipeline,
+    nodes: Sequence[Node],
 ) -> PipelineCost | None:
     """Return the cost of a pipeline that can go on as it is, None for one that cannot."""
     if len(nodes) < max(len(pipeline.node_ids), problem.min_nodes_per_pipeline):
         return None
-    cost = model.pipeline_cost(pipeline.stages, [node.kind for node in nodes])
+    cost = pipeline_cost(pipeline.stages, tuple(node.kind for node in nodes))
     if cost.max_microbatches == 0:
         return None
     return cost.slowed(min(node.relative_speed for node in nodes))
@@ -209,6 +216,7 @@ class _Builder:
         """Some whole pipelines stay; everything else is planned anew, as well as is possible."""
         whole = self.situation.whole
         kept = whole[num_dissolved:]
+        pool = self._pool(kept)
         if not kept:
             kind, moves = CandidateKind.FROM_SCRATCH, "everything is planned anew"
         elif num_dissolved == 0:
@@ -217,13 +225,13 @@ class _Builder:
             kind = CandidateKind.REPLAN
             moves = f"{num_dissolved} of {len(whole)} whole pipelines are planned anew as well"
         selection = self.selector.select(
-            self._budget(kept),
+            self._budget(kept, pool),
             min_pipelines=self.min_pipelines,
             num_microbatches=self.problem.num_microbatches,
             groups=[[w.cost] for w in kept],
         )
         if selection:
-            yield self._target(kind, kept, selection.choices, moves)
+            yield Target(kind=kind, kept=kept, choices=selection.choices, pool=pool, moves=moves)
 
     def _with_groups(
         self,
@@ -259,17 +267,8 @@ class _Builder:
                 fronts, speeds, selection.members[len(kept) :], strict=True
             )
         )
-        yield self._target(kind, kept, choices, moves)
-
-    def _target(
-        self, kind: CandidateKind, kept: Sequence[Whole], choices: Sequence[Choice], moves: str
-    ) -> Target:
-        return Target(
-            kind=kind,
-            kept=tuple(kept),
-            choices=tuple(choices),
-            pool=self._pool(kept),
-            moves=moves,
+        yield Target(
+            kind=kind, kept=tuple(kept), choices=choices, pool=self._pool(kept), moves=moves
         )
 
     def _pool(self, kept: Sequence[Whole]) -> tuple[Node, ...]:
@@ -281,9 +280,8 @@ class _Builder:
         ]
         return in_order(node for node in everyone if node.node_id not in staying)
 
-    def _budget(self, kept: Sequence[Whole]) -> tuple[Node, ...]:
+    def _budget(self, kept: Sequence[Whole], pool: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the nodes of the pool that the job may use, the fastest of them."""
-        pool = self._pool(kept)
         if self.problem.max_nodes is None:
             return pool
         left = max(self.problem.max_nodes - sum(len(whole.nodes) for whole in kept), 0)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,12 +47,19 @@ def plan(
     explanation: Annotated[
         bool, typer.Option("--explain", help="Draw the plan and say why it is the best one.")
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg|png", help="Draw the plan and a simulated step into this file."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")
     ] = False,
 ) -> None:
     """Compute the plan of a model profile, without a cluster."""
     try:
+        save = plotter(plot) if plot else None
         model = read_profile(profile)
         pool = parse_nodes(nodes, model)
         problem = Problem(
@@ -62,6 +70,8 @@ def plan(
             max_stage_accelerators=max_stage_accelerators,
         )
         answer = instantiate(problem, pool)
+        if save:
+            save(answer)
     except PlanariaError as error:
         sys.stderr.write(f"error: {error}\n")
         raise typer.Exit(USAGE_ERROR if isinstance(error, InvalidArgumentError) else 1) from None
@@ -72,6 +82,29 @@ def plan(
     draw_plan(answer)
     if explanation:
         sys.stdout.write(in_words(answer, why) + "\n")
+
+
+def plotter(path: Path) -> Callable[[Instantiation], None]:
+    """Return what draws a plan into a file; what is wrong with it is said before any planning.
+
+    Raises:
+        PlanariaError: INVALID_ARGUMENT for a name of another format, or without matplotlib.
+    """
+    if path.suffix not in (".svg", ".png"):
+        raise invalid_argument("--plot", f"{path} is neither .svg nor .png")
+    try:
+        from planaria_planner.plotting import plot_plan
+    except ImportError:
+        needed = "matplotlib is not installed: pip install 'planaria[plot]'"
+        raise invalid_argument("--plot", needed) from None
+
+    def save(answer: Instantiation) -> None:
+        try:
+            plot_plan(answer, path)
+        except OSError as error:
+            raise invalid_argument("--plot", f"{path}: {error.strerror}") from None
+
+    return save
 
 
 def parse_nodes(text: str, profile: ModelProfile) -> tuple[Node, ...]:
@@ -99,8 +132,12 @@ def parse_nodes(text: str, profile: ModelProfile) -> tuple[Node, ...]:
 
 
 def plan_json(answer: Instantiation, explanation: Explanation) -> dict[str, Any]:
-    """Return the plan as `planaria plan --json` prints it."""
+    """Return the plan as `planaria plan --json` prints it.
+
+    `lower_bound_seconds` is there only where the plan is not proven to be the fastest.
+    """
     pipelines = answer.plan.pipelines
+    proven = answer.lower_bound_seconds == answer.plan.iteration_seconds
     return {
         "iteration_seconds": answer.plan.iteration_seconds,
         "idle_nodes": len(answer.plan.idle_node_ids),
@@ -122,6 +159,7 @@ def plan_json(answer: Instantiation, explanation: Explanation) -> dict[str, Any]
             for pipeline in pipelines
         ],
         "next_best": _next_best(explanation),
+        **({} if proven else {"lower_bound_seconds": answer.lower_bound_seconds}),
     }
 
 

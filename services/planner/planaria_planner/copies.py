@@ -4,26 +4,31 @@ Links are full duplex. What a node receives is given by its place, so only what 
 to be balanced, and only down to the most that any node receives. Layers are handed out largest
 first to the least loaded holder; then chains of moves (this copy to another holder, which passes
 one on in turn) relieve the busiest source until none does. For layers of equal size that is the
-optimum: the chains are augmenting paths.
+optimum: the chains are augmenting paths. For others a second start, in the order of the layers, is
+compared, so that it is never worse than handing them out as they come.
 """
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planaria_planner.inventory import Holders
 from planaria_planner.profile import ModelProfile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCopy:
-    """One layer's state to be copied; the source is empty when no node holds the layer."""
+class LayerCopy(NamedTuple):
+    """One layer's state to be copied, or a piece of it from `first_byte` on.
+
+    The source is empty when no node holds the layer. A named tuple and not a dataclass: plans made
+    ahead make tens of thousands.
+    """
 
     layer: int
     source: str
     destination: str
     num_bytes: int
+    first_byte: int = 0
 
 
 def choose_sources(
@@ -41,14 +46,15 @@ def choose_sources(
     needed = {layer: holders.get(layer, ()) for layer, _ in wanted}
     # Largest first, then those with the least choice; the sort keeps the order of equal ones.
     rank = {layer: (-sizes[layer], len(ids)) for layer, ids in needed.items()}
-    chosen = _Loads(needed, sizes)
-    for want in sorted(wanted, key=lambda want: rank[want[0]]):
-        chosen.take(want)
     most_received = max(
         (sum(sizes[layer] for layer in layers) for layers in missing.values()), default=0
     )
-    while chosen.relieve(most_received):
-        pass
+    chosen = _Loads(needed, sizes)
+    chosen.hand_out(sorted(wanted, key=lambda want: rank[want[0]]), most_received)
+    if chosen.peak > most_received and len({sizes[layer] for layer in needed}) > 1:
+        other = _Loads(needed, sizes)
+        other.hand_out(wanted, most_received)
+        chosen = min(chosen, other, key=lambda loads: loads.peak)
     return tuple(
         LayerCopy(
             layer=layer,
@@ -62,11 +68,12 @@ def choose_sources(
 
 def busiest_bytes(copies: Sequence[LayerCopy]) -> int:
     """Return the bytes over the busiest direction of any node's link."""
-    loads: dict[tuple[str, str], int] = {}
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
     for copy in copies:
-        for link in (("out", copy.source), ("in", copy.destination)):
-            loads[link] = loads.get(link, 0) + copy.num_bytes
-    return max(loads.values(), default=0)
+        sent[copy.source] = sent.get(copy.source, 0) + copy.num_bytes
+        received[copy.destination] = received.get(copy.destination, 0) + copy.num_bytes
+    return max(max(sent.values(), default=0), max(received.values(), default=0))
 
 
 Want = tuple[int, str]
@@ -79,16 +86,39 @@ class _Loads:
     def __init__(self, holders: Holders, sizes: Sequence[int]) -> None:
         self._holders = holders
         self._bytes = sizes
-        self._load = {node_id: 0 for ids in holders.values() for node_id in ids}
-        self._wants: dict[str, set[Want]] = {node_id: set() for node_id in self._load}
-        # Holders of a layer by load when last seen: loads only grow while layers are handed out.
-        self._queues = {layer: [(0, node_id) for node_id in ids] for layer, ids in holders.items()}
+        self._load: dict[str, int] = defaultdict(int)
+        self._wants: dict[str, set[Want]] = defaultdict(set)
+        # For layers wanted again their holders by load when last seen: loads only grow while
+        # layers are handed out.
+        self._queues: dict[int, list[tuple[int, str]]] = {}
         self.source_of: dict[Want, str] = {}
+
+    @property
+    def peak(self) -> int:
+        """What the busiest source sends."""
+        return max(self._load.values(), default=0)
+
+    def hand_out(self, wants: Sequence[Want], enough: int) -> None:
+        """Give every layer to a holder; sending at most `enough` is as good as sending less."""
+        for want in wants:
+            self.take(want)
+        while self.relieve(enough):
+            pass
 
     def take(self, want: Want) -> None:
         """Give a layer to its least loaded holder, if it has any."""
+        holders = self._holders[want[0]]
+        if not holders:
+            return
+        if want[0] not in self._queues:
+            self._queues[want[0]] = []
+            self._move(want, min(holders, key=self._load.__getitem__))
+            return
         queue = self._queues[want[0]]
-        while queue:
+        if not queue:
+            queue.extend((self._load[node_id], node_id) for node_id in holders)
+            heapq.heapify(queue)
+        while True:
             seen, node_id = queue[0]
             if seen == self._load[node_id]:
                 self._move(want, node_id)

@@ -66,12 +66,12 @@ class PipelineCost:
 
 def layers_by_node(stages: Sequence[Stage]) -> tuple[range, ...]:
     """Return for each node of a pipeline the layers that it holds."""
-    first: dict[int, int] = {}
-    end: dict[int, int] = {}
-    for stage in stages:
-        first.setdefault(stage.node, stage.first_layer)
-        end[stage.node] = stage.end_layer
-    return tuple(range(first[node], end[node]) for node in sorted(first))
+    first = [
+        stage.first_layer
+        for index, stage in enumerate(stages)
+        if not index or stage.node != stages[index - 1].node
+    ]
+    return tuple(range(a, b) for a, b in itertools.pairwise([*first, stages[-1].end_layer]))
 
 
 class CostModel:

@@ -46,27 +46,38 @@ def draw_plan(answer: Instantiation, console: Console | None = None) -> None:
 def _equal_neighbours(pipelines: Sequence[Pipeline]) -> list[tuple[int, list[Pipeline]]]:
     groups: list[tuple[int, list[Pipeline]]] = []
     for index, pipeline in enumerate(pipelines):
-        if groups and _look(groups[-1][1][0]) == _look(pipeline):
+        if groups and look(groups[-1][1][0]) == look(pipeline):
             groups[-1][1].append(pipeline)
         else:
             groups.append((index, [pipeline]))
     return groups
 
 
-def _look(pipeline: Pipeline) -> tuple[object, ...]:
+def look(pipeline: Pipeline) -> tuple[object, ...]:
+    """Return what makes pipelines look alike when drawn."""
     return pipeline.stages, pipeline.cost, len(pipeline.microbatches)
+
+
+def stage_loads(
+    model: CostModel, stages: Sequence[Stage], kinds: Sequence[int]
+) -> tuple[float, ...]:
+    """Return how busy each stage is, relative to the slowest one."""
+    following: Sequence[Stage | None] = [*stages[1:], None]
+    seconds = [
+        model.stage_seconds(kinds[stage.node], stage, after)
+        for stage, after in zip(stages, following, strict=True)
+    ]
+    return tuple(one / max(seconds) for one in seconds)
 
 
 def _stages(model: CostModel, pipeline: Pipeline, kinds: Sequence[int]) -> Text:
     """Draw the stages; a node's stages stand between the same bars, loads are relative to b."""
     text = Text()
     node = -1
-    following: Sequence[Stage | None] = [*pipeline.stages[1:], None]
-    for stage, after in zip(pipeline.stages, following, strict=True):
+    loads = stage_loads(model, pipeline.stages, kinds)
+    for stage, load in zip(pipeline.stages, loads, strict=True):
         text.append(" │" if stage.node != node else " ", style="bold")
         node = stage.node
-        seconds = model.stage_seconds(kinds[node], stage, after)
-        load = min(seconds / pipeline.cost.microbatch_seconds, 1.0)
         layers = str(stage.first_layer)
         if stage.num_layers > 1:
             layers += f"-{stage.end_layer - 1}"

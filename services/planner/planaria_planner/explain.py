@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planaria_planner.cost import CostModel
 from planaria_planner.instantiate import Instantiation
 from planaria_planner.nodes import Node
+from planaria_planner.other_sizes import fastest_of_other_sizes
 from planaria_planner.plans import Selection, select
 from planaria_planner.problem import Pipeline, sizes_in_words
 
@@ -25,7 +26,7 @@ class Explanation:
         stage_seconds: what one microbatch takes there.
         fault_tolerance_seconds: how much longer a step takes than without fault tolerance.
         next_best_seconds: a step of the fastest plan whose pipelines have other sizes; None where
-            there is none, or where the nodes differ in speed.
+            there is none, or where nodes of several kinds also differ in measured speed.
         next_best_sizes: how many nodes its pipelines have.
     """
 
@@ -81,7 +82,15 @@ def next_best(answer: Instantiation, sizes: Counter[Size]) -> tuple[float, tuple
     """
     problem, pool = answer.problem, answer.nodes
     if len({node.relative_speed for node in pool}) > 1:
-        return None
+        if len({node.kind for node in pool}) > 1:
+            return None
+        return fastest_of_other_sizes(
+            answer.templates.templates,
+            pool,
+            Counter({len(size): count for size, count in sizes.items()}),
+            min_pipelines=problem.fault_tolerance + 1,
+            num_microbatches=problem.num_microbatches,
+        )
     found: tuple[float, tuple[int, ...]] | None = None
     limit = math.inf
     for forced, free in _others(answer, sizes):
@@ -144,5 +153,11 @@ def in_words(answer: Instantiation, explanation: Explanation) -> str:
         others = sizes_in_words(explanation.next_best_sizes)
         words.append(
             f"next best: pipelines of {others}, {explanation.next_best_seconds:.6g} s a step"
+        )
+    if answer.lower_bound_seconds < plan.iteration_seconds:
+        gap = plan.iteration_seconds / answer.lower_bound_seconds - 1
+        words.append(
+            f"not proven the fastest: no plan takes less than {answer.lower_bound_seconds:.6g} s,"
+            f" {100 * gap:.2g} % less"
         )
     return "; ".join(words) + "."

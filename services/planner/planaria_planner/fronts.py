@@ -176,7 +176,7 @@ def _front_of(
 
 @compiled
 def pareto_fronts(
-    tables: CostTables, without: Int64Array, num_nodes: Int64Array
+    tables: CostTables, without: Int64Array, num_nodes: Int64Array, steps_done: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Return every undominated partition of the whole model for every node count.
 
@@ -185,6 +185,7 @@ def pareto_fronts(
         without: [count, kind] index of the count with one node of the kind less, or -1; count 0
             is no node at all.
         num_nodes: [count] nodes in all.
+        steps_done: [0] is increased after each layer, for whoever waits.
 
     Returns:
         The labels, [label, column]; and the ids of those that are complete.
@@ -236,5 +237,6 @@ def pareto_fronts(
                 closed_ids[num_closed, 0] = best[row, PARENT]
                 num_closed += 1
             closed[i, v, 1] = num_closed
+        steps_done[0] += 1
     first_complete = closed[0, 1, 0] if num_counts > 1 else num_closed
     return labels[:num_labels], closed_ids[first_complete:num_closed, 0]

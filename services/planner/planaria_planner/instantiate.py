@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.kinds import merge_kinds
+from planaria_planner.bounds import is_proven, lower_bound_seconds
+from planaria_planner.kinds import are_few, merge_kinds
 from planaria_planner.nodes import Node, check_nodes, in_order, nodes_per_kind
 from planaria_planner.plans import Choice, Selection, Selector
 from planaria_planner.problem import Plan, Problem, make_plan
@@ -22,12 +23,14 @@ class Instantiation:
         nodes: the nodes it may use, by these kinds.
         plan: the fastest plan that meets the fault tolerance.
         templates: what it was chosen from.
+        lower_bound_seconds: no plan has a shorter step; that of the plan where it is the optimum.
     """
 
     problem: Problem
     nodes: tuple[Node, ...]
     plan: Plan
     templates: TemplateSet
+    lower_bound_seconds: float
 
 
 def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
@@ -38,6 +41,7 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
             `generate_templates`; NOT_ENOUGH_NODES when the model, or the microbatches, need more;
             FAULT_TOLERANCE_IMPOSSIBLE when the pipelines that f asks for need more.
     """
+    asked = problem
     problem, pool = prepare(problem, nodes)
     templates = templates_for(problem, pool)
     budget = usable_nodes(problem, pool)
@@ -49,11 +53,16 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
     )
     if selection is None:
         raise _refusal(problem, templates, selector, budget)
+    plan = _placed(problem, selection, pool)
+    bound = plan.iteration_seconds
+    if not (are_few(asked.profile, nodes) and is_proven(problem, pool, templates.templates)):
+        bound = min(bound, lower_bound_seconds(asked, nodes))
     return Instantiation(
         problem=problem,
         nodes=budget,
-        plan=_placed(problem, selection, pool),
+        plan=plan,
         templates=templates,
+        lower_bound_seconds=bound,
     )
 
 

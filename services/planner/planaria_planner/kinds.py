@@ -56,6 +56,12 @@ def merge_kinds(
     return replace(profile, hardware=hardware), tuple(by_kind)
 
 
+def are_few(profile: ModelProfile, nodes: Sequence[Node]) -> bool:
+    """Whether `merge_kinds` only merges kinds that the cost model cannot tell apart."""
+    kinds = {profile.hardware.node_kinds[node.kind] for node in nodes}
+    return len({_clipped(profile, kind) for kind in kinds}) <= MAX_KINDS
+
+
 def _clipped(profile: ModelProfile, kind: NodeKind) -> NodeKind:
     """Return a kind without its name and without memory that nothing could ever fill."""
     most_bytes = sum(

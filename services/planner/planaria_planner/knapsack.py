@@ -134,7 +134,7 @@ def _group_runs(
 
 
 @compiled
-def _largest_value(seconds: float, costs: Float64Array, caps: Int64Array) -> float:
+def largest_value(seconds: float, costs: Float64Array, caps: Int64Array) -> float:
     """Return the largest a + b*m that is at most `seconds`, -1 where there is none."""
     largest = -1.0
     for i in range(len(caps)):
@@ -145,7 +145,7 @@ def _largest_value(seconds: float, costs: Float64Array, caps: Int64Array) -> flo
 
 
 @compiled
-def _next_value(low: float, high: float, costs: Float64Array, caps: Int64Array) -> float:
+def next_value(low: float, high: float, costs: Float64Array, caps: Int64Array) -> float:
     """Return a value a + b*m in (low, high), near the middle; `low` where there is none."""
     below = low
     for i in range(len(caps)):
@@ -160,7 +160,7 @@ def _next_value(low: float, high: float, costs: Float64Array, caps: Int64Array) 
     empty_until = low
     while True:
         middle = empty_until + (below - empty_until) / 2
-        value = _largest_value(middle, costs, caps)
+        value = largest_value(middle, costs, caps)
         if value > low:
             return value
         if not empty_until < middle < below:
@@ -250,7 +250,7 @@ def search(
     members = np.empty(len(groups) - 1, dtype=np.int64)
     runs = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
     best = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
-    high, low, feasible = _largest_value(limit_seconds, all_costs, all_caps), -1.0, False
+    high, low, feasible = largest_value(limit_seconds, all_costs, all_caps), -1.0, False
     seconds = high
     while True:
         running = _group_runs(seconds, groups, group_costs, group_caps, members)
@@ -268,7 +268,7 @@ def search(
             return -1.0, members, none, none
         else:
             low = seconds
-        seconds = _next_value(low, high, all_costs, all_caps)
+        seconds = next_value(low, high, all_costs, all_caps)
         if seconds <= low:
             break
 
@@ -310,9 +310,9 @@ def distribute(costs: Float64Array, caps: Int64Array, num_microbatches: int) -> 
     if most < num_microbatches or num_microbatches < num_pipelines or fewest < 1:
         return np.empty(0, dtype=np.int64)
     shares = np.empty(num_pipelines, dtype=np.int64)
-    high, low = _largest_value(np.inf, costs, caps), -1.0
+    high, low = largest_value(np.inf, costs, caps), -1.0
     while True:
-        seconds = _next_value(low, high, costs, caps)
+        seconds = next_value(low, high, costs, caps)
         if seconds <= low:
             break
         if _share(seconds, costs, caps, shares) >= num_microbatches:

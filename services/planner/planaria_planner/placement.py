@@ -5,15 +5,12 @@ A linear sum assignment of nodes to places: the cost is what the node lacks of t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from math import gcd
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from planaria_planner.inventory import Inventory
 from planaria_planner.nodes import Node
-from planaria_planner.profile import ModelProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,36 +25,33 @@ class Place:
             cheap assignments the one that moves fewer nodes is chosen.
     """
 
-    layers: Sequence[int]
+    layers: range
     kind: int
     min_relative_speed: float
     heir_of: str = ""
 
 
 def assign(
-    profile: ModelProfile, places: Sequence[Place], nodes: Sequence[Node], inventory: Inventory
+    places: Sequence[Place], nodes: Sequence[Node], inventory: Inventory
 ) -> tuple[Node, ...]:
     """Return for each place its node, with the fewest bytes to copy in all.
 
     Args:
-        profile: the model.
         places: what is to be filled; the nodes suffice for all of them.
         nodes: who may fill it, in a fixed order.
         inventory: who holds what already.
     """
     if not places:
         return ()
-    sizes = np.array([layer.state_bytes for layer in profile.layers], dtype=np.float64)
-    # Smaller whole numbers leave room for the tie-break below the smallest difference in bytes.
-    sizes /= reduce(gcd, (layer.state_bytes for layer in profile.layers)) or 1
-    wanted = np.zeros((len(places), len(sizes)))
-    for row, place in enumerate(places):
-        wanted[row, list(place.layers)] = sizes[list(place.layers)]
+    first = np.array([place.layers.start for place in places])
+    end = np.array([place.layers.stop for place in places])
     held = inventory.held_by([node.node_id for node in nodes])
-    costs = (wanted.sum(axis=1)[:, None] - wanted @ held.T) * (len(places) + 1)
+    lacking = (inventory.weights[end] - inventory.weights[first])[:, None]
+    lacking = lacking - (held[:, end] - held[:, first]).T
+    # The tie-break stays below the smallest difference in bytes, which is 1.
+    costs = lacking * (len(places) + 1) + 1
     column = {node.node_id: i for i, node in enumerate(nodes)}
     for row, place in enumerate(places):
-        costs[row] += 1
         if place.heir_of in column:
             costs[row, column[place.heir_of]] -= 1
     kinds = np.array([node.kind for node in nodes])

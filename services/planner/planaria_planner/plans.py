@@ -186,11 +186,15 @@ def _options_and_pool(
     num_kinds = 1 + max((max(t.node_kinds) for t in templates), default=0)
     usable = in_order(node for node in nodes if node.kind < num_kinds)
     pure = [t for t in templates if num_kinds == 1 or len(set(t.node_kinds)) == 1]
-    if len(pure) < len(templates):
-        limits = nodes_per_kind(usable, num_kinds)
-        if math.prod(limit + 1 for limit in limits) * len(templates) <= _MOST_WORK:
-            return list(templates), _Pool.of_counts(usable, limits)
+    if len(pure) < len(templates) and can_mix(templates, usable):
+        return list(templates), _Pool.of_counts(usable, nodes_per_kind(usable, num_kinds))
     return pure, _Pool.in_a_row(usable)
+
+
+def can_mix(templates: Sequence[Template], nodes: Sequence[Node]) -> bool:
+    """Whether plans may take templates of several kinds of node: where counts are not too many."""
+    counts = Counter(node.kind for node in nodes)
+    return math.prod(count + 1 for count in counts.values()) * len(templates) <= _MOST_WORK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

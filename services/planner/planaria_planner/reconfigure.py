@@ -6,9 +6,11 @@ wins: `(H - seconds to get there) / T` (ALGORITHMS.md 5).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from planaria_planner.candidates import (
     CandidateKind,
+    PipelineCosts,
     RunningPipeline,
     Situation,
     Target,
@@ -19,7 +21,6 @@ from planaria_planner.checks import check_change
 from planaria_planner.copies import (
     LayerCopy,
     busiest_bytes,
-    choose_sources,
 )
 from planaria_planner.cost import CostModel, Stage, layers_by_node
 from planaria_planner.instantiate import (
@@ -31,6 +32,7 @@ from planaria_planner.instantiate import (
 )
 from planaria_planner.inventory import Holdings, Inventory
 from planaria_planner.nodes import Node
+from planaria_planner.pieces import choose_pieces
 from planaria_planner.placement import Place, assign
 from planaria_planner.plans import Selector
 from planaria_planner.problem import PlacedStages, Plan, Problem, make_plan, sizes_in_words
@@ -98,6 +100,7 @@ def reconfigure(
     *,
     horizon_seconds: float,
     costs: TransitionCosts | None = None,
+    chunk_bytes: int = 0,
 ) -> Reconfiguration:
     """Choose the plan that follows a change of nodes, and the copies that lead to it.
 
@@ -111,6 +114,7 @@ def reconfigure(
             there can be sources of copies.
         horizon_seconds: expected seconds to the next change (H).
         costs: measured costs of a change.
+        chunk_bytes: layers may be copied in pieces of multiples of it; 0 for whole layers only.
 
     Raises:
         PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
@@ -122,9 +126,10 @@ def reconfigure(
         Groundwork.of(problem, pool),
         pool,
         running,
-        Inventory.of(holdings, problem.profile.num_layers),
+        Inventory.of(problem.profile, holdings),
         horizon_seconds=horizon_seconds,
         costs=costs or TransitionCosts(),
+        chunk_bytes=chunk_bytes,
     )
 
 
@@ -135,7 +140,7 @@ class Groundwork:
     problem: Problem
     templates: TemplateSet
     selector: Selector
-    model: CostModel
+    pipeline_cost: PipelineCosts
 
     @classmethod
     def of(cls, problem: Problem, pool: Sequence[Node]) -> "Groundwork":
@@ -145,7 +150,7 @@ class Groundwork:
             problem=problem,
             templates=templates,
             selector=Selector(templates.templates),
-            model=CostModel(problem.profile),
+            pipeline_cost=lru_cache(1024)(CostModel(problem.profile).pipeline_cost),
         )
 
 
@@ -157,6 +162,7 @@ def next_plan(
     *,
     horizon_seconds: float,
     costs: TransitionCosts,
+    chunk_bytes: int,
 ) -> Reconfiguration:
     """Do the work of `reconfigure` for a problem and nodes that were checked and prepared."""
     problem, templates, selector = ground.problem, ground.templates, ground.selector
@@ -164,7 +170,7 @@ def next_plan(
     min_pipelines = most_pipelines(problem, selector, budget)
     if min_pipelines == 0:
         raise not_enough_nodes(len(budget), nodes_needed(problem, templates, selector, budget, 1))
-    situation = survey(problem, ground.model, running, pool)
+    situation = survey(problem, ground.pipeline_cost, running, pool)
     change = _Change(
         problem=problem,
         situation=situation,
@@ -173,13 +179,14 @@ def next_plan(
         lacked={w.running.node_ids: _lacking(inventory, w.running) for w in situation.whole},
         horizon_seconds=horizon_seconds,
         costs=costs,
+        chunk_bytes=chunk_bytes,
     )
-    candidates = _distinct(
-        [
-            change.evaluate(target)
-            for target in targets(problem, templates, selector, situation, min_pipelines)
-        ]
-    )
+    candidates: list[Candidate] = []
+    for target in targets(problem, templates, selector, situation, min_pipelines):
+        plan, new = change.place(target)
+        # An earlier candidate with the same plan is the more stable one.
+        if all(plan != candidate.plan for candidate in candidates):
+            candidates.append(change.evaluate(target, plan, new))
     # Of equal candidates the first, that is the most stable one, wins: the sort keeps order.
     ranked = sorted(candidates, key=lambda c: (-c.steps_within_horizon, c.transition_seconds))
     met = len(ranked[0].plan.pipelines) > problem.fault_tolerance
@@ -202,12 +209,12 @@ class _Change:
     """What the nodes of each whole pipeline lack of it: as a rule nothing."""
     horizon_seconds: float
     costs: TransitionCosts
+    chunk_bytes: int
 
-    def evaluate(self, target: Target) -> Candidate:
-        """Place a target on its nodes, and work out its copies and its score."""
-        kept = [(w.running.node_ids, w.running.stages, w.cost) for w in target.kept]
-        new = self._place(target)
-        placed = [*kept, *new]
+    def place(self, target: Target) -> tuple[Plan, list[PlacedStages]]:
+        """Give a target its nodes; return the plan and those of its pipelines that are new."""
+        new = self._new_pipelines(target)
+        placed = [*((w.running.node_ids, w.running.stages, w.cost) for w in target.kept), *new]
         used = {node_id for node_ids, _, _ in placed for node_id in node_ids}
         everyone = [node.node_id for node in target.pool]
         plan = make_plan(
@@ -215,13 +222,19 @@ class _Change:
             self.problem.num_microbatches,
             (node_id for node_id in everyone if node_id not in used),
         )
+        return plan, new
+
+    def evaluate(self, target: Target, plan: Plan, new: Sequence[PlacedStages]) -> Candidate:
+        """Work out the copies that lead to a plan, and its score."""
         missing: dict[str, tuple[int, ...]] = {}
-        for node_ids, _, _ in kept:
-            missing.update(self.lacked[node_ids])
+        for whole in target.kept:
+            missing.update(self.lacked[whole.running.node_ids])
         for node_ids, stages, _ in new:
             pipeline = RunningPipeline(node_ids=node_ids, stages=stages)
             missing.update(_lacking(self.inventory, pipeline))
-        copies = choose_sources(self.problem.profile, missing, self.inventory.holders)
+        copies = choose_pieces(
+            self.problem.profile, missing, self.inventory.holders, self.chunk_bytes
+        )
         seconds = self._transition_seconds(plan, copies)
         steps = max(self.horizon_seconds - seconds, 0.0) / plan.iteration_seconds
         return Candidate(
@@ -233,7 +246,7 @@ class _Change:
             moves=target.moves,
         )
 
-    def _place(self, target: Target) -> list[PlacedStages]:
+    def _new_pipelines(self, target: Target) -> list[PlacedStages]:
         kept = {w.running.node_ids for w in target.kept}
         heirs = [w.running for w in self.situation.whole if w.running.node_ids not in kept]
         places: list[Place] = []
@@ -253,7 +266,7 @@ class _Change:
                     zip(template.node_kinds, layers_by_node(template.stages), strict=True)
                 )
             )
-        nodes = iter(assign(self.problem.profile, places, target.pool, self.inventory))
+        nodes = iter(assign(places, target.pool, self.inventory))
         placed = []
         for choice in target.choices:
             crew = [next(nodes) for _ in choice.template.node_kinds]
@@ -283,15 +296,6 @@ def _lacking(inventory: Inventory, pipeline: RunningPipeline) -> dict[str, tuple
         if here:
             lacking[node_id] = here
     return lacking
-
-
-def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Drop candidates whose plan an earlier one has."""
-    distinct: list[Candidate] = []
-    for candidate in candidates:
-        if all(candidate.plan != other.plan for other in distinct):
-            distinct.append(candidate)
-    return distinct
 
 
 def _reason(

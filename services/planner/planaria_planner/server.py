@@ -1,7 +1,7 @@
 """The planner's gRPC server: messages in, pure functions, messages out."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypedDict
 
 import grpc
@@ -19,8 +19,9 @@ from planaria_planner.cost import CostModel
 from planaria_planner.explain import explain, in_words
 from planaria_planner.instantiate import instantiate
 from planaria_planner.inventory import Holdings
-from planaria_planner.nodes import Node
+from planaria_planner.nodes import Node, check_nodes
 from planaria_planner.problem import Problem
+from planaria_planner.progress import Progress
 from planaria_planner.reconfigure import TransitionCosts, reconfigure
 from planaria_planner.simulate import simulate
 from planaria_planner.templates import generate_templates
@@ -31,6 +32,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_SIMULATED_ACTIONS = 200_000
 """A simulation answers with every action: more would not fit into a message."""
+
+PROGRESS_SECONDS = 0.5
+"""How often a call that tells its progress does so."""
 
 
 class PlannerServicer(pb_grpc.PlannerServiceServicer):
@@ -45,6 +49,16 @@ class PlannerServicer(pb_grpc.PlannerServiceServicer):
         self, request: pb.InstantiateRequest, _context: Context
     ) -> pb.InstantiateResponse:
         return await asyncio.to_thread(_instantiate, request)
+
+    async def InstantiateWithProgress(  # noqa: N802
+        self, request: pb.InstantiateWithProgressRequest, _context: Context
+    ) -> AsyncIterator[pb.InstantiateWithProgressResponse]:
+        progress = Progress()
+        with progress.followed():
+            answer = asyncio.create_task(asyncio.to_thread(_instantiate, request.request))
+        while not (await asyncio.wait({answer}, timeout=PROGRESS_SECONDS))[0]:
+            yield pb.InstantiateWithProgressResponse(done_fraction=progress.fraction)
+        yield pb.InstantiateWithProgressResponse(done_fraction=1.0, answer=await answer)
 
     async def Reconfigure(  # noqa: N802
         self, request: pb.ReconfigureRequest, _context: Context
@@ -105,6 +119,7 @@ def _instantiate(request: pb.InstantiateRequest) -> pb.InstantiateResponse:
         reason=in_words(answer, explanation),
         min_nodes=answer.templates.min_nodes,
         next_best_iteration_seconds=explanation.next_best_seconds or 0.0,
+        lower_bound_seconds=answer.lower_bound_seconds,
     )
 
 
@@ -123,6 +138,7 @@ class _Change(TypedDict):
     holdings: Holdings
     horizon_seconds: float
     costs: TransitionCosts
+    chunk_bytes: int
 
 
 def _change(request: pb.ReconfigureRequest) -> tuple[Problem, _Change]:
@@ -133,6 +149,7 @@ def _change(request: pb.ReconfigureRequest) -> tuple[Problem, _Change]:
         holdings=convert.holdings_from(request.holdings),
         horizon_seconds=request.horizon_seconds,
         costs=convert.costs_from(request.costs),
+        chunk_bytes=request.chunk_bytes,
     )
 
 
@@ -142,6 +159,10 @@ def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:
     check_running(problem, running)
     if not running:
         raise invalid_argument("plan.pipelines", "empty; there is nothing to simulate")
+    nodes = convert.nodes_from(problem.profile, request.nodes)
+    check_nodes(nodes)
+    by_id = {node.node_id: node for node in nodes}
+    crews = [_crew(by_id, pipeline) for pipeline in running]
     model = CostModel(problem.profile)
     shares = [pipeline.microbatches for pipeline in request.plan.pipelines]
     num_actions = sum(
@@ -155,8 +176,8 @@ def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:
             {"field": "plan", "actions": str(num_actions)},
         )
     simulations = [
-        simulate(model, pipeline.stages, len(share))
-        for pipeline, share in zip(running, shares, strict=True)
+        simulate(model, pipeline.stages, len(share), node_kinds=kinds, relative_speed=speed)
+        for pipeline, share, (kinds, speed) in zip(running, shares, crews, strict=True)
     ]
     actions = [
         convert.action_message(index, action, shares[index])
@@ -166,8 +187,14 @@ def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:
     return pb.SimulateResponse(
         iteration_seconds=max(simulation.iteration_seconds for simulation in simulations),
         predicted_seconds=max(
-            model.pipeline_cost(pipeline.stages).iteration_seconds(len(share))
-            for pipeline, share in zip(running, shares, strict=True)
+            model.pipeline_cost(pipeline.stages, kinds).slowed(speed).iteration_seconds(len(share))
+            for pipeline, share, (kinds, speed) in zip(running, shares, crews, strict=True)
         ),
         actions=sorted(actions, key=lambda action: (action.start_seconds, action.pipeline)),
     )
+
+
+def _crew(nodes: Mapping[str, Node], pipeline: RunningPipeline) -> tuple[tuple[int, ...], float]:
+    """Return the kinds of a pipeline's nodes, and the relative speed of the slowest."""
+    crew = [nodes.get(node_id, Node(node_id=node_id)) for node_id in pipeline.node_ids]
+    return tuple(node.kind for node in crew), min(node.relative_speed for node in crew)

@@ -12,6 +12,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.cost import CostModel, PipelineCost, Stage
 from planaria_planner.fronts import END, KIND, LAST_ON_NODE, PARENT, WIDTH, pareto_fronts
 from planaria_planner.profile import ModelProfile
+from planaria_planner.progress import step_counter
 from planaria_planner.tables import CostTables, Int64Array, cost_tables
 
 
@@ -108,7 +109,7 @@ def _front(
     profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int]
 ) -> tuple[Template, ...]:
     most = profile.num_layers
-    if math.prod(min(limit, most) + 1 for limit in nodes_per_kind) <= max(_MOST_COUNTS, most + 1):
+    if templates_mix(most, nodes_per_kind):
         mixes = [list(nodes_per_kind)]
     else:
         mixes = [
@@ -117,9 +118,10 @@ def _front(
         ]
     model = CostModel(profile)
     templates: list[Template] = []
+    steps_done = step_counter(most * len(mixes))
     for mix in mixes:
         counts, without = _node_counts(mix, most)
-        labels, complete = pareto_fronts(tables, without, counts.sum(axis=1))
+        labels, complete = pareto_fronts(tables, without, counts.sum(axis=1), steps_done)
         templates.extend(_template(model, labels, int(label)) for label in complete)
     return tuple(
         sorted(
@@ -127,6 +129,12 @@ def _front(
             key=lambda t: (t.num_nodes, t.node_kinds, t.cost.microbatch_seconds, t.stages),
         )
     )
+
+
+def templates_mix(num_layers: int, nodes_per_kind: Sequence[int]) -> bool:
+    """Whether templates may have nodes of several kinds: where these are not too many."""
+    counts = math.prod(min(limit, num_layers) + 1 for limit in nodes_per_kind)
+    return counts <= max(_MOST_COUNTS, num_layers + 1)
 
 
 def _node_counts(nodes_per_kind: Sequence[int], most: int) -> tuple[Int64Array, Int64Array]:

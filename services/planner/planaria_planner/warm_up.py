@@ -4,6 +4,7 @@ An installation does it ahead, so that no first start has to: `python -m planari
 """
 
 from planaria_planner.candidates import RunningPipeline
+from planaria_planner.explain import explain
 from planaria_planner.instantiate import instantiate
 from planaria_planner.nodes import Node
 from planaria_planner.problem import Problem
@@ -33,9 +34,11 @@ def warm_up() -> None:
         layers=(layer, layer),
     )
     problem = Problem(profile=profile, num_microbatches=2)
-    nodes = [Node(node_id="a"), Node(node_id="b")]
-    plan = instantiate(problem, nodes).plan
-    running = [RunningPipeline(node_ids=p.node_ids, stages=p.stages) for p in plan.pipelines]
+    nodes = [Node(node_id="a"), Node(node_id="b", relative_speed=0.5)]
+    answer = instantiate(problem, nodes)
+    explain(answer)
+    pipelines = answer.plan.pipelines
+    running = [RunningPipeline(node_ids=p.node_ids, stages=p.stages) for p in pipelines]
     reconfigure(problem, nodes, running, {}, horizon_seconds=1.0)
 
 

@@ -1,8 +1,10 @@
 """The explanation is true: the next best plan is the best of any other shape."""
 
+import itertools
 import math
 import random
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -96,3 +98,80 @@ def test_the_words_name_the_binding_stage_and_the_price_of_tolerance() -> None:
     assert "tolerating 3 lost nodes costs" in words
     sizes = Counter(len(p.node_ids) for p in answer.plan.pipelines)
     assert f"{sizes[1]} x 1" in words
+
+
+def best_by_sizes_at_speeds(
+    problem: Problem, speeds: tuple[float, ...]
+) -> dict[tuple[int, ...], float]:
+    """Return the least step time of every multiset of sizes, over every grouping of the nodes."""
+    partitions = list(every_partition(problem.profile, (len(speeds),)))
+    best: dict[tuple[int, ...], float] = {}
+
+    @cache
+    def seconds(group: tuple[int, ...], microbatches: int) -> float:
+        slowest = min(speeds[node] for node in group)
+        return min(
+            (
+                p.a / slowest + p.b / slowest * microbatches
+                for p in partitions
+                if len(p.node_kinds) == len(group) and microbatches <= p.cap
+            ),
+            default=math.inf,
+        )
+
+    @cache
+    def share(groups: tuple[tuple[int, ...], ...], microbatches: int) -> float:
+        if not groups:
+            return 0.0 if microbatches == 0 else math.inf
+        return min(
+            (
+                max(seconds(groups[0], m), share(groups[1:], microbatches - m))
+                for m in range(1, microbatches + 1)
+            ),
+            default=math.inf,
+        )
+
+    def visit(left: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> None:
+        if not left:
+            if len(groups) > problem.fault_tolerance:
+                sizes = tuple(sorted(map(len, groups), reverse=True))
+                here = share(groups, problem.num_microbatches)
+                best[sizes] = min(best.get(sizes, math.inf), here)
+            return
+        visit(left[1:], groups)
+        for size in range(len(left)):
+            for others in itertools.combinations(left[1:], size):
+                rest = tuple(node for node in left[1:] if node not in others)
+                visit(rest, (*groups, (left[0], *others)))
+
+    visit(tuple(range(len(speeds))), ())
+    return best
+
+
+def test_the_next_best_plan_at_measured_speeds_is_the_best_of_other_sizes() -> None:
+    compared = 0
+    for seed in range(120):
+        rng = random.Random(seed)
+        fault_tolerance = rng.randint(0, 2)
+        speeds = tuple(rng.choice([1.0, 0.9, 0.5]) for _ in range(rng.randint(2, 5)))
+        problem = Problem(
+            profile=random_profile(rng, num_layers=rng.randint(1, 5), tight=rng.random() < 0.4),
+            num_microbatches=rng.randint(5, 7),
+            fault_tolerance=fault_tolerance,
+        )
+        nodes = [Node(node_id=f"n{i}", relative_speed=speed) for i, speed in enumerate(speeds)]
+        try:
+            answer = instantiate(problem, nodes)
+        except PlanariaError:
+            continue
+        why = explain(answer)
+        chosen = tuple(sorted((len(p.node_ids) for p in answer.plan.pipelines), reverse=True))
+        others = best_by_sizes_at_speeds(problem, speeds)
+        assert others.pop(chosen) == pytest.approx(answer.plan.iteration_seconds, rel=1e-12)
+        best = min(others.values(), default=math.inf)
+        found = math.inf if why.next_best_seconds is None else why.next_best_seconds
+        assert found == pytest.approx(best, rel=1e-12), f"seed {seed}"
+        if found < math.inf:
+            assert others[why.next_best_sizes] == pytest.approx(found, rel=1e-12)
+            compared += len(set(speeds)) > 1
+    assert compared > 40

@@ -35,13 +35,13 @@ def test_no_assignment_moves_fewer_bytes() -> None:
         chosen = rng.sample(nodes, 4)
         places = [
             Place(
-                layers=tuple(rng.sample(range(6), rng.randint(1, 3))),
+                layers=range(*sorted(rng.sample(range(7), 2))),
                 kind=node.kind,
                 min_relative_speed=node.relative_speed,
             )
             for node in chosen
         ]
-        found = assign(profile, places, nodes, Inventory.of(held, 6))
+        found = assign(places, nodes, Inventory.of(profile, held))
         assert len(set(found)) == len(places)
         for place, node in zip(places, found, strict=True):
             assert node.kind == place.kind
@@ -63,10 +63,10 @@ def test_of_equal_assignments_the_one_that_leaves_nodes_where_they_are() -> None
     held = {name: frozenset({0, 1}) if name in "ac" else frozenset({2, 3}) for name in "abcd"}
     places = [
         Place(layers=layers, kind=0, min_relative_speed=1.0, heir_of=heir)
-        for layers, heir in [((0, 1), "c"), ((2, 3), "d"), ((0, 1), "a"), ((2, 3), "b")]
+        for layers, heir in zip([range(2), range(2, 4)] * 2, "cdab", strict=True)
     ]
     nodes = [Node(node_id=name) for name in "abcd"]
-    found = assign(profile, places, nodes, Inventory.of(held, 4))
+    found = assign(places, nodes, Inventory.of(profile, held))
     assert [node.node_id for node in found] == ["c", "d", "a", "b"]
 
 
@@ -103,7 +103,7 @@ def test_sources_load_the_busiest_link_the_least() -> None:
             f"d{i}": sorted(rng.sample(there, rng.randint(1, min(3, len(there)))))
             for i in range(rng.randint(1, 3))
         }
-        found = busiest_bytes(choose_sources(profile, missing, Inventory.of(held, 5).holders))
+        found = busiest_bytes(choose_sources(profile, missing, Inventory.of(profile, held).holders))
         best = every_choice_of_sources(profile, missing, held)
         assert found >= best
         assert found <= 1.34 * best, f"seed {seed}"
@@ -118,6 +118,6 @@ def test_copies_do_not_depend_on_the_order_of_holdings() -> None:
     held = {f"h{i}": frozenset(rng.sample(range(6), 4)) for i in range(4)}
     missing = {"d0": [0, 1, 2], "d1": [3, 4]}
     backwards = dict(reversed(held.items()))
-    assert choose_sources(profile, missing, Inventory.of(held, 6).holders) == choose_sources(
-        profile, missing, Inventory.of(backwards, 6).holders
+    assert choose_sources(profile, missing, Inventory.of(profile, held).holders) == choose_sources(
+        profile, missing, Inventory.of(profile, backwards).holders
     )

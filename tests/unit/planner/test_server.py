@@ -155,6 +155,73 @@ async def test_a_new_job_then_a_lost_node_then_a_simulation(
     )
 
 
+async def test_progress_ends_with_the_answer(planner: "PlannerServiceAsyncStub") -> None:
+    request = pb.InstantiateRequest(problem=small_problem(), nodes=plan_nodes(*"abcde"))
+    answer = await planner.Instantiate(request)
+    told = [
+        one
+        async for one in planner.InstantiateWithProgress(
+            pb.InstantiateWithProgressRequest(request=request), metadata=bearer("secret")
+        )
+    ]
+    fractions = [one.done_fraction for one in told]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1
+    assert told[-1].answer == answer
+    assert not any(one.HasField("answer") for one in told[:-1])
+
+
+async def test_a_refusal_ends_the_progress(planner: "PlannerServiceAsyncStub") -> None:
+    request = pb.InstantiateRequest(problem=small_problem(), nodes=plan_nodes("a"))
+    call = planner.InstantiateWithProgress(
+        pb.InstantiateWithProgressRequest(request=request), metadata=bearer("secret")
+    )
+    with pytest.raises(PlanariaError, match="not enough nodes"), rpc_errors("planner"):
+        async for _ in call:
+            pass
+
+
+async def test_a_simulation_knows_kinds_and_speeds(planner: "PlannerServiceAsyncStub") -> None:
+    """Nodes of a slower kind, one of them slowed further, take as long as their plan says."""
+    problem = small_problem(fault_tolerance=0)
+    kinds = problem.profile.hardware.node_kinds
+    kinds.add(
+        name="old",
+        accelerators_per_node=2,
+        accelerator_memory_bytes=kinds[0].accelerator_memory_bytes,
+        relative_speed=0.5,
+    )
+    nodes = [pb.PlanNode(node_id=name, kind="old") for name in "ab"]
+    nodes[1].relative_speed = 0.8
+    first = await planner.Instantiate(pb.InstantiateRequest(problem=problem, nodes=nodes))
+    as_it_is = await planner.Simulate(
+        pb.SimulateRequest(problem=problem, plan=first.plan, nodes=nodes)
+    )
+    assert as_it_is.predicted_seconds == pytest.approx(first.plan.iteration_seconds, rel=1e-12)
+    first_kind = await planner.Simulate(pb.SimulateRequest(problem=problem, plan=first.plan))
+    # What takes no computing, the sends, is not slowed by the kind.
+    assert as_it_is.iteration_seconds == pytest.approx(
+        first_kind.iteration_seconds / 0.5 / 0.8, rel=1e-3
+    )
+
+
+async def test_copies_come_in_pieces_when_asked_for(planner: "PlannerServiceAsyncStub") -> None:
+    problem = small_problem(fault_tolerance=0, min_nodes_per_pipeline=1, num_microbatches=10)
+    everything = [pb.Holding(node_id=node, layers=range(6)) for node in "abcd"]
+    request = pb.ReconfigureRequest(
+        problem=problem,
+        nodes=plan_nodes(*"efghi"),
+        holdings=everything,
+        horizon_seconds=1e6,
+    )
+    whole = await planner.Reconfigure(request)
+    assert {copy.bytes for copy in whole.copies} == {1000}
+    request.chunk_bytes = 1
+    pieces = await planner.Reconfigure(request)
+    assert {copy.first_byte for copy in pieces.copies} > {0}
+    assert sum(copy.bytes for copy in pieces.copies) == sum(copy.bytes for copy in whole.copies)
+
+
 async def plans_ahead(
     planner: "PlannerServiceAsyncStub", present: pb.ReconfigureRequest
 ) -> list[pb.PlanAheadResponse]:

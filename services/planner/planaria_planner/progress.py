@@ -1,0 +1,44 @@
+"""How far a long computation has come, for whoever waits for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import numpy as np
+
+from planaria_planner.tables import Int64Array
+
+
+class Progress:
+    """Counts steps done; the compiled loop that counts runs in one thread, readers in others."""
+
+    def __init__(self) -> None:
+        self._counter: Int64Array = np.zeros(1, dtype=np.int64)
+        self._total = 0
+
+    @property
+    def fraction(self) -> float:
+        """From 0 to 1."""
+        return min(float(self._counter[0]) / self._total, 1.0) if self._total else 0.0
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow what this thread computes."""
+        token = _followed_by.set(self)
+        try:
+            yield
+        finally:
+            _followed_by.reset(token)
+
+    def expect(self, num_steps: int) -> Int64Array:
+        """Say how many steps follow; return where to count them."""
+        self._counter[0], self._total = 0, num_steps
+        return self._counter
+
+
+_followed_by: ContextVar[Progress | None] = ContextVar("progress", default=None)
+
+
+def step_counter(num_steps: int) -> Int64Array:
+    """Return where a loop of so many steps counts those that it has done."""
+    return (_followed_by.get() or Progress()).expect(num_steps)

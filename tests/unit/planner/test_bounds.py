@@ -1,0 +1,61 @@
+"""A stated bound is one: no grouping of the nodes is faster; what is proven is optimal."""
+
+import random
+
+from planaria_common.errors import PlanariaError
+from planaria_planner.explain import explain, in_words
+from planaria_planner.instantiate import instantiate
+from planaria_planner.nodes import Node
+from planaria_planner.problem import Problem
+from unit.planner.brute_force import best_seconds_on_named_nodes, every_partition
+from unit.planner.profiles import random_profile
+
+
+def test_no_plan_beats_the_bound() -> None:
+    """Two kinds with measured speeds against every grouping of the nodes."""
+    proven = gaps = 0
+    for seed in range(250):
+        rng = random.Random(30_000 + seed)
+        profile = random_profile(
+            rng,
+            num_layers=rng.randint(1, 4),
+            accelerators=rng.choice([(1, 1), (1, 2), (2, 1)]),
+            tight=rng.random() < 0.5,
+        )
+        measured = rng.random() < 0.7
+        nodes = [
+            Node(
+                node_id=f"n{i}",
+                kind=rng.randint(0, 1),
+                relative_speed=rng.choice([1.0, 0.8, 0.4]) if measured else 1.0,
+            )
+            for i in range(rng.randint(1, 5))
+        ]
+        fault_tolerance = rng.choice([0, 0, 1])
+        problem = Problem(
+            profile=profile,
+            num_microbatches=rng.randint(fault_tolerance + 1, 6),
+            fault_tolerance=fault_tolerance,
+        )
+        try:
+            answer = instantiate(problem, nodes)
+        except PlanariaError:
+            continue
+        limits = [sum(node.kind == kind for node in nodes) for kind in range(2)]
+        optimum = best_seconds_on_named_nodes(
+            list(every_partition(profile, tuple(limits))),
+            tuple((node.kind, node.relative_speed) for node in nodes),
+            fault_tolerance + 1,
+            problem.num_microbatches,
+        )
+        seconds, bound = answer.plan.iteration_seconds, answer.lower_bound_seconds
+        assert bound <= optimum * (1 + 1e-12), f"seed {seed}"
+        assert optimum <= seconds * (1 + 1e-12), f"seed {seed}"
+        if bound == seconds:
+            proven += 1
+            assert abs(seconds - optimum) <= 1e-12 * optimum, f"seed {seed}"
+        else:
+            gaps += 1
+            assert "not proven the fastest" in in_words(answer, explain(answer))
+    assert proven > 60
+    assert gaps > 20
