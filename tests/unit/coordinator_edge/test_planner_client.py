@@ -84,7 +84,7 @@ class FakePlanner(PlannerServiceServicer):
         return pb.GenerateTemplatesResponse(min_nodes=2)
 
     async def InstantiateWithProgress(
-        self, request: pb.InstantiateRequest, context: Context
+        self, request: pb.InstantiateWithProgressRequest, context: Context
     ) -> AsyncIterator[pb.InstantiateWithProgressResponse]:
         raise AssertionError("the coordinator asks for no progress")
         yield
