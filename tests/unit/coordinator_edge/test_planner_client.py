@@ -83,6 +83,12 @@ class FakePlanner(PlannerServiceServicer):
         await self._note(request)
         return pb.GenerateTemplatesResponse(min_nodes=2)
 
+    async def InstantiateWithProgress(
+        self, request: pb.InstantiateWithProgressRequest, context: Context
+    ) -> AsyncIterator[pb.InstantiateWithProgressResponse]:
+        raise AssertionError("the coordinator asks for no progress")
+        yield
+
     async def PlanAhead(
         self, request: pb.PlanAheadRequest, context: Context
     ) -> AsyncIterator[pb.PlanAheadResponse]:

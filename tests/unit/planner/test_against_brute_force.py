@@ -84,25 +84,37 @@ def check_plan_is_optimal(seed: int) -> None:
 def test_plans_on_two_kinds_of_node_are_optimal(batch: int) -> None:
     """With two kinds of node, mixed pipelines included, no plan is faster."""
     for case in range(CASES_PER_BATCH):
-        rng = random.Random(10_000 + batch * CASES_PER_BATCH + case)
-        profile, nodes = random_case(rng, kinds=2)
-        fault_tolerance = rng.choice([0, 0, 1, 2])
-        microbatches = rng.randint(fault_tolerance + 1, 9)
-        expected = best_seconds(
-            list(every_partition(profile, nodes)), nodes, fault_tolerance + 1, microbatches
-        )
-        plan = select(
-            templates_or_none(profile, nodes),
-            [
-                Node(node_id=f"node-{kind}-{i}", kind=kind)
-                for kind, count in enumerate(nodes)
-                for i in range(count)
-            ],
-            min_pipelines=fault_tolerance + 1,
-            num_microbatches=microbatches,
-        )
-        found = plan.iteration_seconds if plan else math.inf
-        assert agree(found, expected), f"batch {batch} case {case}"
+        check_plan_on_two_kinds_is_optimal(10_000 + batch * CASES_PER_BATCH + case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_plans_on_two_kinds_of_node_are_optimal_in_ten_thousand_cases() -> None:
+    """The same, for long."""
+    for seed in range(200_000, 210_000):
+        check_plan_on_two_kinds_is_optimal(seed)
+
+
+def check_plan_on_two_kinds_is_optimal(seed: int) -> None:
+    rng = random.Random(seed)
+    profile, nodes = random_case(rng, kinds=2)
+    fault_tolerance = rng.choice([0, 0, 1, 2])
+    microbatches = rng.randint(fault_tolerance + 1, 9)
+    expected = best_seconds(
+        list(every_partition(profile, nodes)), nodes, fault_tolerance + 1, microbatches
+    )
+    plan = select(
+        templates_or_none(profile, nodes),
+        [
+            Node(node_id=f"node-{kind}-{i}", kind=kind)
+            for kind, count in enumerate(nodes)
+            for i in range(count)
+        ],
+        min_pipelines=fault_tolerance + 1,
+        num_microbatches=microbatches,
+    )
+    found = plan.iteration_seconds if plan else math.inf
+    assert agree(found, expected), f"seed {seed}"
 
 
 def test_plans_on_nodes_of_measured_speeds_are_optimal() -> None:
