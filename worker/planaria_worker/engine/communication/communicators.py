@@ -157,9 +157,11 @@ class Communicators:
             failure = error
         if self._shut.is_set():
             failure = _interrupted()
-        self._outcome.put(failure)
-        if when_over is not None:
-            when_over(failure)
+        try:
+            if when_over is not None:
+                when_over(failure)
+        finally:
+            self._outcome.put(failure)
 
     def _build(
         self, specs: Sequence[GroupSpec], store_address: str, prefix: str, deadline: float
