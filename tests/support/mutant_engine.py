@@ -15,11 +15,6 @@ def one_phase() -> None:
     """Whoever has its own sums commits, without hearing whether the others have theirs."""
 
     def run(self: Any, claim: Message, step: int) -> agreement.Agreed:
-        if self._format.is_fenced(claim):
-            outcome = Outcome.fenced(self._generation, step)
-            return agreement.Agreed(
-                outcome=outcome, is_passed=False, parks=False, cause=None, broken=None
-            )
         record = CommitRecord(
             step=step,
             generation=self._generation,
