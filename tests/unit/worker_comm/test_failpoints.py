@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,30 @@ def test_fails_once_at_its_place_step_and_microbatch() -> None:
     with pytest.raises(FailpointError, match="failpoint at forward"):
         points.hit("forward", step=3, microbatch=1)
     points.hit("forward", step=3, microbatch=1)
+
+
+def test_it_may_be_passed_some_times_before() -> None:
+    points = failpoints({"at": "forward", "action": "raise", "microbatch": 1, "skip": 2})
+
+    points.hit("forward", step=0, microbatch=1)
+    points.hit("forward", step=0, microbatch=0)
+    points.hit("forward", step=1, microbatch=1)
+    with pytest.raises(FailpointError):
+        points.hit("forward", step=1, microbatch=1)
+    points.hit("forward", step=1, microbatch=1)
+
+
+def test_one_thread_is_held_until_a_file_is_there(tmp_path: Path) -> None:
+    points = failpoints({"at": "reduce", "action": "hold", "until": str(tmp_path / "go")})
+    held = threading.Thread(target=points.hit, args=("reduce",), daemon=True)
+    held.start()
+    while points._armed:  # until it is in the hold
+        held.join(0.001)
+    assert held.is_alive()
+    points.hit("reduce")
+    (tmp_path / "go").touch()
+    held.join(60)
+    assert not held.is_alive()
 
 
 def test_without_step_it_fails_at_the_first_hit() -> None:
