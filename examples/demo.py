@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ def main() -> int:
     save_png(picture, demo.metrics, demo.marks)
     print(terminal_chart(demo.metrics, demo.marks))
     console.print(f"The same curve as a picture: {picture}")
-    return prove(finished, spec, folder)
+    return prove(finished, spec, folder, demo.recoveries)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -239,7 +239,7 @@ def recovery_lines(recovery: Recovery) -> str:
     )
 
 
-def prove(finished: Job, spec: JobSpec, folder: Path) -> int:
+def prove(finished: Job, spec: JobSpec, folder: Path, recoveries: Sequence[Recovery]) -> int:
     """Compare the job's digest with that of one undisturbed process; return the exit status."""
     console.rule("The proof")
     if finished.state != "SUCCEEDED":
@@ -254,7 +254,11 @@ def prove(finished: Job, spec: JobSpec, folder: Path) -> int:
         check=True,
     )
     digest = plain.stdout.strip()
-    console.print(f"{NUM_NODES} nodes, two killed, one joined:  {finished.final_digest}")
+    num_lost = sum(len(recovery.nodes_lost) for recovery in recoveries)
+    num_joined = sum(len(recovery.nodes_joined) for recovery in recoveries)
+    console.print(
+        f"{NUM_NODES} nodes, {num_lost} killed, {num_joined} joined:     {finished.final_digest}"
+    )
     console.print(f"one process, undisturbed:          {digest}")
     equal = digest == finished.final_digest
     console.print("[bold green]Equal.[/]" if equal else "[bold red]They differ.[/]")

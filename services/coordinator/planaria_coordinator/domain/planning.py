@@ -41,7 +41,7 @@ class HardwareProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """A model's costs, layer by layer; stages use one accelerator each for now (g = 1)."""
+    """A model's costs, layer by layer; stages use one accelerator each (g = 1)."""
 
     microbatch_size: int
     hardware: HardwareProfile
