@@ -42,7 +42,8 @@ async function picture(page, name) {
 async function walk(page, url, jobId) {
   await page.goto(url);
   await page.getByRole("heading", { name: "Cluster" }).waitFor();
-  const jobLink = page.getByRole("table").first().locator(`a[href$="${jobId}"]`);
+  // By its row's heading: nodes name the job as well, and may be there before it.
+  const jobLink = page.getByRole("rowheader").locator(`a[href$="${jobId}"]`);
   await jobLink.waitFor();
   await page.getByRole("rowheader", { name: /node/ }).first().waitFor();
   await assertAccessible(page, "the cluster");
