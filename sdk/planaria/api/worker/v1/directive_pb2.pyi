@@ -42,6 +42,7 @@ class Directive(_message.Message):
     DIGEST_LAYERS_FIELD_NUMBER: _builtins.int
     EXPORT_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    SWITCH_FIELD_NUMBER: _builtins.int
     directive_id: _builtins.str
     """Unique; results carry it."""
     job_id: _builtins.str
@@ -82,6 +83,10 @@ class Directive(_message.Message):
     def stop(self) -> Global___Stop:
         """End the engine's process."""
 
+    @_builtins.property
+    def switch(self) -> Global___Switch:
+        """Take the place that was staged, behind a commit."""
+
     def __init__(
         self,
         *,
@@ -97,12 +102,13 @@ class Directive(_message.Message):
         digest_layers: Global___DigestLayers | None = ...,
         export: Global___Export | None = ...,
         stop: Global___Stop | None = ...,
+        switch: Global___Switch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "export", b"export", "prepare", b"prepare", "quiesce", b"quiesce", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "export", b"export", "prepare", b"prepare", "quiesce", b"quiesce", "stop", b"stop", "switch", b"switch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "engine_id", b"engine_id", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "engine_id", b"engine_id", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "stop", b"stop", "switch", b"switch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["prepare", "quiesce", "commit", "copy", "activate", "digest_layers", "export", "stop"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["prepare", "quiesce", "commit", "copy", "activate", "digest_layers", "export", "stop", "switch"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -299,10 +305,16 @@ class Activate(_message.Message):
     STORE_ADDRESS_FIELD_NUMBER: _builtins.int
     REBUILD_TIMEOUT_FIELD_NUMBER: _builtins.int
     FOLLOWERS_FIELD_NUMBER: _builtins.int
+    AT_COMMIT_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
     committed_steps: _builtins.int
     """Version of the parameters: the number of committed steps."""
     store_address: _builtins.str
     """Address of the rendezvous store of one engine that is alive."""
+    at_commit: _builtins.bool
+    """The place is made ready beside what the engine does now, and taken behind the commit that
+    Switch waits for; `committed_steps` is not set. Answered with Staged.
+    """
     @_builtins.property
     def pipelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___PipelineAssignment]:
         """The pipelines of the plan."""
@@ -317,6 +329,12 @@ class Activate(_message.Message):
         nothing, and in the exchange, and so remain replicas.
         """
 
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerSource]:
+        """With `at_commit`: the layers that the place needs and the engine does not have. It receives
+        them from engines that train, and every step that those commit from then on.
+        """
+
     def __init__(
         self,
         *,
@@ -325,14 +343,37 @@ class Activate(_message.Message):
         store_address: _builtins.str = ...,
         rebuild_timeout: _duration_pb2.Duration | None = ...,
         followers: _abc.Iterable[Global___FollowerAssignment] | None = ...,
+        at_commit: _builtins.bool = ...,
+        layers: _abc.Iterable[Global___LayerSource] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rebuild_timeout", b"rebuild_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "followers", b"followers", "pipelines", b"pipelines", "rebuild_timeout", b"rebuild_timeout", "store_address", b"store_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_commit", b"at_commit", "committed_steps", b"committed_steps", "followers", b"followers", "layers", b"layers", "pipelines", b"pipelines", "rebuild_timeout", b"rebuild_timeout", "store_address", b"store_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Activate: _TypeAlias = Activate  # noqa: Y015
+
+@_typing.final
+class Switch(_message.Message):
+    """Everybody has staged the place that an Activate with `at_commit` of this generation gave. At the
+    commit whose exchange says that every engine holds this directive, or a Quiesce with
+    MODE_AT_COMMIT of the same generation, the engine takes that place and trains on. Answered with
+    Activated.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Switch: _TypeAlias = Switch  # noqa: Y015
 
 @_typing.final
 class FollowerAssignment(_message.Message):

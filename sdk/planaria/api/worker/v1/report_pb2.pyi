@@ -134,6 +134,7 @@ class DirectiveResult(_message.Message):
     EXPORTED_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
     directive_id: _builtins.str
     """The directive."""
     job_id: _builtins.str
@@ -178,6 +179,10 @@ class DirectiveResult(_message.Message):
     def failure(self) -> Global___Failure:
         """It could not be done."""
 
+    @_builtins.property
+    def staged(self) -> Global___Staged:
+        """Of Activate with `at_commit`."""
+
     def __init__(
         self,
         *,
@@ -194,12 +199,13 @@ class DirectiveResult(_message.Message):
         exported: Global___Exported | None = ...,
         stopped: Global___Stopped | None = ...,
         failure: Global___Failure | None = ...,
+        staged: Global___Staged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "committed", b"committed", "copied", b"copied", "digested", b"digested", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "outcome", b"outcome", "prepared", b"prepared", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "committed", b"committed", "copied", b"copied", "digested", b"digested", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "committed", b"committed", "copied", b"copied", "digested", b"digested", "directive_id", b"directive_id", "engine_id", b"engine_id", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "generation", b"generation", "job_id", b"job_id", "outcome", b"outcome", "prepared", b"prepared", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "committed", b"committed", "copied", b"copied", "digested", b"digested", "directive_id", b"directive_id", "engine_id", b"engine_id", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "generation", b"generation", "job_id", b"job_id", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prepared", "fence_report", "committed", "copied", "activated", "digested", "exported", "stopped", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prepared", "fence_report", "committed", "copied", "activated", "digested", "exported", "stopped", "failure", "staged"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -460,6 +466,7 @@ class CommitRecord(_message.Message):
     GRADIENT_NORM_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NEXT_GENERATION_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step, counted from 0."""
     generation: _builtins.int
@@ -470,6 +477,10 @@ class CommitRecord(_message.Message):
     """Mean loss over the step's tokens."""
     num_tokens: _builtins.int
     """Number of tokens of the step."""
+    next_generation: _builtins.int
+    """The generation whose Switch, or Quiesce with MODE_AT_COMMIT, every engine held at the exchange:
+    behind this step nobody trains in an older one. 0: not everybody held the same.
+    """
     def __init__(
         self,
         *,
@@ -478,10 +489,11 @@ class CommitRecord(_message.Message):
         gradient_norm: _builtins.float = ...,
         loss: _builtins.float = ...,
         num_tokens: _builtins.int = ...,
+        next_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "gradient_norm", b"gradient_norm", "loss", b"loss", "num_tokens", b"num_tokens", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "gradient_norm", b"gradient_norm", "loss", b"loss", "next_generation", b"next_generation", "num_tokens", b"num_tokens", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -564,8 +576,11 @@ class Activated(_message.Message):
     REBUILD_START_TIME_FIELD_NUMBER: _builtins.int
     RESUME_TIME_FIELD_NUMBER: _builtins.int
     NUM_COMMUNICATORS_FIELD_NUMBER: _builtins.int
+    COMMITTED_STEPS_FIELD_NUMBER: _builtins.int
     num_communicators: _builtins.int
     """Number of communicators built."""
+    committed_steps: _builtins.int
+    """Number of steps that were committed when the place was taken."""
     @_builtins.property
     def rebuild_start_time(self) -> _timestamp_pb2.Timestamp:
         """When building communicators began."""
@@ -580,14 +595,61 @@ class Activated(_message.Message):
         rebuild_start_time: _timestamp_pb2.Timestamp | None = ...,
         resume_time: _timestamp_pb2.Timestamp | None = ...,
         num_communicators: _builtins.int = ...,
+        committed_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rebuild_start_time", b"rebuild_start_time", "resume_time", b"resume_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_communicators", b"num_communicators", "rebuild_start_time", b"rebuild_start_time", "resume_time", b"resume_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "num_communicators", b"num_communicators", "rebuild_start_time", b"rebuild_start_time", "resume_time", b"resume_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Activated: _TypeAlias = Activated  # noqa: Y015
+
+@_typing.final
+class Staged(_message.Message):
+    """The engine's next place is ready: its communicators stand, and the layers it lacked have arrived
+    and follow every commit.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    REBUILD_END_TIME_FIELD_NUMBER: _builtins.int
+    COPY_END_TIME_FIELD_NUMBER: _builtins.int
+    NUM_COMMUNICATORS_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """Bytes received from peers."""
+    num_communicators: _builtins.int
+    """Number of communicators built."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """When the directive was begun."""
+
+    @_builtins.property
+    def rebuild_end_time(self) -> _timestamp_pb2.Timestamp:
+        """When the communicators stood."""
+
+    @_builtins.property
+    def copy_end_time(self) -> _timestamp_pb2.Timestamp:
+        """When the last layer was there; absent when none was missing."""
+
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        rebuild_end_time: _timestamp_pb2.Timestamp | None = ...,
+        copy_end_time: _timestamp_pb2.Timestamp | None = ...,
+        num_communicators: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copy_end_time", b"copy_end_time", "rebuild_end_time", b"rebuild_end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copy_end_time", b"copy_end_time", "num_communicators", b"num_communicators", "rebuild_end_time", b"rebuild_end_time", "start_time", b"start_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Staged: _TypeAlias = Staged  # noqa: Y015
 
 @_typing.final
 class Digested(_message.Message):
