@@ -23,6 +23,7 @@ from planaria_worker.engine.control import Control
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.engine.trace import Trace
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine_config import EngineConfig
 
@@ -41,9 +42,10 @@ class EngineProcess:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._fence = Fence(config.generation)
+        trace = Trace.from_environment(os.environ, config.engine_id)
+        self._fence = Fence(config.generation, trace)
         self._vitals = Vitals(on_change=lambda: self._control.send_snapshot())
-        self._stopwatch = Stopwatch()
+        self._stopwatch = Stopwatch(trace=trace)
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._waiting: list[Directive] = []

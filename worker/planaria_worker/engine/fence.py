@@ -9,6 +9,8 @@ finishes its update before it stands still, one that was fenced first never pass
 import threading
 from collections.abc import Callable
 
+from planaria_worker.engine.trace import Trace
+
 
 class FencedError(Exception):
     """The engine may no longer act for this generation."""
@@ -31,8 +33,9 @@ class StaleGenerationError(Exception):
 class Fence:
     """Guards the generation of one engine; every method may be called from any thread."""
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, generation: int, trace: Trace | None = None) -> None:
         self._lock = threading.Lock()
+        self._trace = trace or Trace()
         self._newest = generation
         self._fenced = generation
         self._mark = 0
@@ -70,6 +73,7 @@ class Fence:
             self._see(generation)
             self._fenced = generation
             self._mark = 0
+            self._trace.event("fence", generation=generation)
 
     def fence_at_commit(self, generation: int) -> None:
         """Asks the training thread to park at the commit whose exchange says that all are asked.

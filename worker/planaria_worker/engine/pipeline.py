@@ -121,7 +121,7 @@ class PipelineStage:
             outputs = summed_cross_entropy(outputs, tokens[:, 1:])
             self._ledger.losses[microbatch] = outputs.detach()
         self._outputs[microbatch] = outputs
-        self._ledger.compute_seconds += self._stopwatch.lap("forward")
+        self._ledger.compute_seconds += self._stopwatch.lap("forward", microbatch)
 
     def _send_output(self, microbatch: int) -> None:
         outputs = self._outputs[microbatch].detach().contiguous()
@@ -138,7 +138,7 @@ class PipelineStage:
         torch.autograd.backward(outputs, self._gradients.pop(microbatch, None))
         self._ledger.out_of_range.update(self._sums.take(self._stage.leaves))
         self._ledger.finished.append(microbatch)
-        self._ledger.compute_seconds += self._stopwatch.lap("backward")
+        self._ledger.compute_seconds += self._stopwatch.lap("backward", microbatch)
 
     def _send_gradient(self, microbatch: int) -> None:
         gradient = self._inputs.pop(microbatch).grad

@@ -69,7 +69,7 @@ def run_step(place: Place, step: int) -> CommittedStep:
 
 def begin_step(place: Place, step: int) -> None:
     """Nothing of the step is computed yet."""
-    place.around.stopwatch.restart()
+    place.around.stopwatch.restart(step)
     if place.sums is not None:
         place.sums.clear()
     place.ledger = Ledger(step=step, generation=place.generation)
@@ -123,7 +123,21 @@ def _reduce(place: Place) -> tuple[Message, Exception | None]:
     except (GroupBroken, FencedError, PlanariaError) as error:
         place.shut_sums(str(error))
         return _fenced(place), error.with_traceback(None)  # which would keep the groups
+    if place.sums is not None:
+        _trace_claim(place)
     return _claim(place, fence.mark), None
+
+
+def _trace_claim(place: Place) -> None:
+    layers, ledger = place.view.computed_layers, place.ledger
+    place.around.stopwatch.trace.event(
+        "claim",
+        step=ledger.step,
+        generation=place.generation,
+        first_layer=layers.start,
+        num_layers=len(layers),
+        microbatches=ledger.finished,
+    )
 
 
 def _fenced(place: Place) -> Message:

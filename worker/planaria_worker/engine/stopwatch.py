@@ -3,28 +3,37 @@
 import time
 from collections.abc import Callable
 
+from planaria_worker.engine.trace import Trace
+
 
 class Stopwatch:
     """Splits the time of one thread into kinds, without gaps.
 
     Attributes:
         laps: number of splits since the start; stands still when the thread hangs.
+        trace: where every lap is written.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, now: Callable[[], float] = time.perf_counter, trace: Trace | None = None
+    ) -> None:
+        self.trace = trace or Trace()
         self._now = now
         self._last = now()
+        self._step = 0
         self._seconds: dict[str, float] = {}
         self.laps = 0
 
-    def restart(self) -> None:
+    def restart(self, step: int) -> None:
         """Begins a new step."""
+        self.lap("between")
         self._seconds = {}
-        self._last = self._now()
+        self._step = step
 
-    def lap(self, kind: str) -> float:
+    def lap(self, kind: str, microbatch: int | None = None) -> float:
         """Gives the time since the last lap its name, and returns it."""
         now = self._now()
+        self.trace.span(kind, self._last, now, step=self._step, microbatch=microbatch)
         seconds, self._last = now - self._last, now
         self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
         self.laps += 1

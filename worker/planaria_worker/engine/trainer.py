@@ -320,12 +320,14 @@ class Trainer:
         """
         self._fence.begin(activation.generation)
         try:
+            self._stopwatch.lap("idle")
             self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
             start_time = self._clock.now()
             try:
                 place, num_groups = self._rebuild(activation, view)
             except GroupBroken as error:
                 raise self._builder.explain(error, activation.generation) from None
+            self._stopwatch.lap("rebuild")
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             answer(self._builder.activated(start_time, num_groups))
             if self._vitals.committed_steps < self._job.num_steps:
@@ -443,6 +445,7 @@ class Trainer:
                 is_last_step = record.step + 1 >= self._job.num_steps
                 self._promise = None if is_last_step else promise
             self.last_commit = record
+            self._stopwatch.trace.event("commit", step=record.step, generation=record.generation)
             self._vitals.committed_steps = record.step + 1
 
     def _clear_away(self) -> None:
@@ -462,6 +465,7 @@ class Trainer:
         if self._place is not None:
             self._sums = self._whole_sums(self._place)
         self.park_time = self._clock.now()
+        self._stopwatch.trace.event("rest")
         is_finished = self._vitals.committed_steps >= self._job.num_steps
         self._vitals.enter(
             EngineState.ENGINE_STATE_FINISHED if is_finished else EngineState.ENGINE_STATE_PARKED
