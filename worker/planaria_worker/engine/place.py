@@ -80,6 +80,10 @@ def take_place(
 ) -> Place:
     """Puts a place together from the layers in the store and the groups that stand."""
     job = around.job
+    layers = range(0) if view.is_follower else view.computed_layers
+    around.stopwatch.trace.event(
+        "place", generation=generation, first_layer=layers.start, num_layers=len(layers)
+    )
     sums = None
     if not view.is_follower:
         layouts = [job.layouts[layer] for layer in view.hosted_layers]
