@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from planaria_common.errors import InvalidArgumentError
+from planaria_worker.engine.failpoint_script import mark
 from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE, FailpointError, Failpoints
 
 
@@ -110,8 +112,78 @@ def test_bad_values_are_named(text: str, message: str) -> None:
     assert caught.value.message.startswith(f"{ENVIRONMENT_VARIABLE}{message}")
 
 
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script"
+    path.touch()
+    return path
+
+
+def of_script(script: Path, engine_id: str) -> Failpoints:
+    return Failpoints.from_environment({ENVIRONMENT_VARIABLE: str(script)}, engine_id)
+
+
+def add(script: Path, **line: object) -> None:
+    with script.open("a") as file:
+        file.write(json.dumps({"action": "raise", **line}) + "\n")
+
+
+def test_a_script_may_grow(script: Path) -> None:
+    points = of_script(script, "job/node-0/0/1")
+    points.hit("forward", step=1, microbatch=0)
+    add(script, at="forward", engine="*/node-1/*")
+    add(script, at="forward", engine="*/node-0/*", since_step=2)
+    points.hit("forward", step=1, microbatch=0)
+    with pytest.raises(FailpointError):
+        points.hit("forward", step=3, microbatch=0)
+    points.hit("forward", step=3, microbatch=0)
+
+
+def test_a_line_that_is_still_being_written_waits(script: Path) -> None:
+    points = of_script(script, "job/node-0/0/1")
+    script.write_text('{"at": "forward", "act')
+    points.hit("forward")
+    script.write_text('{"at": "forward", "action": "raise"}\n')
+    with pytest.raises(FailpointError):
+        points.hit("forward")
+
+
+def test_a_line_fires_in_one_engine_and_leaves_a_mark(script: Path) -> None:
+    add(script, at="copy")
+    first, second = (of_script(script, f"job/node-{index}/0/1") for index in (0, 1))
+    with pytest.raises(FailpointError):
+        first.hit("copy", step=4)
+    second.hit("copy", step=4)
+    said = json.loads(mark(script, 0).read_text())
+    assert said.pop("seconds") <= time.monotonic()
+    assert said == {"engine": "job/node-0/0/1", "at": "copy", "step": 4, "microbatch": None}
+    assert sorted(path.name for path in script.parent.iterdir()) == ["script", "script.0"]
+
+
+def test_a_line_may_wait_for_another_one(script: Path) -> None:
+    add(script, at="copy")
+    add(script, at="forward", after=0)
+    first, second = (of_script(script, f"job/node-{index}/0/1") for index in (0, 1))
+    second.hit("forward")
+    with pytest.raises(FailpointError):
+        first.hit("copy")
+    with pytest.raises(FailpointError):
+        second.hit("forward")
+
+
+def test_a_link_to_a_script_is_followed_once(script: Path) -> None:
+    link = script.with_name("link")
+    link.symlink_to(script)
+    points = of_script(link, "e")
+    link.unlink()
+    add(script, at="copy")
+    with pytest.raises(FailpointError):
+        points.hit("copy")
+
+
 SCRIPT = """
 import os, sys
+from planaria_worker.engine.failpoint_script import mark
 from planaria_worker.engine.failpoints import Failpoints
 points = Failpoints.from_environment(os.environ)
 print("before", flush=True)

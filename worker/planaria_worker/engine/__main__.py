@@ -93,7 +93,7 @@ class EngineProcess:
             post=self._control.post,
             stop=self._stop,
             clock=SystemClock(),
-            failpoints=Failpoints.from_environment(os.environ),
+            failpoints=Failpoints.from_environment(os.environ, self._config.engine_id),
         )
 
     def _handle(self, directive: Directive) -> None:

@@ -1,8 +1,10 @@
 """Named places in the engine where a test can make it fail: placed by a test, never by chance.
 
     PLANARIA_ENGINE_FAILPOINTS='[{"at": "reduce", "step": 3, "action": "kill"}]'
+    PLANARIA_ENGINE_FAILPOINTS=/path/of/script
 
-Without the variable they do nothing.
+Without the variable they do nothing. A script serves many engines, and may grow while they run
+(failpoint_script).
 """
 
 import ctypes
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.failpoint_script import Line, Script
 
 ENVIRONMENT_VARIABLE = "PLANARIA_ENGINE_FAILPOINTS"
 
@@ -36,7 +39,7 @@ Action = Literal["kill", "stop", "raise", "segfault", "hang", "hold"]
 _HOLD_SECONDS = 0.001
 
 
-_FIELDS = ("at", "action", "step", "microbatch", "skip", "until")
+_FIELDS = ("at", "action", "step", "since_step", "microbatch", "skip", "until")
 
 
 class FailpointError(Exception):
@@ -51,32 +54,49 @@ class Failpoint:
     action: Action
     step: int | None = None
     """Only in this step; in a copy, in this version. None: in any."""
+    since_step: int = 0
+    """Only in this step and later ones, where the place knows its step."""
     microbatch: int | None = None
     """Only in this microbatch of the step; None: in any."""
     skip: int = 0
     """How often it may be passed before."""
     until: str = ""
     """Path of a file: `hold` goes on when it is there, and only one thread is held."""
+    line: Line | None = None
+    """Where it stands in a script."""
 
     def matches(self, at: Place, step: int | None, microbatch: int | None) -> bool:
-        return self.at == at and self.step in (None, step) and self.microbatch in (None, microbatch)
+        return (
+            self.at == at
+            and self.step in (None, step)
+            and (step is None or step >= self.since_step)
+            and self.microbatch in (None, microbatch)
+            and (self.line is None or self.line.is_due())
+        )
 
 
 class Failpoints:
     """The failures that an engine was given; may be hit from any thread."""
 
-    def __init__(self, failpoints: tuple[Failpoint, ...] = ()) -> None:
+    def __init__(
+        self, failpoints: tuple[Failpoint, ...] = (), script: Script | None = None
+    ) -> None:
         self._lock = threading.Lock()
         self._armed = list(failpoints)
+        self._script = script
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+    def from_environment(cls, environment: Mapping[str, str], engine_id: str = "") -> Self:
         """Reads the variable; unset or empty, nothing ever happens.
 
         Raises:
-            InvalidArgumentError: it is not a JSON list of failpoints; names the entry and field.
+            InvalidArgumentError: it is neither a JSON list of failpoints nor an absolute path;
+                names the entry and field.
         """
         text = environment.get(ENVIRONMENT_VARIABLE, "")
+        if text.startswith("/"):
+            # A link may point to the next job's script before this job's engines have ended.
+            return cls(script=Script(Path(text).resolve(), engine_id))
         return cls(_parse(text) if text else ())
 
     def hit(self, at: Place, step: int | None = None, microbatch: int | None = None) -> None:
@@ -85,11 +105,14 @@ class Failpoints:
         Raises:
             FailpointError: its action is `raise`.
         """
-        if self._armed:
+        if self._armed or self._script is not None:
             self._hit(at, step, microbatch)
 
     def _hit(self, at: Place, step: int | None, microbatch: int | None) -> None:
         with self._lock:
+            if self._script is not None:
+                new = self._script.new_lines()
+                self._armed += [replace(_parse_entry(x.number, x.entry), line=x) for x in new]
             for failpoint in self._armed:
                 if failpoint.matches(at, step, microbatch):
                     self._armed.remove(failpoint)
@@ -99,6 +122,8 @@ class Failpoints:
             if failpoint.skip:
                 self._armed.append(replace(failpoint, skip=failpoint.skip - 1))
                 return
+        if failpoint.line is not None and not failpoint.line.fire(at, step, microbatch):
+            return  # another engine was faster
         _fail(failpoint)
 
 
@@ -146,6 +171,7 @@ def _parse_entry(index: int, entry: Any) -> Failpoint:
         action=_one_of(get_args(Action), f"[{index}].action", entry.get("action")),
         step=_index(f"[{index}].step", entry.get("step")),
         microbatch=_index(f"[{index}].microbatch", entry.get("microbatch")),
+        since_step=_index(f"[{index}].since_step", entry.get("since_step")) or 0,
         skip=_index(f"[{index}].skip", entry.get("skip")) or 0,
         until=str(entry.get("until", "")),
     )
