@@ -137,6 +137,7 @@ def _options(settings: CoordinatorSettings) -> Options:
         node_deadline_seconds=settings.node_deadline_seconds,
         agent_lease_seconds=settings.agent_lease_seconds,
         directive_deadline_seconds=settings.directive_deadline_seconds,
+        progress_deadline_seconds=settings.progress_deadline_seconds,
         prepare_deadline_seconds=settings.prepare_deadline_seconds,
     )
 

@@ -60,6 +60,10 @@ class CoordinatorSettings(ServiceSettings):
     directive_deadline_seconds: PositiveFloat = Field(
         default=5.0, description="How long an engine may take for a directive."
     )
+    progress_deadline_seconds: PositiveFloat = Field(
+        default=5.0,
+        description="The least time that a job may stand still before an engine is taken to hang.",
+    )
     prepare_deadline_seconds: PositiveFloat = Field(
         default=120.0, description="How long an engine may take to start."
     )
