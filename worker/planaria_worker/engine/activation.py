@@ -129,6 +129,7 @@ class Builder:
 
     def activated(self, start_time: datetime, num_groups: int) -> Activated:
         """The answer to an Activate whose groups stand."""
+        self.around.stopwatch.trace.event("activated")
         return Activated(
             rebuild_start_time=start_time,
             resume_time=self.clock.now(),

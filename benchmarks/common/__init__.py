@@ -1,0 +1,1 @@
+"""What several measurements need: traces, intervals, a cluster with a job on it, results."""
