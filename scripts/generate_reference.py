@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from planaria.cli.main import app
 from planaria.errors import ConflictError
-from planaria.job import JobSpec
+from planaria.job import MODEL_KINDS, JobSpec
 from planaria_common.settings import ServiceSettings
 from planaria_coordinator.settings import CoordinatorSettings
 from planaria_planner.settings import PlannerSettings
@@ -53,10 +53,14 @@ def type_name(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if origin is Annotated:
         return type_name(get_args(annotation)[0])
+    if annotation == JobSpec.model_fields["model"].annotation:
+        return "group"
     if origin in {Union, UnionType}:
         return " or ".join(type_name(a) for a in get_args(annotation) if a is not type(None))
     if origin is tuple:
         return "comma-separated list"
+    if origin is dict:
+        return "any fields"
     if section_of(annotation):
         return "group"
     return TYPE_NAMES[annotation]
@@ -91,7 +95,10 @@ def job_fields(section: type[BaseModel] = JobSpec, path: str = "") -> Iterator[s
         yield f"| `{name}` | {kind} | {default} | {one_line(field.description)} |"
     yield ""
     for name, field in section.model_fields.items():
-        if group := section_of(field.annotation):
+        if name == "model":
+            for kind, model in MODEL_KINDS.items():
+                yield from job_fields(model, f"model, by {kind}")
+        elif group := section_of(field.annotation):
             yield from job_fields(group, f"{path}.{name}".lstrip("."))
 
 

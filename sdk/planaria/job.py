@@ -10,9 +10,19 @@ JSON Schema that follows from these classes.
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 
@@ -36,8 +46,8 @@ class _Section(BaseModel):
     )
 
 
-class ModelSpec(_Section):
-    """The model's architecture and size; fields left out take the family's default."""
+class FamilySpec(_Section):
+    """A model of a known architecture; fields left out take the family's default."""
 
     family: Literal["gpt2", "llama", "qwen3"]
     """The architecture."""
@@ -61,9 +71,11 @@ class ModelSpec(_Section):
     """Width of one attention head; hidden_size / num_heads by default."""
     rope_theta: Real | None = Field(default=None, gt=0)
     """Base of the rotary position embedding."""
+    dropout: Real = Field(default=0.0, ge=0, lt=1)
+    """Probability that training leaves out an activation; the same ones whatever the plan."""
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> "ModelSpec":
+    def _heads_divide(self) -> "FamilySpec":
         if self.head_dim is None and self.hidden_size % self.num_heads:
             raise _problem(
                 "num_heads",
@@ -78,6 +90,46 @@ class ModelSpec(_Section):
                 f"{_nearby_divisors(self.num_heads, groups)} would",
             )
         return self
+
+
+class ImportedSpec(_Section):
+    """A model of your own: a list of layers that a function of yours returns on every node."""
+
+    import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`module:function`; the module must be importable on every node, and the same there."""
+    arguments: dict[str, JsonValue] = {}
+    """What the function is called with, by name."""
+
+
+class HuggingFaceSpec(_Section):
+    """A model as a Hugging Face configuration describes it."""
+
+    huggingface: dict[str, JsonValue]
+    """A config.json or the folder it is in, read when the job is submitted; or its contents."""
+
+
+MODEL_KINDS: Mapping[str, type[_Section]] = {
+    "family": FamilySpec,
+    "import_path": ImportedSpec,
+    "huggingface": HuggingFaceSpec,
+}
+"""The kinds of `model` section, by the field that tells them apart."""
+
+
+def _model_kind(value: object) -> str:
+    if isinstance(value, Mapping):
+        given = (kind for kind in MODEL_KINDS if kind in value)
+    else:
+        given = (kind for kind, section in MODEL_KINDS.items() if isinstance(value, section))
+    return next(given, "family")
+
+
+ModelSpec = Annotated[
+    Annotated[FamilySpec, Tag("family")]
+    | Annotated[ImportedSpec, Tag("import_path")]
+    | Annotated[HuggingFaceSpec, Tag("huggingface")],
+    Discriminator(_model_kind),
+]
 
 
 class DataSpec(_Section):
@@ -119,8 +171,10 @@ class TrainingSpec(_Section):
     """Number of sequences that go through a pipeline at once."""
     seed: Seed = 0
     """What the initial parameters and the order of the data follow from."""
-    dtype: Literal["float32"] = "float32"
-    """The type of parameters and activations."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type that is computed with; the parameters that a step changes are always float32."""
+    activation_checkpointing: bool = False
+    """Keeps only the inputs of blocks, and computes the rest again in the backward pass."""
     reproducible: bool = True
     """Whether the result is bitwise the same, whatever plan and failures."""
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -171,8 +225,8 @@ class OutputSpec(_Section):
 
     path: str = Field(min_length=1)
     """The folder to write, on the node that writes."""
-    format: Literal["huggingface"] = "huggingface"
-    """The layout of the folder."""
+    format: Literal["huggingface", "safetensors"] = "huggingface"
+    """`safetensors` is the weights alone, for models that Hugging Face does not know."""
 
 
 class JobSpec(_Section):
@@ -181,7 +235,7 @@ class JobSpec(_Section):
     name: str = Field(default="job", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     """A name for people; it need not be unique."""
     model: ModelSpec
-    """The model's architecture and size."""
+    """The model: a `family` and its sizes, an `import_path`, or a `huggingface` configuration."""
     data: DataSpec
     """The text to train on."""
     training: TrainingSpec
@@ -197,7 +251,10 @@ class JobSpec(_Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "JobSpec":
-        for check in (_check_vocabulary, _check_positions, _check_microbatches, _check_replicas):
+        if isinstance(self.model, FamilySpec):
+            _check_vocabulary(self.data, self.model)
+            _check_positions(self.data, self.model)
+        for check in (_check_output, _check_microbatches, _check_replicas):
             check(self)
         return self
 
@@ -221,21 +278,30 @@ class JobSpec(_Section):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
 
-def _check_vocabulary(job: JobSpec) -> None:
-    if job.data.tokenizer == "byte" and job.model.vocab_size < 256:
+def _check_vocabulary(data: DataSpec, model: FamilySpec) -> None:
+    if data.tokenizer == "byte" and model.vocab_size < 256:
         raise _problem(
             "model.vocab_size",
-            f"{job.model.vocab_size} is too small for the byte tokenizer; it needs at least 256",
+            f"{model.vocab_size} is too small for the byte tokenizer; it needs at least 256",
         )
 
 
-def _check_positions(job: JobSpec) -> None:
-    longest = job.model.max_position_embeddings
-    if longest is not None and job.data.sequence_length > longest:
+def _check_positions(data: DataSpec, model: FamilySpec) -> None:
+    longest = model.max_position_embeddings
+    if longest is not None and data.sequence_length > longest:
         raise _problem(
             "data.sequence_length",
-            f"{job.data.sequence_length} is more than model.max_position_embeddings {longest}; "
+            f"{data.sequence_length} is more than model.max_position_embeddings {longest}; "
             f"it must be at most {longest}",
+        )
+
+
+def _check_output(job: JobSpec) -> None:
+    is_imported = isinstance(job.model, ImportedSpec)
+    if is_imported and job.output is not None and job.output.format == "huggingface":
+        raise _problem(
+            "output.format",
+            "huggingface cannot hold a model by import_path; it must be safetensors",
         )
 
 

@@ -1,6 +1,7 @@
 """Reads job files, and says in one line each what is wrong with them."""
 
 import difflib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from planaria.errors import FieldProblem, InvalidJobError
-from planaria.job import JobSpec
+from planaria.job import MODEL_KINDS, JobSpec
 
 _MAX_BYTES = 2**20
 
@@ -23,9 +24,10 @@ def load_job_file(path: str | os.PathLike[str]) -> JobSpec:
         InvalidJobError: it cannot be read, is not YAML, or is not a valid job.
     """
     source = Path(path)
-    document = _load_yaml(source)
+    folder = source.resolve().parent
+    document = _with_huggingface_config(_load_yaml(source), folder, source=str(path))
     job = parse_job(document, source=str(path))
-    return _resolve_paths(job, source.resolve().parent)
+    return _resolve_paths(job, folder)
 
 
 def parse_job(document: object, *, source: str = "") -> JobSpec:
@@ -54,19 +56,24 @@ def parse_job(document: object, *, source: str = "") -> JobSpec:
 def _problem(detail: ErrorDetails) -> FieldProblem:
     context = detail.get("ctx", {})
     location = [str(part) for part in detail["loc"]]
+    section = location[:-1]
+    if location[:1] == ["model"] and len(location) > 1:
+        del location[1]  # which kind of model section
     if detail["type"] == "job_problem":
         field = ".".join([*location, str(context["field"])])
         return FieldProblem(field=field, message=str(context["text"]))
     field = ".".join(location)
-    return FieldProblem(field=field, message=_explain(detail, location, context))
+    return FieldProblem(field=field, message=_explain(detail, section, context))
 
 
-def _explain(detail: ErrorDetails, location: Sequence[str], context: Mapping[str, Any]) -> str:
+def _explain(detail: ErrorDetails, section: Sequence[str], context: Mapping[str, Any]) -> str:
     given = detail["input"]
     match detail["type"]:
         case "extra_forbidden":
-            return _unknown_field(location)
+            return _unknown_field(section, str(detail["loc"][-1]))
         case "missing":
+            if section == ["model", "family"] and detail["loc"][-1] == "family":
+                return f"is missing; a model is given by one of {', '.join(MODEL_KINDS)}"
             return "is missing, and has no default"
         case "literal_error":
             return f"must be {context['expected']}, not {given!r}"
@@ -74,6 +81,8 @@ def _explain(detail: ErrorDetails, location: Sequence[str], context: Mapping[str
             return f"must be at least {context['ge']}, not {given}"
         case "greater_than":
             return f"must be more than {context['gt']}, not {given}"
+        case "less_than":
+            return f"must be less than {context['lt']}, not {given}"
         case "less_than_equal":
             return f"must be at most {context['le']}, not {given}"
         case "finite_number":
@@ -88,17 +97,21 @@ def _explain(detail: ErrorDetails, location: Sequence[str], context: Mapping[str
             return f"must be text, not {given!r}"
         case "string_too_short":
             return "must not be empty"
+        case "string_pattern_mismatch" if section == ["model", "import_path"]:
+            return f"must be module:function, not {given!r}"
         case "string_pattern_mismatch":
             return f"must be letters, digits, '.', '_' or '-' (at most 63), not {given!r}"
-        case "model_type" | "model_attributes_type":
+        case "dict_type" if section == ["model", "huggingface"]:
+            return f"must be the contents of a config.json, not {given!r}"
+        case "model_type" | "model_attributes_type" | "dict_type":
             return f"must be a group of fields, not {given!r}"
         case _:
             return detail["msg"][:1].lower() + detail["msg"][1:]
 
 
-def _unknown_field(location: Sequence[str]) -> str:
-    known = list(_section(location[:-1]).model_fields)
-    nearest = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.6)
+def _unknown_field(section: Sequence[str], name: str) -> str:
+    known = list(_section(section).model_fields)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if nearest:
         return f"unknown field; did you mean {nearest[0]}?"
     return f"unknown field; known here are {', '.join(known)}"
@@ -107,6 +120,8 @@ def _unknown_field(location: Sequence[str]) -> str:
 def _section(location: Sequence[str]) -> type[BaseModel]:
     """Return the class of the section at a path."""
     section: type[BaseModel] = JobSpec
+    if location[:1] == ["model"]:
+        return MODEL_KINDS[location[1]]
     for name in location:
         annotation = section.model_fields[name].annotation
         choices = getattr(annotation, "__args__", (annotation,))
@@ -152,10 +167,39 @@ def _load_yaml(path: Path) -> object:
         raise refuse(" ".join(str(error).split())) from None
 
 
+def _with_huggingface_config(document: object, folder: Path, *, source: str) -> object:
+    """Put a configuration in the place of its path: the coordinator plans from it at once."""
+    if not isinstance(document, Mapping) or not isinstance(document.get("model"), Mapping):
+        return document
+    path = document["model"].get("huggingface")
+    if not isinstance(path, str):
+        return document
+    file = Path(_resolve(path, folder))
+    if file.is_dir():
+        file /= "config.json"
+    try:
+        config = json.loads(file.read_bytes())
+    except OSError as error:
+        message = f"cannot read {file}: {error.strerror}"
+        raise InvalidJobError([_huggingface_problem(message)], source=source) from None
+    except ValueError as error:
+        message = f"{file} is not JSON: {error}"
+        raise InvalidJobError([_huggingface_problem(message)], source=source) from None
+    return {**document, "model": {**document["model"], "huggingface": config}}
+
+
+def _huggingface_problem(message: str) -> FieldProblem:
+    return FieldProblem(field="model.huggingface", message=message)
+
+
+def _resolve(path: str, folder: Path) -> str:
+    # Not Path.resolve: a pattern is not a file, and links mean what they mean on the nodes.
+    return os.path.normpath(folder / Path(path).expanduser())
+
+
 def _resolve_paths(job: JobSpec, folder: Path) -> JobSpec:
     def resolve(path: str) -> str:
-        # Not Path.resolve: a pattern is not a file, and links mean what they mean on the nodes.
-        return os.path.normpath(folder / Path(path).expanduser())
+        return _resolve(path, folder)
 
     tokenizer = job.data.tokenizer
     data = job.data.model_copy(

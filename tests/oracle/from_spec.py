@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import torch
+
 from oracle.reference import ReferenceJob
-from planaria.job import JobSpec
+from planaria.job import ImportedSpec, JobSpec
 from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.data.dataset import open_dataset
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
@@ -11,15 +13,22 @@ from planaria_worker.engine.numerics.optimizer import AdamWConfig
 
 def reference_job(spec: JobSpec, cache_dir: Path) -> ReferenceJob:
     """Return the same job for one process without pipelines, communication or failures."""
+    model: ModelConfig | ImportedSpec
+    if isinstance(spec.model, ImportedSpec):
+        model, vocab_size = spec.model, None
+    else:
+        model = ModelConfig.from_job_file(spec.model.model_dump())
+        vocab_size = model.vocab_size
     optimizer = spec.training.optimizer
     return ReferenceJob(
-        model=ModelConfig.create(**spec.model.model_dump()),
+        model=model,
+        dtype=getattr(torch, spec.training.dtype),
         dataset=open_dataset(
             pattern=spec.data.path,
             tokenizer=spec.data.tokenizer,
             cache_dir=cache_dir,
             sequence_length=spec.data.sequence_length,
-            vocab_size=spec.model.vocab_size,
+            vocab_size=vocab_size,
         ),
         num_steps=spec.training.steps,
         num_microbatches=spec.num_microbatches,

@@ -7,20 +7,25 @@ their definitions (ALGORITHMS.md 8, ARCHITECTURE.md `final_digest`).
 """
 
 import hashlib
+import importlib
 import math
 import struct
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from planaria.job import ImportedSpec
 from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset
 from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
 from planaria_worker.engine.numerics.rng import derive_seed
+from planaria_worker.models.imported import import_model
+from planaria_worker.models.layer import Model
 from planaria_worker.models.state import initial_state
 from planaria_worker.models.transformer import huggingface_config, transformer
 
@@ -29,7 +34,7 @@ from planaria_worker.models.transformer import huggingface_config, transformer
 class ReferenceJob:
     """A whole job."""
 
-    model: ModelConfig
+    model: ModelConfig | ImportedSpec
     dataset: Dataset
     num_steps: int
     num_microbatches: int
@@ -38,6 +43,10 @@ class ReferenceJob:
     optimizer: AdamWConfig
     dtype: torch.dtype = torch.float32
     """What is computed with; the parameters that are updated stay float32."""
+
+    @property
+    def ties_embeddings(self) -> bool:
+        return isinstance(self.model, ModelConfig) and self.model.tie_word_embeddings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +89,7 @@ class _Parameter:
 def train(job: ReferenceJob) -> ReferenceResult:
     """Runs the job from its initial values to its end."""
     current = _Current()
-    module, parameters = _build(job, current)
+    module, parameters, num_layers = _build(job, current)
     losses, norms = [], []
     num_tokens = job.num_microbatches * job.microbatch_size * job.dataset.sequence_length
     for step in range(job.num_steps):
@@ -94,7 +103,7 @@ def train(job: ReferenceJob) -> ReferenceResult:
         losses.append(total_loss / 2**24 / num_tokens)
         norms.append(norm)
     return ReferenceResult(
-        digest=_digest(parameters),
+        digest=_digest(parameters, num_layers),
         losses=losses,
         norms=norms,
         parameters={parameter.name: parameter.value.clone() for parameter in parameters},
@@ -103,51 +112,75 @@ def train(job: ReferenceJob) -> ReferenceResult:
 
 def _unit_exponent(job: ReferenceJob) -> int:
     """u: 63 bits less those for the sum, 12 for the range and those for the tokens."""
-    uses = 2 if job.model.tie_word_embeddings else 1
+    uses = 2 if job.ties_embeddings else 1
     sum_bits = math.ceil(math.log2(job.num_microbatches * uses))
     token_bits = math.ceil(math.log2(job.microbatch_size * job.dataset.sequence_length))
     return min(48, 51 - sum_bits) - token_bits
 
 
-def _build(job: ReferenceJob, current: _Current) -> tuple[nn.Module, list[_Parameter]]:
-    """The whole model; where two modules share a parameter, each gets a leaf of its own."""
-    config = huggingface_config(job.model)
-    config.tie_word_embeddings = False
-    module = AutoModelForCausalLM.from_config(config)
+def _build(job: ReferenceJob, current: _Current) -> tuple[nn.Module, list[_Parameter], int]:
+    """The whole model, with its parameters and its number of layers.
+
+    Where two modules share a parameter, each gets a leaf of its own.
+    """
+    if isinstance(job.model, ModelConfig):
+        module, layers = _transformer(job.model)
+        model: Model = transformer(job.model)
+    else:
+        module, layers = _imported(job.model, job.dtype)
+        model = import_model(job.model.import_path, job.model.arguments)
     module.train()
     names = dict(module.named_parameters())
-    model = transformer(job.model)
     parameters = []
     for layer in range(model.num_layers):
         state = initial_state(model, layer, seed=job.seed)
         for name, value in state.layout.views(state.parameters).items():
             uses = [names.pop(name)]
-            if job.model.tie_word_embeddings and name.endswith(
-                ("embed_tokens.weight", "wte.weight")
-            ):
+            if job.ties_embeddings and name.endswith(("embed_tokens.weight", "wte.weight")):
                 uses.append(names.pop("lm_head.weight"))
             for use in uses:
                 use.data = value.to(job.dtype, copy=True)
             parameters.append(_Parameter(name=name, layer=layer, value=value.clone(), uses=uses))
     assert not names, f"parameters without a layer: {sorted(names)}"
-    if job.model.dropout:
-        _seed_each_layer(job, module, current)
-    return module, parameters
+    _seed_each_layer(job, layers, current)
+    return module, parameters, model.num_layers
 
 
-_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
+def _transformer(config: ModelConfig) -> tuple[nn.Module, list[nn.Module]]:
+    """The model from transformers, and the modules that begin its layers."""
+    huggingface = huggingface_config(config)
+    huggingface.tie_word_embeddings = False
+    module = AutoModelForCausalLM.from_config(huggingface)
+    blocks = "transformer.h" if config.family == "gpt2" else "model.layers"
+    return module, [module, *module.get_submodule(blocks).children()]
 
 
-def _seed_each_layer(job: ReferenceJob, module: nn.Module, current: _Current) -> None:
-    """Dropout's randomness is a function of (seed, step, microbatch, layer)."""
-    blocks = "transformer.h" if job.model.family == "gpt2" else "model.layers"
+class _Chain(nn.Sequential):
+    """The user's layers one after the other, with the logits where transformers has them."""
+
+    def forward(self, tokens: Tensor, **_: object) -> SimpleNamespace:  # type: ignore[override]
+        hidden = tokens
+        for layer in self:
+            hidden = layer(hidden)
+        return SimpleNamespace(logits=hidden)
+
+
+def _imported(spec: ImportedSpec, dtype: torch.dtype) -> tuple[nn.Module, list[nn.Module]]:
+    module_name, _, function = spec.import_path.partition(":")
+    layers = getattr(importlib.import_module(module_name), function)(**spec.arguments)
+    for layer in layers:
+        layer.to(dtype)
+    return _Chain(*layers), layers
+
+
+def _seed_each_layer(job: ReferenceJob, layers: list[nn.Module], current: _Current) -> None:
+    """Randomness in a layer is a function of (seed, step, microbatch, layer)."""
 
     def seed(layer: int) -> None:
         torch.manual_seed(derive_seed(job.seed, "dropout", current.step, current.index, layer))
 
-    module.register_forward_pre_hook(lambda *_: seed(0))
-    for index, block in enumerate(module.get_submodule(blocks).children()):
-        block.register_forward_pre_hook(lambda *_, layer=index + 1: seed(layer))
+    for index, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, index=index: seed(index))
 
 
 def _microbatch(
@@ -221,10 +254,10 @@ def _update(
         use.data.copy_(parameter.value)
 
 
-def _digest(parameters: list[_Parameter]) -> str:
-    layers: dict[int, list[_Parameter]] = {}
+def _digest(parameters: list[_Parameter], num_layers: int) -> str:
+    layers: dict[int, list[_Parameter]] = {layer: [] for layer in range(num_layers)}
     for parameter in parameters:
-        layers.setdefault(parameter.layer, []).append(parameter)
+        layers[parameter.layer].append(parameter)
     whole = hashlib.sha256()
     for layer in sorted(layers):
         digest = hashlib.sha256()

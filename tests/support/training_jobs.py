@@ -1,14 +1,15 @@
 """Small training jobs, both as engines are given them and as the oracle runs them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from oracle.from_spec import reference_job
 from oracle.reference import ReferenceJob, ReferenceResult, train
 from planaria.job import JobSpec
-from planaria_worker.engine.data.dataset import open_dataset
-from planaria_worker.engine.job import model_config
-from planaria_worker.engine.numerics.optimizer import AdamWConfig
 from support.engine_harness import JobFiles
 
 TEXT = "".join(f"{number} planarians make {number * number} heads.\n" for number in range(99))
@@ -22,6 +23,8 @@ class TrainingJob:
     reference: ReferenceJob
 
     def run_reference(self) -> ReferenceResult:
+        """With one thread, as engines: bits depend on it."""
+        torch.set_num_threads(1)
         return train(self.reference)
 
 
@@ -35,9 +38,15 @@ def training_job(
     reproducible: bool = True,
     learning_rate: float = 1e-3,
     clip_norm: float = 0.5,
+    dtype: str = "float32",
+    activation_checkpointing: bool = False,
+    own_model: Mapping[str, Any] | None = None,
     **model: Any,
 ) -> TrainingJob:
-    """A job of `num_blocks` + 2 small layers; writes its data into the folder."""
+    """A job of `num_blocks` + 2 small layers, or of another `model` section of a job file.
+
+    Writes its data into the folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text(TEXT)
     fields = {"hidden_size": 32, "num_heads": 4, "vocab_size": 256, "max_position_embeddings": 32}
@@ -45,13 +54,15 @@ def training_job(
         fields["num_key_value_heads"] = 2
     spec = JobSpec.model_validate(
         {
-            "model": {"family": family, "num_layers": num_blocks, **fields, **model},
+            "model": own_model or {"family": family, "num_layers": num_blocks, **fields, **model},
             "data": {"path": str(folder / "*.txt"), "sequence_length": 24},
             "training": {
                 "steps": num_steps,
                 "global_batch_size": 2 * num_microbatches,
                 "microbatch_size": 2,
                 "seed": 7,
+                "dtype": dtype,
+                "activation_checkpointing": activation_checkpointing,
                 "reproducible": reproducible,
                 "optimizer": {
                     "learning_rate": learning_rate,
@@ -61,28 +72,12 @@ def training_job(
             },
         }
     )
-    config = model_config(spec)
-    dataset = open_dataset(
-        pattern=spec.data.path,
-        tokenizer="byte",
-        cache_dir=folder / "cache",
-        sequence_length=24,
-        vocab_size=256,
-    )
-    optimizer = AdamWConfig(
-        num_steps=num_steps, **spec.training.optimizer.model_dump(exclude={"name"})
-    )
+    reference = reference_job(spec, folder / "cache")
     return TrainingJob(
         files=JobFiles(
-            spec=spec.to_document(), data_path=dataset.file.path, num_layers=config.num_layers
+            spec=spec.to_document(),
+            data_path=reference.dataset.file.path,
+            num_layers=num_blocks + 2,
         ),
-        reference=ReferenceJob(
-            model=config,
-            dataset=dataset,
-            num_steps=num_steps,
-            num_microbatches=num_microbatches,
-            microbatch_size=2,
-            seed=7,
-            optimizer=optimizer,
-        ),
+        reference=reference,
     )

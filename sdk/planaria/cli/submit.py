@@ -13,7 +13,7 @@ from planaria.cli.output import console, print_error, print_json
 from planaria.cli.plans import print_plan
 from planaria.cli.story import Say, Story
 from planaria.client import Client
-from planaria.job import JobSpec
+from planaria.job import ImportedSpec, JobSpec
 from planaria.job_file import load_job_file
 from planaria.models import Job
 
@@ -55,7 +55,9 @@ def _show_plan(spec: JobSpec, address: str | None, as_json: bool) -> None:
         print_json(body)
         return
     plan = read(call, body).plan
-    if plan is None:
+    if plan is None and isinstance(spec.model, ImportedSpec):
+        typer.echo("the first engines build the model; only then its layers are known")
+    elif plan is None:
         needed = spec.resources.min_nodes
         typer.echo(f"too few nodes are ready for a plan: the job would wait for {needed}")
     else:

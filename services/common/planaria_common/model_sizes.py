@@ -112,6 +112,17 @@ class ModelConfig:
         return config
 
     @classmethod
+    def from_job_file(cls, section: Mapping[str, Any]) -> Self:
+        """Reads a job file's `model` section that names a family or a Hugging Face configuration.
+
+        Raises:
+            ValueError: one line that names the field and what would be right.
+        """
+        if "huggingface" in section:
+            return cls.from_huggingface(section["huggingface"])
+        return cls.create(**section)
+
+    @classmethod
     def from_huggingface(cls, config: Mapping[str, Any]) -> Self:
         """Reads the contents of a Hugging Face config.json; the rest of it is kept for the worker.
 

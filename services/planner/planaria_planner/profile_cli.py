@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol, cast
 import typer
 from rich.console import Console
 
-from planaria.job import JobSpec
+from planaria.job import ImportedSpec, JobSpec
 from planaria.job_file import load_job_file
 from planaria_common.errors import ErrorReason, InvalidArgumentError, PlanariaError
 from planaria_common.measurement import PROFILERS, AcceleratorKind, Measurement, MeasurementPlan
@@ -212,8 +212,10 @@ def _workload(job: Path | None, huggingface: Path | None, overrides: Mapping[str
         "dtype": spec.training.dtype,
         "reproducible": spec.training.reproducible,
     }
+    if isinstance(spec.model, ImportedSpec):
+        raise _invalid(str(job), "model.import_path: the engines measure such a model themselves")
     try:
-        config = ModelConfig.create(**spec.model.model_dump())
+        config = ModelConfig.from_job_file(spec.model.model_dump())
     except ValueError as error:
         raise _invalid(str(job), str(error)) from None
     return Workload(config=config, **{**fields, **overrides})

@@ -151,7 +151,7 @@ class SimAgent:
             fingerprint=self.fingerprint,
             measured_layers=tuple(
                 MeasuredLayer(layer=layer, forward_seconds=0.01, backward_seconds=0.02)
-                for layer in (0, 1, NUM_LAYERS - 1)
+                for layer in range(NUM_LAYERS)
             ),
         )
 

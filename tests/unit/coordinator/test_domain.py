@@ -241,7 +241,7 @@ def test_a_plan_that_cannot_be_carried_out_says_why(
 
 
 def test_what_engines_measured_takes_the_place_of_estimates() -> None:
-    """A block stands for every block; the median of the engines counts."""
+    """The median of the engines counts."""
     layers = requirements_of(JobSpec.model_validate(job_document()), "secret").layers
     engines = [
         Engine(
@@ -250,7 +250,7 @@ def test_what_engines_measured_takes_the_place_of_estimates() -> None:
             accelerator=0,
             measured_layers=tuple(
                 MeasuredLayer(layer=layer, forward_seconds=k * f, backward_seconds=2 * k * f)
-                for layer, f in ((0, 0.1), (1, 0.2), (5, 0.3))
+                for layer, f in enumerate((0.1, 0.2, 0.2, 0.2, 0.2, 0.3))
             ),
         )
         for k in (1, 2, 3)

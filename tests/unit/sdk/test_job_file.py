@@ -97,7 +97,10 @@ WRONG: list[tuple[dict[str, object], str]] = [
         {"training.optimizer.weight_decay": "a lot"},
         "training.optimizer.weight_decay: must be a number, not 'a lot'",
     ),
-    ({"training.dtype": "bfloat16"}, "training.dtype: must be 'float32', not 'bfloat16'"),
+    (
+        {"training.dtype": "float16"},
+        "training.dtype: must be 'float32' or 'bfloat16', not 'float16'",
+    ),
     ({"training.reproducible": 2}, "training.reproducible: must be true or false, not 2"),
     ({"model.family": "bert"}, "model.family: must be 'gpt2', 'llama' or 'qwen3', not 'bert'"),
     (

@@ -4,8 +4,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.job import JobSpec
+from planaria.job import ImportedSpec, JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.data.dataset import open_dataset
 from planaria_worker.engine.data.errors import DataError
 
@@ -38,7 +39,7 @@ def prepare_data(job_spec: str, cache_dir: Path, node_id: str) -> PreparedData:
             tokenizer=spec.data.tokenizer,
             cache_dir=cache_dir,
             sequence_length=spec.data.sequence_length,
-            vocab_size=spec.model.vocab_size,
+            vocab_size=_vocab_size(spec),
         )
     except DataError as error:
         raise PlanariaError(
@@ -51,3 +52,10 @@ def prepare_data(job_spec: str, cache_dir: Path, node_id: str) -> PreparedData:
         digest=dataset.file.path.stem,
         num_tokens=len(dataset.file.tokens),
     )
+
+
+def _vocab_size(spec: JobSpec) -> int | None:
+    """None for a model by import path: its engine builds it, and knows."""
+    if isinstance(spec.model, ImportedSpec):
+        return None
+    return ModelConfig.from_job_file(spec.model.model_dump()).vocab_size

@@ -16,6 +16,7 @@ from planaria.api.worker.v1.report_pb2 import (
     Prepared,
 )
 from planaria_common.clock import Clock
+from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine import convert
 from planaria_worker.engine.communication import StoreServer
@@ -24,9 +25,9 @@ from planaria_worker.engine.directives import Directives
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.fence import Fence
-from planaria_worker.engine.job import open_job
+from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layer_work import LayerWork
-from planaria_worker.engine.lone_layer import PassSeconds
+from planaria_worker.engine.lone_layer import LayerCost
 from planaria_worker.engine.numerics.pins import fingerprint, pin_numerics
 from planaria_worker.engine.peer_watch import PeerWatch
 from planaria_worker.engine.state import LayerStore
@@ -35,6 +36,7 @@ from planaria_worker.engine.trainer import StepDone, Trainer
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine.warmup import warm_up
 from planaria_worker.engine_config import EngineConfig
+from planaria_worker.models.imported import ImportedModelError
 
 _log = get_logger("engine")
 
@@ -107,6 +109,7 @@ class Engine:
 
         Raises:
             DataError: the data cannot be used.
+            PlanariaError: INVALID_JOB, the model by import path cannot; names this node.
         """
         pin_numerics()
         device = torch.device("cpu")
@@ -117,7 +120,7 @@ class Engine:
         self._vitals = vitals
         self._stop = stop
         self._reports = Reports(config, post, fence, clock)
-        self._job = open_job(config.job_id, config.job_spec, Path(config.data_path), device)
+        self._job = _open_job(config, device)
         self._measured = warm_up(self._job)
         store = LayerStore()
         self._copy_server = CopyServer(
@@ -169,6 +172,7 @@ class Engine:
             num_tokens=len(self._job.dataset.file.tokens),
             fingerprint=fingerprint(str(self._job.device)),
             measured_layers=[_measured(*item) for item in self._measured.items()],
+            model_digest=self._job.model_digest,
         )
 
     def run(self) -> None:
@@ -184,9 +188,25 @@ class Engine:
         self._stop()
 
 
-def _measured(layer: int, seconds: PassSeconds) -> MeasuredLayer:
+def _measured(layer: int, cost: LayerCost) -> MeasuredLayer:
     return MeasuredLayer(
         layer=layer,
-        forward_seconds=seconds.forward_seconds,
-        backward_seconds=seconds.backward_seconds,
+        forward_seconds=cost.seconds.forward_seconds,
+        backward_seconds=cost.seconds.backward_seconds,
+        parameter_bytes=cost.parameter_bytes,
+        state_bytes=cost.state_bytes,
+        activation_bytes=cost.activation_bytes,
+        output_bytes=cost.output_bytes,
     )
+
+
+def _open_job(config: EngineConfig, device: torch.device) -> Job:
+    try:
+        return open_job(config.job_id, config.job_spec, Path(config.data_path), device)
+    except ImportedModelError as error:
+        node_id = config.engine_id.split("/")[1]
+        raise PlanariaError(
+            ErrorReason.INVALID_JOB,
+            f"node {node_id}: {error}",
+            {"field": str(error).partition(":")[0], "node_id": node_id},
+        ) from error

@@ -200,15 +200,10 @@ class Directives:
         export = directive.export
 
         def work(fetcher: LayerFetcher) -> None:
-            if export.format != "huggingface":
-                raise PlanariaError(
-                    ErrorReason.INVALID_ARGUMENT,
-                    f"output.format: {export.format!r} is not huggingface",
-                    {"field": "output.format"},
-                )
             num_bytes = self._layer_work.export(
                 Path(export.path),
                 _sources(export.layers),
+                model_format=export.format,
                 version=self._vitals.committed_steps,
                 fetcher=fetcher,
             )

@@ -1,4 +1,4 @@
-"""Writes a trained model as a Hugging Face folder: config.json and model.safetensors.
+"""Writes a trained model: model.safetensors, and config.json where Hugging Face knows the model.
 
 Layers may come one by one, in any order and from anywhere: no more than one is held in memory. The
 file's header follows from the model alone, so every tensor's place is known before it arrives.
@@ -16,8 +16,10 @@ from typing import BinaryIO
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from planaria_common.model_sizes import ModelConfig
+from planaria_worker.models.layer import Model
 from planaria_worker.models.layout import layer_layout
 from planaria_worker.models.transformer import huggingface_config, transformer
 
@@ -48,7 +50,21 @@ def export_huggingface(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Writes the folder beside its place and moves it there when it is whole.
+    """Writes config.json and the weights, as transformers reads them.
+
+    As export_safetensors otherwise.
+    """
+    _export(folder, transformer(config), layers, dtype, huggingface_config(config))
+
+
+def export_safetensors(
+    folder: Path,
+    model: Model,
+    layers: Iterable[tuple[int, Mapping[str, Tensor]]],
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Writes the weights beside their place and moves them there when they are whole.
 
     `layers` gives each layer once, with its parameters by name (LayerState's `parameters`); a tied
     parameter is in its first layer. Values are rounded to `dtype`. A folder that exists keeps its
@@ -58,16 +74,27 @@ def export_huggingface(
         ExportError: the folder cannot be written, for example because the disk is full.
         ValueError: a layer or a tensor is missing, or has another shape.
     """
+    _export(folder, model, layers, dtype, None)
+
+
+def _export(
+    folder: Path,
+    model: Model,
+    layers: Iterable[tuple[int, Mapping[str, Tensor]]],
+    dtype: torch.dtype,
+    config: PreTrainedConfig | None,
+) -> None:
     folder = folder.absolute()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         try:
             with (partial / WEIGHTS_FILE).open("wb") as file:
-                _write_weights(file, config, layers, dtype)
+                _write_weights(file, model, layers, dtype)
                 file.flush()
                 os.fsync(file.fileno())
-            _write_config(partial / CONFIG_FILE, config, dtype)
+            if config is not None:
+                _write_config(partial / CONFIG_FILE, config, dtype)
             _move(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -80,11 +107,11 @@ def export_huggingface(
 
 def _write_weights(
     file: BinaryIO,
-    config: ModelConfig,
+    model: Model,
     layers: Iterable[tuple[int, Mapping[str, Tensor]]],
     dtype: torch.dtype,
 ) -> None:
-    places = _places(config, dtype)
+    places = _places(model, dtype)
     header = _header(places, dtype)
     file.write(header)
     missing = dict(places)
@@ -101,8 +128,7 @@ def _write_weights(
         raise ValueError(f"layer {place.layer}: {name} is missing")
 
 
-def _places(config: ModelConfig, dtype: torch.dtype) -> dict[str, _Place]:
-    model = transformer(config)
+def _places(model: Model, dtype: torch.dtype) -> dict[str, _Place]:
     places = {}
     start = 0
     for layer in range(model.num_layers):
@@ -127,10 +153,9 @@ def _header(places: Mapping[str, _Place], dtype: torch.dtype) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _write_config(path: Path, config: ModelConfig, dtype: torch.dtype) -> None:
-    huggingface = huggingface_config(config)
-    huggingface.dtype = str(dtype).removeprefix("torch.")
-    path.write_text(huggingface.to_json_string(use_diff=True))
+def _write_config(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> None:
+    config.dtype = str(dtype).removeprefix("torch.")
+    path.write_text(config.to_json_string(use_diff=True))
 
 
 def _move(partial: Path, folder: Path) -> None:
@@ -138,5 +163,5 @@ def _move(partial: Path, folder: Path) -> None:
         partial.chmod(0o755)  # mkdtemp's folders are private
         partial.rename(folder)
         return
-    for name in (WEIGHTS_FILE, CONFIG_FILE):
-        (partial / name).replace(folder / name)
+    for file in partial.iterdir():
+        file.replace(folder / file.name)

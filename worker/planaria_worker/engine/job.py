@@ -1,12 +1,13 @@
 """What a job file means to an engine: model, data, optimizer and the sizes of a step."""
 
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from planaria.job import JobSpec
+from planaria.job import ImportedSpec, JobSpec
 from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.data.errors import DataError
@@ -14,6 +15,7 @@ from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.exchange import ExchangeFormat
 from planaria_worker.engine.numerics.accumulate import Accumulation, choose_accumulation
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
+from planaria_worker.models.imported import ImportedModelError, import_model
 from planaria_worker.models.layer import Model
 from planaria_worker.models.layout import LayerLayout, layer_layout
 from planaria_worker.models.transformer import transformer
@@ -24,9 +26,14 @@ class Job:
     """A training job as an engine runs it."""
 
     job_id: str
-    model_config: ModelConfig
     model: Model
+    model_config: ModelConfig | None
+    """None for a model by import path."""
+    model_digest: str
+    """Of the source of a model by import path."""
     layouts: tuple[LayerLayout, ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    """By layer, for a microbatch: hidden states, and the logits of the last."""
     dataset: Dataset
     order: SampleOrder
     optimizer: AdamWConfig
@@ -37,7 +44,18 @@ class Job:
     seed: int
     is_reproducible: bool
     compute_dtype: torch.dtype
+    activation_checkpointing: bool
     device: torch.device
+
+    @property
+    def vocab_size(self) -> int:
+        return self.output_shapes[-1][-1]
+
+    def input_shape(self, layer: int) -> tuple[int, ...]:
+        """Of a microbatch: token ids for the first layer, else hidden states."""
+        if layer == 0:
+            return self.microbatch_size, self.dataset.sequence_length
+        return self.output_shapes[layer - 1]
 
     @property
     def num_layers(self) -> int:
@@ -75,12 +93,13 @@ def open_job(job_id: str, job_spec: str, data_path: Path, device: torch.device) 
         ValueError: a field is wrong; names it.
     """
     spec = JobSpec.model_validate(json.loads(job_spec))
+    config = model_config(spec)
     dataset = open_dataset(
         pattern=spec.data.path,
         tokenizer=spec.data.tokenizer,
         cache_dir=data_path.parent,
         sequence_length=spec.data.sequence_length,
-        vocab_size=model_config(spec).vocab_size,
+        vocab_size=None if config is None else config.vocab_size,
     )
     if dataset.file.path != data_path:
         raise DataError(f"data.path: {spec.data.path} has changed since the agent read it")
@@ -93,14 +112,22 @@ def make_job(job_id: str, spec: JobSpec, dataset: Dataset, device: torch.device)
     Raises:
         ValueError: a field is wrong; names it.
     """
-    config = model_config(spec)
-    model = transformer(config)
     training = spec.training
+    built = _build_model(spec, device)
+    shapes = output_shapes(built.model, (training.microbatch_size, spec.data.sequence_length))
+    if dataset.file.max_token >= shapes[-1][-1]:
+        raise ImportedModelError(
+            f"model.import_path: the last layer gives {shapes[-1][-1]} logits, but the data has "
+            f"token {dataset.file.max_token}; it must give at least {dataset.file.max_token + 1}"
+        )
+    model = built.model
     return Job(
         job_id=job_id,
-        model_config=config,
         model=model,
+        model_config=built.config,
+        model_digest=built.digest,
         layouts=tuple(layer_layout(model, layer) for layer in range(model.num_layers)),
+        output_shapes=shapes,
         dataset=dataset,
         order=SampleOrder(
             num_sequences=dataset.num_sequences,
@@ -122,11 +149,55 @@ def make_job(job_id: str, spec: JobSpec, dataset: Dataset, device: torch.device)
         microbatch_size=training.microbatch_size,
         seed=training.seed,
         is_reproducible=training.reproducible,
-        compute_dtype=getattr(torch, training.dtype),
+        compute_dtype=_compute_dtype(spec),
+        activation_checkpointing=training.activation_checkpointing,
         device=device,
     )
 
 
-def model_config(spec: JobSpec) -> ModelConfig:
-    """The model of a job file, completed with its family's defaults."""
-    return ModelConfig.create(**spec.model.model_dump())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BuiltModel:
+    model: Model
+    config: ModelConfig | None = None
+    digest: str = ""
+
+
+def _build_model(spec: JobSpec, device: torch.device) -> _BuiltModel:
+    config = model_config(spec)
+    if config is not None:
+        return _BuiltModel(model=transformer(config), config=config)
+    assert isinstance(spec.model, ImportedSpec)  # noqa: S101 - what has no configuration
+    imported = import_model(
+        spec.model.import_path,
+        spec.model.arguments,
+        seed=spec.training.seed,
+        device=device,
+        dtype=_compute_dtype(spec),
+    )
+    return _BuiltModel(model=imported, digest=imported.source_digest)
+
+
+def _compute_dtype(spec: JobSpec) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[spec.training.dtype]
+
+
+def model_config(spec: JobSpec) -> ModelConfig | None:
+    """The model of a job file, completed with its family's defaults; None: by import path."""
+    if isinstance(spec.model, ImportedSpec):
+        return None
+    return ModelConfig.from_job_file(spec.model.model_dump())
+
+
+def output_shapes(model: Model, input_shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """What each layer makes of a microbatch; layers that are alike are asked once."""
+    known: dict[Hashable, tuple[int, ...]] = {}
+    shapes = []
+    shape = input_shape
+    for layer in range(model.num_layers):
+        is_end = layer in (0, model.num_layers - 1)
+        kind = (layer if is_end else None, model.kind_of(layer), shape)
+        if kind not in known:
+            known[kind] = model.output_shape(layer, shape)
+        shape = known[kind]
+        shapes.append(shape)
+    return tuple(shapes)

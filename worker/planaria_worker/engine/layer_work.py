@@ -11,8 +11,9 @@ from pathlib import Path
 from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.copying import LayerFetcher
-from planaria_worker.engine.export import ExportError, export_huggingface
+from planaria_worker.engine.export import ExportError, export_huggingface, export_safetensors
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.digest import layer_digest
@@ -75,15 +76,34 @@ class LayerWork:
         digests = {layer: layer_digest(self._parameters(layer)) for layer in versions}
         return digests, versions.popitem()[1] or 0
 
-    def export(self, path: Path, sources: Sources, *, version: int, fetcher: LayerFetcher) -> int:
+    def export(
+        self,
+        path: Path,
+        sources: Sources,
+        *,
+        model_format: str,
+        version: int,
+        fetcher: LayerFetcher,
+    ) -> int:
         """Writes the model, with the layers of others fetched one by one; returns its bytes.
 
         Raises:
-            PlanariaError: OUTPUT_FAILED, COPY_FAILED, or a layer is not where it should be.
+            PlanariaError: OUTPUT_FAILED, COPY_FAILED, or a layer is not where it should be; or the
+                model cannot be written in this format.
         """
         layers = self._gather(sources, version, fetcher)
         try:
-            export_huggingface(path, self.job.model_config, layers)
+            match model_format, self.job.model_config:
+                case "huggingface", ModelConfig() as config:
+                    export_huggingface(path, config, layers)
+                case "safetensors", _:
+                    export_safetensors(path, self.job.model, layers)
+                case _:
+                    raise PlanariaError(
+                        ErrorReason.INVALID_ARGUMENT,
+                        f"output.format: this model cannot be written as {model_format!r}",
+                        {"field": "output.format"},
+                    )
             return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
         except ExportError as error:
             raise PlanariaError(

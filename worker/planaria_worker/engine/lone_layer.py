@@ -28,13 +28,24 @@ class PassSeconds:
     """With the rounding of its gradients into the sum."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """What a layer takes, as an engine measures it while it warms up."""
+
+    seconds: PassSeconds
+    parameter_bytes: int
+    state_bytes: int
+    activation_bytes: int
+    output_bytes: int
+
+
 def kinds_of_layers(job: Job) -> tuple[int, ...]:
-    """For each layer the first one like it: the embedding, blocks of equal shapes, the head."""
+    """For each layer the first one like it; the first and the last are like no other."""
     first: dict[object, int] = {}
     kinds = []
-    for layer, layout in enumerate(job.layouts):
+    for layer in range(job.num_layers):
         is_end = layer in (0, job.num_layers - 1)
-        kind = layer if is_end else tuple(tensor.shape for tensor in layout.tensors)
+        kind = layer if is_end else (job.model.kind_of(layer), job.input_shape(layer))
         kinds.append(first.setdefault(kind, layer))
     return tuple(kinds)
 
@@ -44,15 +55,24 @@ class LoneLayer:
 
     def __init__(self, job: Job, layer: int, states: Mapping[int, LayerState]) -> None:
         self._job = job
-        self._stage = build_stage(job.model, layer, 1, states, seed=job.seed)
+        self._stage = build_stage(
+            job.model,
+            layer,
+            1,
+            states,
+            seed=job.seed,
+            activation_checkpointing=job.activation_checkpointing,
+        )
         layouts = [state.layout for state in self._stage.states.values()]
         self._sums = GradientSums(layouts, job.accumulation, str(job.device))
         generator = torch.Generator().manual_seed(0)
         shape = (job.microbatch_size, job.dataset.sequence_length)
-        tokens = torch.randint(job.model_config.vocab_size, (2, *shape), generator=generator)
-        hidden = torch.randn((2, *shape, job.model_config.hidden_size), generator=generator)
+        tokens = torch.randint(job.vocab_size, (2, *shape), generator=generator)
         self._tokens, self._targets = tokens.to(job.device).unbind()
-        self._input, self._gradient = hidden.to(job.device, job.compute_dtype).unbind()
+        self._input, self._gradient = (
+            torch.randn(hidden, generator=generator).to(job.device, job.compute_dtype)
+            for hidden in (job.input_shape(layer), job.output_shapes[layer])
+        )
 
     def run(self) -> PassSeconds:
         """One forward and one backward pass."""
@@ -72,6 +92,11 @@ class LoneLayer:
             squared_norm(state.layout, total, self._job.accumulation.unit)
             update(state, total, config=self._job.optimizer, scale=0.0, step=0)
         return self._now() - start
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of every parameter that hosting this layer brings, a tied one included."""
+        return sum(4 * state.layout.num_parameters for state in self._stage.states.values())
 
     @property
     def state_bytes(self) -> int:

@@ -59,9 +59,10 @@ class PipelineStage:
         self._num_stages = num_stages
         self._halt = halt
         self._places: dict[int, int] = {}
+        first, last = stage.first_layer, stage.first_layer + stage.num_layers - 1
         num_inputs = max_in_flight(job.num_microbatches, self._rank, num_stages)
-        self._input_buffers = [] if view.is_first else self._allocate(num_inputs)
-        self._gradient_buffers = [] if view.is_last else self._allocate(1)
+        self._input_buffers = [] if view.is_first else self._allocate(first - 1, num_inputs)
+        self._gradient_buffers = [] if view.is_last else self._allocate(last, 1)
         self._sends: deque[tuple[Work, Tensor]] = deque()
         self._max_sends = num_stages
         self._inputs: dict[int, Tensor] = {}
@@ -168,9 +169,10 @@ class PipelineStage:
             work, _ = self._sends.popleft()
             work.wait()
 
-    def _allocate(self, count: int) -> list[Tensor]:
+    def _allocate(self, layer: int, count: int) -> list[Tensor]:
+        """Buffers for what a layer sends on."""
         job = self._job
-        shape = (job.microbatch_size, job.dataset.sequence_length, job.model_config.hidden_size)
+        shape = job.output_shapes[layer]
         return [
             torch.empty(shape, dtype=job.compute_dtype, device=job.device) for _ in range(count)
         ]

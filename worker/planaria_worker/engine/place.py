@@ -156,7 +156,12 @@ def _pipeline(
         job=job,
         view=view,
         stage=build_stage(
-            job.model, stage.first_layer, stage.num_layers, around.store.states, seed=job.seed
+            job.model,
+            stage.first_layer,
+            stage.num_layers,
+            around.store.states,
+            seed=job.seed,
+            activation_checkpointing=job.activation_checkpointing,
         ),
         sums=sums,
         forward_group=groups[view.forward_group.name] if view.forward_group else None,

@@ -4,18 +4,18 @@ import gc
 import statistics
 
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.lone_layer import LoneLayer, PassSeconds, kinds_of_layers
+from planaria_worker.engine.lone_layer import LayerCost, LoneLayer, PassSeconds, kinds_of_layers
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import empty_state
 
 _NUM_MEASURED = 3
 
 
-def warm_up(job: Job) -> dict[int, PassSeconds]:
+def warm_up(job: Job) -> dict[int, LayerCost]:
     """Runs every kind of layer and the update once, so that the first step is like any other.
 
     Returns:
-        Seconds of each layer; those that are alike are measured once.
+        The cost of each layer; those that are alike are measured once.
     """
     kinds = kinds_of_layers(job)
     measured = {kind: _measure(job, kind) for kind in sorted(set(kinds))}
@@ -23,7 +23,7 @@ def warm_up(job: Job) -> dict[int, PassSeconds]:
     return {layer: measured[kind] for layer, kind in enumerate(kinds)}
 
 
-def _measure(job: Job, layer: int) -> PassSeconds:
+def _measure(job: Job, layer: int) -> LayerCost:
     device, dtype = str(job.device), job.compute_dtype
     states = {
         hosted: empty_state(job.layouts[hosted], device=device, compute_dtype=dtype)
@@ -33,9 +33,16 @@ def _measure(job: Job, layer: int) -> PassSeconds:
     alone.run()
     passes = [alone.run() for _ in range(_NUM_MEASURED)]
     alone.update()  # compiles what a commit needs
-    return PassSeconds(
-        forward_seconds=statistics.median(each.forward_seconds for each in passes),
-        backward_seconds=statistics.median(each.backward_seconds for each in passes),
+    activation_bytes, output_bytes = alone.activation_and_output_bytes()
+    return LayerCost(
+        seconds=PassSeconds(
+            forward_seconds=statistics.median(each.forward_seconds for each in passes),
+            backward_seconds=statistics.median(each.backward_seconds for each in passes),
+        ),
+        parameter_bytes=alone.parameter_bytes,
+        state_bytes=alone.state_bytes,
+        activation_bytes=activation_bytes,
+        output_bytes=output_bytes,
     )
 
 

@@ -1,6 +1,6 @@
 """What a model is to the engine: a list of layers, each built on its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +41,20 @@ class Model(Protocol):
         """Builds one layer; the caller replaces its parameters, which may be on `meta`."""
         ...
 
-    def initial_deviation(self, layer: int, name: str) -> float:
-        """Standard deviation of the initial values of a matrix."""
+    def output_shape(self, layer: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What a layer makes of token ids [batch, sequence], or of the layer before it."""
         ...
+
+    def kind_of(self, layer: int) -> Hashable:
+        """Layers of one kind cost the same on inputs of the same shape; one is measured for all."""
+        ...
+
+    def initial_parameters(self, layer: int, seed: int) -> dict[str, Tensor]:
+        """A layer's values at step 0 by name, float32 on the CPU; a tied one in its owner's."""
+        ...
+
+
+def replace_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Puts another parameter in the place of the one with this dotted name."""
+    owner_path, _, leaf_name = name.rpartition(".")
+    module.get_submodule(owner_path).register_parameter(leaf_name, parameter)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from planaria_worker.engine.numerics.rng import derive_seed
-from planaria_worker.models.layer import Layer, Model
+from planaria_worker.models.layer import Layer, Model, replace_parameter
 from planaria_worker.models.state import LayerState
 
 
@@ -144,7 +144,7 @@ class Stage(nn.Module):
                 state = self.states[owner]
                 values = state.layout[tensor_name].view(state.compute)
                 parameter = nn.Parameter(values, requires_grad=old.requires_grad)
-                _replace(module, name, parameter)
+                replace_parameter(module, name, parameter)
                 self.layers[layer][f"{path}.{name}"] = parameter
                 leaves.append(Leaf(layer=owner, name=tensor_name, parameter=parameter))
             _attach(self, path, module)
@@ -188,11 +188,6 @@ def build_stage(
         seed=seed,
         activation_checkpointing=activation_checkpointing,
     )
-
-
-def _replace(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    owner_path, _, leaf_name = name.rpartition(".")
-    module.get_submodule(owner_path).register_parameter(leaf_name, parameter)
 
 
 def _attach(root: nn.Module, path: str, module: nn.Module) -> None:

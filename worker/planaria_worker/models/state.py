@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from planaria_worker.models.initialize import initial_tensor
 from planaria_worker.models.layer import Model
 from planaria_worker.models.layout import LayerLayout, layer_layout
 
@@ -80,16 +79,10 @@ def initial_state(
     device: torch.device | str = "cpu",
     compute_dtype: torch.dtype = torch.float32,
 ) -> LayerState:
-    """Step 0: every tensor follows from (seed, name) alone, whatever the cut of the model."""
-    layout = layer_layout(model, layer)
+    """Step 0: every tensor follows from the seed and its name, whatever the cut of the model."""
     return filled_state(
-        layout,
-        {
-            tensor.name: initial_tensor(
-                seed, tensor.name, tensor.shape, model.initial_deviation(layer, tensor.name)
-            )
-            for tensor in layout.tensors
-        },
+        layer_layout(model, layer),
+        model.initial_parameters(layer, seed),
         device=device,
         compute_dtype=compute_dtype,
     )

@@ -5,6 +5,7 @@ keep their names, and chained they give bitwise the logits of the whole (tests h
 """
 
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from planaria_common.model_sizes import ModelConfig
+from planaria_worker.models.initialize import initial_tensor
 from planaria_worker.models.layer import Layer, Model, TiedWeight
+from planaria_worker.models.layout import layer_layout
 
 ATTENTION_IMPLEMENTATION = "sdpa"
 """The attention kernel, pinned: on the CPU it is bitwise repeatable and 1.4 to 2.8 times as fast as
@@ -133,7 +136,23 @@ class _Transformer:
                 return self._head()
             return self._block(layer - 1)
 
-    def initial_deviation(self, layer: int, name: str) -> float:  # noqa: ARG002 - Model's signature
+    def output_shape(self, layer: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        is_head = layer == self.num_layers - 1
+        width = self.config.vocab_size if is_head else self.config.hidden_size
+        return (*input_shape[:2], width)
+
+    def kind_of(self, layer: int) -> Hashable:
+        return layer if layer in (0, self.num_layers - 1) else "block"
+
+    def initial_parameters(self, layer: int, seed: int) -> dict[str, Tensor]:
+        return {
+            tensor.name: initial_tensor(
+                seed, tensor.name, tensor.shape, self._initial_deviation(tensor.name)
+            )
+            for tensor in layer_layout(self, layer).tensors
+        }
+
+    def _initial_deviation(self, name: str) -> float:  # noqa: ARG002 - of gpt2 it depends on it
         return self.config.initializer_range
 
     def _embedding(self) -> Layer:
@@ -201,9 +220,9 @@ class Gpt2(_Transformer):
 
     embedding_name = "transformer.wte.weight"
 
-    def initial_deviation(self, layer: int, name: str) -> float:
+    def _initial_deviation(self, name: str) -> float:
         """GPT-2 scales the projections into the residual stream by 1/sqrt(2 blocks)."""
-        deviation = super().initial_deviation(layer, name)
+        deviation = super()._initial_deviation(name)
         into_residual = name.endswith("c_proj.weight")
         return deviation * (2 * self.config.num_blocks) ** -0.5 if into_residual else deviation
 

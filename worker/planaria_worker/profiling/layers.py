@@ -45,7 +45,7 @@ def _measure(job: Job, layer: int, num_passes: int) -> LayerMeasurement:
         forward=timing([each.forward_seconds for each in passes]),
         backward=timing([each.backward_seconds for each in passes]),
         update=timing([alone.update() for _ in range(num_passes)]),
-        parameter_bytes=sum(4 * state.layout.num_parameters for state in states.values()),
+        parameter_bytes=alone.parameter_bytes,
         state_bytes=alone.state_bytes,
         activation_bytes=activation_bytes,
         output_bytes=output_bytes,

@@ -14,10 +14,10 @@ from planaria_common.measurement import (
     Measurement,
     MeasurementPlan,
 )
-from planaria_common.model_sizes import LayerSize, layer_sizes
+from planaria_common.model_sizes import LayerSize, ModelConfig, layer_sizes
 from planaria_worker.engine.data.dataset import Dataset
 from planaria_worker.engine.data.token_file import TokenFile
-from planaria_worker.engine.job import Job, make_job
+from planaria_worker.engine.job import Job, make_job, model_config
 from planaria_worker.engine.numerics import kernels
 from planaria_worker.engine.numerics.pins import pin_numerics
 from planaria_worker.profiling.layers import measure_layers
@@ -41,11 +41,12 @@ def measure_job(spec: JobSpec, plan: MeasurementPlan) -> Measurement:
     try:
         job = open_workload(spec, device)
         sizes = layer_sizes(
-            job.model_config,
+            _config(spec),
             job.microbatch_size,
             job.dataset.sequence_length,
             dtype=spec.training.dtype,
             reproducible=job.is_reproducible,
+            activation_checkpointing=job.activation_checkpointing,
         )
     except ValueError as error:
         raise PlanariaError(
@@ -107,17 +108,28 @@ def open_workload(spec: JobSpec, device: torch.device) -> Job:
     """
     length = spec.data.sequence_length
     num_sequences = max(_MIN_SEQUENCES, spec.training.microbatch_size)
+    config = _config(spec)
     tokens = np.random.default_rng(0).integers(
-        spec.model.vocab_size, size=num_sequences * length + 1, dtype=np.uint32
+        config.vocab_size, size=num_sequences * length + 1, dtype=np.uint32
     )
     file = TokenFile(
         path=Path(),
         tokens=tokens,
         file_starts=np.array([0, len(tokens)], dtype=np.uint64),
-        max_token=spec.model.vocab_size - 1,
+        max_token=config.vocab_size - 1,
         source=b"",
     )
     return make_job("profile", spec, Dataset(file=file, sequence_length=length), device)
+
+
+def _config(spec: JobSpec) -> ModelConfig:
+    config = model_config(spec)
+    if config is None:
+        raise ValueError(
+            "model.import_path: its engines measure such a model when they start; "
+            "`planaria profile` cannot"
+        )
+    return config
 
 
 def _memory_bytes(device: torch.device) -> int:

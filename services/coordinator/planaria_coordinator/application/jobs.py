@@ -121,6 +121,8 @@ class Jobs:
         nodes = self._schedulable_nodes()
         if len(nodes) < requirements.min_nodes:
             return None, f"{len(nodes)} of {requirements.min_nodes} nodes are ready"
+        if not requirements.layers:
+            return None, "the first engines build the model; then its layers are known"
         chosen = nodes[: requirements.max_nodes]
         facts = {node.node_id: node for node in chosen}
         query = PlanQuery(

@@ -1,6 +1,6 @@
 """Which job gets which nodes: jobs that wait first, then those that could grow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason, PlanariaError
@@ -88,10 +88,7 @@ class Scheduler:
         if not facts:
             await self._explain(actor, "no node is free")
             return
-        query = PlanQuery(
-            problem=planning_problem(run.requirements, facts), nodes=plan_nodes(facts, facts)
-        )
-        nodes_per_replica = await self._state.planner.min_nodes(query)
+        nodes_per_replica = await self._nodes_per_replica(run, facts)
         # What the planner has refused before it need not be asked again with as few.
         needed = max(run.requirements.nodes_to_start(nodes_per_replica), run.nodes_per_replica)
         if len(facts) < needed:
@@ -104,6 +101,15 @@ class Scheduler:
         await self._grant(
             actor, candidates, needed - len(own), nodes_per_replica, own=tuple(own.values())
         )
+
+    async def _nodes_per_replica(self, run: JobRun, facts: Mapping[str, NodeFacts]) -> int:
+        """Return n0; for a model by import path what was asked for, until engines have built it."""
+        if not run.requirements.layers:
+            return run.requirements.min_nodes_per_pipeline
+        query = PlanQuery(
+            problem=planning_problem(run.requirements, facts), nodes=plan_nodes(facts, facts)
+        )
+        return await self._state.planner.min_nodes(query)
 
     async def _resume(self, actor: JobActor) -> None:
         run = actor.run

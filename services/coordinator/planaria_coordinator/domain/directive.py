@@ -169,6 +169,10 @@ class MeasuredLayer:
     layer: int
     forward_seconds: float
     backward_seconds: float
+    parameter_bytes: int = 0
+    state_bytes: int = 0
+    activation_bytes: int = 0
+    output_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +184,8 @@ class Prepared:
     num_tokens: int
     fingerprint: dict[str, str]
     measured_layers: tuple[MeasuredLayer, ...]
+    model_digest: str = ""
+    """Of the source of a model by import path."""
     kind: Literal["prepared"] = "prepared"
 
 

@@ -8,6 +8,7 @@ from planaria_coordinator.domain.directive import Failure, Prepared
 from planaria_coordinator.domain.ending import fail, stand_still
 from planaria_coordinator.domain.fencing import begin_quiescing
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.profile import reported_layers
 from planaria_coordinator.domain.run import Engine, Pending, Phase
 from planaria_coordinator.domain.turn import Turn
 
@@ -42,6 +43,7 @@ def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
         data_digest=outcome.data_digest,
         fingerprint=dict(outcome.fingerprint),
         measured_layers=outcome.measured_layers,
+        model_digest=outcome.model_digest,
     )
     turn.change(engines={**turn.run.engines, engine.id: engine})
     turn.emit(
@@ -155,16 +157,22 @@ def _take_reference(turn: Turn) -> None:
     """What most nodes see is what the job is trained on."""
     engines = sorted(turn.run.prepared_engines.values(), key=lambda engine: engine.node_id)
 
-    def view(engine: Engine) -> tuple[str, tuple[tuple[str, str], ...]]:
-        return engine.data_digest, tuple(sorted(engine.fingerprint.items()))
+    def view(engine: Engine) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+        fingerprint = tuple(sorted(engine.fingerprint.items()))
+        return engine.data_digest, engine.model_digest, fingerprint
 
     counts = Counter(view(engine) for engine in engines)
     reference = max(engines, key=lambda engine: counts[view(engine)])
     turn.change(
         data_digest=reference.data_digest,
+        model_digest=reference.model_digest,
         fingerprint=reference.fingerprint,
         reference_node_id=reference.node_id,
     )
+    requirements = turn.run.requirements
+    if not requirements.layers:  # only who has built the model knows them
+        layers = reported_layers(reference.measured_layers)
+        turn.change(requirements=replace(requirements, layers=layers))
 
 
 def _difference(turn: Turn, engine: Engine) -> Failure | None:
@@ -177,6 +185,13 @@ def _difference(turn: Turn, engine: Engine) -> Failure | None:
             message=f"{engine.node_id} sees other contents at {path} than "
             f"{run.reference_node_id}: the files must be the same on all nodes",
             metadata={"node_id": engine.node_id, "path": path},
+        )
+    if engine.model_digest != run.model_digest:
+        return Failure(
+            reason=ErrorReason.ENVIRONMENT_MISMATCH,
+            message=f"{engine.node_id} has another source of model.import_path than "
+            f"{run.reference_node_id}: the module must be the same on all nodes",
+            metadata={"node_id": engine.node_id, "field": "model.import_path"},
         )
     if not run.requirements.reproducible:
         return None

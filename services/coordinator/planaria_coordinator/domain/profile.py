@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
-from planaria.job import JobSpec
+from planaria.job import ImportedSpec, JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.model_sizes import ModelConfig, layer_sizes
+from planaria_coordinator.domain.directive import MeasuredLayer
 from planaria_coordinator.domain.planning import (
     HardwareProfile,
     LayerProfile,
@@ -33,16 +34,23 @@ _LEAST_SECONDS = 1e-5
 def estimated_layers(spec: JobSpec) -> tuple[LayerProfile, ...]:
     """Return the sizes and estimated times of a job's layers, from its file alone.
 
+    Of a model by import path nothing is known until an engine has built it: no layers.
+
     Raises:
         PlanariaError: INVALID_JOB when no such model can be built.
     """
+    if isinstance(spec.model, ImportedSpec):
+        return ()
     try:
+        config = ModelConfig.from_job_file(spec.model.model_dump())
+        _check_vocabulary(spec, config)
         sizes = layer_sizes(
-            _model_config(spec),
+            config,
             spec.training.microbatch_size,
             spec.data.sequence_length,
             dtype=spec.training.dtype,
             reproducible=spec.training.reproducible,
+            activation_checkpointing=spec.training.activation_checkpointing,
         )
     except ValueError as error:
         message = str(error)
@@ -64,14 +72,35 @@ def estimated_layers(spec: JobSpec) -> tuple[LayerProfile, ...]:
     )
 
 
+def _check_vocabulary(spec: JobSpec, config: ModelConfig) -> None:
+    if spec.data.tokenizer == "byte" and config.vocab_size < 256:
+        raise ValueError(
+            f"model.vocab_size: {config.vocab_size} is too small for the byte tokenizer; "
+            "it needs at least 256"
+        )
+
+
 def ties_embeddings(spec: JobSpec) -> bool:
     """Return whether the model's head shares the embedding's weights."""
-    return _model_config(spec).tie_word_embeddings
+    if isinstance(spec.model, ImportedSpec):
+        return False
+    return ModelConfig.from_job_file(spec.model.model_dump()).tie_word_embeddings
 
 
-def _model_config(spec: JobSpec) -> ModelConfig:
-    given = {key: value for key, value in spec.model.model_dump().items() if value is not None}
-    return ModelConfig.create(**given)
+def reported_layers(measured: Iterable[MeasuredLayer]) -> tuple[LayerProfile, ...]:
+    """Return the layers of a model by import path as an engine that has built it reports them."""
+    return tuple(
+        LayerProfile(
+            name=f"layer {layer.layer}",
+            forward_seconds=max(_LEAST_SECONDS, layer.forward_seconds),
+            backward_seconds=max(_LEAST_SECONDS, layer.backward_seconds),
+            parameter_bytes=layer.parameter_bytes,
+            state_bytes=layer.state_bytes,
+            activation_bytes=layer.activation_bytes,
+            output_bytes=layer.output_bytes,
+        )
+        for layer in sorted(measured, key=lambda layer: layer.layer)
+    )
 
 
 def measured_layers(
@@ -79,37 +108,26 @@ def measured_layers(
 ) -> tuple[LayerProfile, ...]:
     """Put the median of what engines measured in the place of the estimates.
 
-    Engines measure one of the layers that are alike: a block stands for every block. As long as
-    some layer has no measurement all times stay estimates, since the two do not mix.
+    Every engine reports every layer. As long as nobody has reported, all times stay estimates.
     """
-    samples: dict[int, list[tuple[float, float]]] = {}
+    samples: dict[int, list[MeasuredLayer]] = {}
     for engine in engines:
         for measured in engine.measured_layers:
-            kind = _kind_of(measured.layer, len(layers))
-            samples.setdefault(kind, []).append(
-                (measured.forward_seconds, measured.backward_seconds)
-            )
-    if any(_kind_of(layer, len(layers)) not in samples for layer in range(len(layers))):
+            samples.setdefault(measured.layer, []).append(measured)
+    if any(layer not in samples for layer in range(len(layers))):
         return layers
-    times = {
-        kind: (median(f for f, _ in values), median(b for _, b in values))
-        for kind, values in samples.items()
-    }
     return tuple(
         replace(
             layer,
-            forward_seconds=max(_LEAST_SECONDS, times[_kind_of(index, len(layers))][0]),
-            backward_seconds=max(_LEAST_SECONDS, times[_kind_of(index, len(layers))][1]),
+            forward_seconds=max(
+                _LEAST_SECONDS, median(each.forward_seconds for each in samples[index])
+            ),
+            backward_seconds=max(
+                _LEAST_SECONDS, median(each.backward_seconds for each in samples[index])
+            ),
         )
         for index, layer in enumerate(layers)
     )
-
-
-def _kind_of(layer: int, num_layers: int) -> int:
-    """Return which of the three kinds a layer is: embedding 0, block 1, head 2."""
-    if layer == 0:
-        return 0
-    return 2 if layer == num_layers - 1 else 1
 
 
 def kind_name(facts: NodeFacts) -> str:

@@ -29,7 +29,8 @@ class Requirements:
     ties_embeddings: bool
     """Whether the hosts of the head hold the embedding's state as well."""
     layers: tuple[LayerProfile, ...]
-    """Estimated costs; measured ones take their place as engines report them."""
+    """Estimated costs; measured ones take their place as engines report them. Empty until then for
+    a model by import path: only who has built it knows its layers."""
 
     @property
     def num_layers(self) -> int:

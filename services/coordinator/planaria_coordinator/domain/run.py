@@ -112,6 +112,7 @@ class Engine:
     data_digest: str = ""
     fingerprint: dict[str, str] = field(default_factory=dict)
     measured_layers: tuple[MeasuredLayer, ...] = ()
+    model_digest: str = ""
 
 
 def make_engine_id(job_id: str, node_id: str, accelerator: int, number: int) -> str:
@@ -277,9 +278,10 @@ class JobRun:
     last_commit_time: datetime | None = None
     last_step_seconds: float = 0.0
     data_digest: str = ""
+    model_digest: str = ""
     fingerprint: dict[str, str] = field(default_factory=dict)
     reference_node_id: str = ""
-    """The node that `data_digest` and `fingerprint` were taken from."""
+    """The node that the digests and `fingerprint` were taken from."""
     announced_fault_tolerance: int | None = None
     num_losses: int = 0
     disturbance: Disturbance | None = None

@@ -55,9 +55,11 @@ def open_dataset(
     tokenizer: str,
     cache_dir: Path,
     sequence_length: int,
-    vocab_size: int,
+    vocab_size: int | None,
 ) -> Dataset:
     """Finds the files and opens their token file, making it first if no process has yet.
+
+    `vocab_size` is None where the model must be built to know it.
 
     Raises:
         DataError: no file matches, one cannot be read or encoded, the text is shorter than one
@@ -67,7 +69,7 @@ def open_dataset(
     return _checked(Dataset(file=file, sequence_length=sequence_length), vocab_size)
 
 
-def open_prepared_dataset(path: Path, *, sequence_length: int, vocab_size: int) -> Dataset:
+def open_prepared_dataset(path: Path, *, sequence_length: int, vocab_size: int | None) -> Dataset:
     """Opens a token file that `open_dataset` has made on this node, without the text files.
 
     An engine opens what its agent has checked: the texts may have changed since.
@@ -79,8 +81,8 @@ def open_prepared_dataset(path: Path, *, sequence_length: int, vocab_size: int) 
     return _checked(dataset, vocab_size)
 
 
-def _checked(dataset: Dataset, vocab_size: int) -> Dataset:
-    if dataset.file.max_token >= vocab_size:
+def _checked(dataset: Dataset, vocab_size: int | None) -> Dataset:
+    if vocab_size is not None and dataset.file.max_token >= vocab_size:
         raise DataError(
             f"model.vocab_size: {vocab_size}, but the data has token {dataset.file.max_token}; "
             f"it must be at least {dataset.file.max_token + 1}"

@@ -294,10 +294,13 @@ class Prepared(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     MEASURED_LAYERS_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     data_digest: _builtins.str
     """SHA-256 of the contents of the data and tokenizer files."""
     num_tokens: _builtins.int
     """Number of tokens in the data."""
+    model_digest: _builtins.str
+    """SHA-256 of the source of a model by import path; empty for other models."""
     @_builtins.property
     def engine(self) -> Global___EngineSnapshot:
         """The engine, with its addresses."""
@@ -308,7 +311,7 @@ class Prepared(_message.Message):
 
     @_builtins.property
     def measured_layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredLayer]:
-        """Measured seconds of layers, by index; layers that are alike are measured once."""
+        """Measured cost of every layer; layers that are alike are measured once."""
 
     def __init__(
         self,
@@ -318,10 +321,11 @@ class Prepared(_message.Message):
         num_tokens: _builtins.int = ...,
         fingerprint: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         measured_layers: _abc.Iterable[Global___MeasuredLayer] | None = ...,
+        model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "measured_layers", b"measured_layers", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -336,22 +340,38 @@ class MeasuredLayer(_message.Message):
     LAYER_FIELD_NUMBER: _builtins.int
     FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
     BACKWARD_SECONDS_FIELD_NUMBER: _builtins.int
+    PARAMETER_BYTES_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
+    ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
+    OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """The layer."""
     forward_seconds: _builtins.float
     """Seconds of the forward pass."""
     backward_seconds: _builtins.float
     """Seconds of the backward pass."""
+    parameter_bytes: _builtins.int
+    """Bytes of the parameters."""
+    state_bytes: _builtins.int
+    """Bytes of parameters, gradients and optimizer state together."""
+    activation_bytes: _builtins.int
+    """Bytes kept for the backward pass, for each microbatch in flight."""
+    output_bytes: _builtins.int
+    """Bytes sent to the next layer for each microbatch."""
     def __init__(
         self,
         *,
         layer: _builtins.int = ...,
         forward_seconds: _builtins.float = ...,
         backward_seconds: _builtins.float = ...,
+        parameter_bytes: _builtins.int = ...,
+        state_bytes: _builtins.int = ...,
+        activation_bytes: _builtins.int = ...,
+        output_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "forward_seconds", b"forward_seconds", "layer", b"layer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "backward_seconds", b"backward_seconds", "forward_seconds", b"forward_seconds", "layer", b"layer", "output_bytes", b"output_bytes", "parameter_bytes", b"parameter_bytes", "state_bytes", b"state_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

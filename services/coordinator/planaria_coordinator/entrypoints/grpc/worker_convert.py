@@ -205,9 +205,14 @@ def _prepared_of(message: report_pb2.Prepared) -> words.Prepared:
                 layer=measured.layer,
                 forward_seconds=measured.forward_seconds,
                 backward_seconds=measured.backward_seconds,
+                parameter_bytes=measured.parameter_bytes,
+                state_bytes=measured.state_bytes,
+                activation_bytes=measured.activation_bytes,
+                output_bytes=measured.output_bytes,
             )
             for measured in message.measured_layers
         ),
+        model_digest=message.model_digest,
     )
 
 

@@ -1,0 +1,54 @@
+"""What a job may ask of training: each ends bit for bit where one plain loop ends.
+
+Two pipelines that are cut differently; one engine is killed in the middle of a step, the whole
+pipeline finishes it, and what is left of the other joins a new plan.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B
+from support.engine_harness import EngineCluster
+from support.engine_zygote import Zygote
+from support.training_jobs import TrainingJob, training_job
+
+pytestmark = pytest.mark.integration
+
+OWN_MODEL = {"import_path": "support.own_model:layers", "arguments": {"width": 24}}
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "dropout": {"family": "gpt2", "dropout": 0.2},
+    "checkpointing": {"activation_checkpointing": True, "dropout": 0.1},
+    "bfloat16": {"dtype": "bfloat16"},
+    "own model": {"own_model": OWN_MODEL},
+    "own model in bfloat16": {
+        "own_model": OWN_MODEL,
+        "dtype": "bfloat16",
+        "activation_checkpointing": True,
+    },
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_the_result_is_that_of_one_plain_loop_whatever_fails(
+    tmp_path: Path, zygote: Zygote, options: Mapping[str, Any]
+) -> None:
+    job = training_job(tmp_path / "job", num_steps=4, **options)
+    lose_one_engine(tmp_path / "engines", job, zygote)
+
+
+def lose_one_engine(folder: Path, job: TrainingJob, zygote: Zygote) -> None:
+    expected = job.run_reference()
+    assert expected.losses[-1] < expected.losses[0]
+    fatal = {"at": "backward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
+    with EngineCluster(folder, job.files, zygote) as cluster:
+        cluster.prepare("a", "b", "c", "d", failpoints={"b": [fatal]})
+        cluster.train(BEFORE)
+        cluster.wait_until_dead("b")
+        cluster.recover(WITHOUT_B)
+        cluster.wait_until_finished("a", "c", "d")
+        assert cluster.digest(WITHOUT_B) == expected.digest
+        assert cluster.losses() == expected.losses

@@ -1,0 +1,87 @@
+"""A model of a user's own, as `model.import_path` takes it: support.own_model:layers."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Embedding(nn.Module):
+    """Tokens and positions; the positions are a constant."""
+
+    positions: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(256, width)
+        self.register_buffer("positions", torch.linspace(-1, 1, width), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(-1) / 100
+        embedded: Tensor = self.tokens(tokens)
+        return embedded + (places * self.positions).to(embedded.dtype)
+
+
+class Mixer(nn.Module):
+    """Sees what came before by a running mean; `scale` has no initial values but the default."""
+
+    def __init__(self, width: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+        self.drop = nn.Dropout(dropout)
+        self.scale = nn.Parameter(torch.empty(width))
+
+    def reset_parameters(self) -> None:
+        """After those of the parts: the way back begins small."""
+        nn.init.normal_(self.down.weight, std=0.01)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        counts = torch.arange(1, hidden.shape[1] + 1, device=hidden.device).unsqueeze(-1)
+        mean = (self.norm(hidden).cumsum(1) / counts).to(hidden.dtype)
+        result: Tensor = hidden + self.scale * self.drop(self.down(self.up(mean).relu()))
+        return result
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None
+
+
+class Paced(nn.Module):
+    """A layer without parameters that takes its time, forward and backward."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        result: Tensor = _Sleep.apply(hidden, self.seconds)  # type: ignore[no-untyped-call]
+        return result
+
+    def extra_repr(self) -> str:
+        """Layers that take longer are not alike."""
+        return f"seconds={self.seconds}"
+
+
+def layers(width: int = 32, dropout: float = 0.1, sleep_seconds: float = 0.001) -> list[nn.Module]:
+    """Seven layers, not all of the same width."""
+    return [
+        Embedding(width),
+        Mixer(width, 48, dropout),
+        Paced(sleep_seconds),
+        Mixer(width, 48, dropout),
+        nn.Linear(width, width // 2),
+        Mixer(width // 2, 24, dropout),
+        nn.Sequential(nn.LayerNorm(width // 2), nn.Linear(width // 2, 256, bias=False)),
+    ]
