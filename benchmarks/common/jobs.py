@@ -1,0 +1,59 @@
+"""The jobs that are measured: one that computes, one that is paced."""
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from planaria.job import JobSpec
+
+Computation = Literal["real", "paced"]
+COMPUTATIONS: tuple[Computation, ...] = get_args(Computation)
+
+SEQUENCE_LENGTH = 64
+NUM_MICROBATCHES = 12
+MICROBATCH_SIZE = 2
+TOKENS_PER_STEP = NUM_MICROBATCHES * MICROBATCH_SIZE * SEQUENCE_LENGTH
+
+_REAL = {
+    "family": "llama",
+    "hidden_size": 128,
+    "num_layers": 8,
+    "num_heads": 4,
+    "vocab_size": 256,
+}
+PACED_ARGUMENTS = {
+    "num_blocks": 8,
+    "hidden_size": 64,
+    "forward_seconds": 0.006,
+    "backward_seconds": 0.012,
+}
+_PACED = {"import_path": "benchmarks.common.paced:layers", "arguments": PACED_ARGUMENTS}
+
+
+def job(
+    computation: Computation, text: Path, *, steps: int, seed: int, **resources: Any
+) -> JobSpec:
+    """Return a job that trains in reproducible mode and survives one node, in pipelines of two.
+
+    Args:
+        computation: `real` or `paced`.
+        text: its data.
+        steps: how many it trains.
+        seed: of parameters and order of data.
+        resources: further fields of the section.
+    """
+    return JobSpec.model_validate(
+        {
+            "name": f"{computation}-{seed}",
+            "model": _REAL if computation == "real" else _PACED,
+            "data": {"path": str(text), "tokenizer": "byte", "sequence_length": SEQUENCE_LENGTH},
+            "training": {
+                "steps": steps,
+                "global_batch_size": NUM_MICROBATCHES * MICROBATCH_SIZE,
+                "microbatch_size": MICROBATCH_SIZE,
+                "seed": seed,
+                "optimizer": {"name": "adamw", "learning_rate": 1e-3, "warmup_steps": 5},
+            },
+            "resilience": {"fault_tolerance": 1},
+            "resources": {"min_nodes_per_pipeline": 2, **resources},
+        }
+    )

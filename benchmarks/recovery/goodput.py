@@ -1,0 +1,95 @@
+"""A kill every 30 seconds, a replacement 20 seconds later: how much was trained of what could be.
+
+What could be is what the planner's optimum for the nodes alive at each moment trains in that time.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.common.jobs import job
+from benchmarks.common.workbench import Workbench
+from benchmarks.recovery.anatomy import commit_times, steady_step_seconds
+from benchmarks.recovery.kills import MANY_STEPS, NUM_NODES
+
+KILL_INTERVAL_SECONDS = 30.0
+REPLACEMENT_DELAY_SECONDS = 20.0
+_SETTLING_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """From a moment on, so many nodes are alive."""
+
+    at: float
+    num_nodes: int
+
+
+def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str, Any]:
+    """Train while nodes die and come, and return all figures."""
+    optimum = {n: _measured_step_seconds(bench, n, seed=seed) for n in (NUM_NODES - 1, NUM_NODES)}
+    run = bench.train(job("paced", bench.text, steps=MANY_STEPS, seed=seed))
+    run.wait_until_whole(NUM_NODES, num_steps=_SETTLING_STEPS)
+    predicted = {NUM_NODES: run.plan.iteration_seconds}
+    start = time.perf_counter()
+    changes = [Change(at=start, num_nodes=NUM_NODES)]
+    rng = random.Random(seed)
+    for number in range(num_kills):
+        due = start + number * KILL_INTERVAL_SECONDS
+        _sleep_until(due)
+        hurt = run.kill(rng.choice(sorted(bench.cluster.nodes)))
+        changes.append(Change(at=hurt.at, num_nodes=NUM_NODES - 1))
+        _sleep_until(due + REPLACEMENT_DELAY_SECONDS)
+        predicted[NUM_NODES - 1] = run.plan.iteration_seconds
+        bench.add_node()
+        bench.cluster.wait_for_nodes(NUM_NODES)
+        changes.append(Change(at=time.perf_counter(), num_nodes=NUM_NODES))
+        print(f"goodput: kill {number + 1} of {num_kills}", flush=True)
+    _sleep_until(start + num_kills * KILL_INTERVAL_SECONDS)
+    end = time.perf_counter()
+    trained = sum(start < at <= end for at in commit_times(run.traces).values())
+    seconds = end - start
+    run.cancel()
+    return {
+        "computation": "paced",
+        "seed": seed,
+        "seconds": seconds,
+        "steps": trained,
+        "kills": num_kills,
+        "step_seconds_measured": optimum,
+        "step_seconds_predicted": predicted,
+        "goodput_of_measured_optimum": trained / possible_steps(changes, end, optimum),
+        "goodput_of_predicted_optimum": trained / possible_steps(changes, end, predicted),
+        "plain_ratio": trained / (seconds / optimum[NUM_NODES]),
+    }
+
+
+def possible_steps(changes: Sequence[Change], end: float, step_seconds: dict[int, float]) -> float:
+    """Return how many steps could have been trained.
+
+    Args:
+        changes: how many nodes are alive from when on, in order of time.
+        end: of the last stretch.
+        step_seconds: of the best plan, by number of nodes.
+    """
+    ends = [*(change.at for change in changes[1:]), end]
+    return sum(
+        (until - change.at) / step_seconds[change.num_nodes]
+        for change, until in zip(changes, ends, strict=True)
+    )
+
+
+def _measured_step_seconds(bench: Workbench, num_nodes: int, *, seed: int) -> float:
+    """Return the length of an undisturbed step of the planner's plan for so many nodes."""
+    spec = job("paced", bench.text, steps=MANY_STEPS, seed=seed, max_nodes=num_nodes)
+    run = bench.train(spec)
+    run.wait_until_whole(num_nodes, num_steps=_SETTLING_STEPS)
+    seconds = steady_step_seconds(run.traces, _SETTLING_STEPS)
+    run.cancel()
+    return seconds
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.perf_counter()))

@@ -1,0 +1,95 @@
+"""Kill -9 of a random node at a random moment, a replacement after each, again and again."""
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.common.jobs import Computation, job
+from benchmarks.common.results import summary
+from benchmarks.common.workbench import Hurt, Run, Workbench
+from benchmarks.recovery.anatomy import Anatomy, dissect, steady_step_seconds
+from planaria.models import Recovery
+
+NUM_NODES = 6
+NUM_NODES_LEFT = 4
+"""Those of the pipelines that lose nobody: the control run's."""
+MANY_STEPS = 1_000_000
+CONTROL_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """One kill and what the coordinator recorded of it."""
+
+    hurt: Hurt
+    recovery: Recovery
+
+
+def measure_kills(
+    bench: Workbench, computation: Computation, *, num_kills: int, seed: int
+) -> dict[str, Any]:
+    """Kill so many nodes of a job in pipelines of two nodes, and return all figures."""
+    control = measure_control(bench, computation, seed=seed)
+    rng = random.Random(seed)
+    run = bench.train(job(computation, bench.text, steps=MANY_STEPS, seed=seed))
+    run.wait_until_whole(NUM_NODES)
+    memory = run.private_bytes()
+    kills = []
+    for number in range(num_kills):
+        kills.append(_kill_one(run, rng))
+        bench.add_node()
+        run.wait_until_whole(NUM_NODES)
+        print(f"{computation}: kill {number + 1} of {num_kills}", flush=True)
+    traces = run.traces
+    run.cancel()
+    figures = [dissect(traces, kill.hurt, kill.recovery) for kill in kills]
+    return {
+        "computation": computation,
+        "seed": seed,
+        "private_mib": max(memory) / 2**20,
+        "control_step_seconds": control,
+        "summary": summarize(figures, control),
+        "kills": [asdict(each) for each in figures],
+    }
+
+
+def measure_control(bench: Workbench, computation: Computation, *, seed: int) -> float:
+    """Return the length of a step when the pipelines that would be left do all of it."""
+    spec = job(computation, bench.text, steps=MANY_STEPS, seed=seed, max_nodes=NUM_NODES_LEFT)
+    run = bench.train(spec)
+    run.wait_until_whole(NUM_NODES_LEFT, num_steps=CONTROL_STEPS)
+    seconds = steady_step_seconds(run.traces, CONTROL_STEPS)
+    run.cancel()
+    return seconds
+
+
+def _kill_one(run: Run, rng: random.Random) -> Kill:
+    """Kill a node at a moment that has nothing to do with the step's phases."""
+    step_seconds = run.step_seconds()
+    victim = rng.choice(run.node_ids)
+    time.sleep(rng.uniform(0, 2 * step_seconds))
+    hurt = run.kill(victim)
+    recovery = run.wait_for_recovery(hurt)
+    return Kill(hurt=hurt, recovery=recovery)
+
+
+def summarize(figures: Sequence[Anatomy], control: float) -> dict[str, dict[str, float]]:
+    """Return median, 95th percentile and maximum of every figure."""
+    columns: dict[str, Iterable[float]] = {
+        "kill to all fenced, s": (f.seconds_to_all_fenced for f in figures),
+        "kill to all taking part in the step again, s": (f.seconds_to_all_active for f in figures),
+        "kill to the last survivor computing again, s": (f.recovery_seconds for f in figures),
+        "pause_seconds as recorded, s": (f.reported_pause_seconds for f in figures),
+        "nobody computed, s": (sum(f.nobody_computed_seconds.values()) for f in figures),
+        "whole pipelines idle, share of the recovery": (
+            f.whole_pipelines_idle_share for f in figures
+        ),
+        "the same in undisturbed steps": (f.usual_idle_share for f in figures),
+        "excess_seconds": (f.excess_seconds(control) for f in figures),
+        "begun again, share of the lost microbatches": (
+            f.redone_microbatches / f.lost_microbatches for f in figures
+        ),
+    }
+    return {name: summary(values) for name, values in columns.items()}

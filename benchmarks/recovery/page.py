@@ -1,0 +1,138 @@
+"""The results as a page of the documentation: tables, targets and plots from the kept JSON."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from benchmarks import REPOSITORY
+from benchmarks.common.results import table
+from benchmarks.recovery.plots import plot_excess, plot_kills
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = REPOSITORY / "docs" / "reference" / "recovery-figures.md"
+MARKER = "<!-- written by `python -m benchmarks.recovery --write`: do not edit below -->\n"
+
+Results = dict[str, Any]
+
+
+def write_page() -> None:
+    """Renew the page below the marker, and the plots, from whatever parts were measured."""
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    sections = [
+        *(_kills(result) for name, result in results.items() if name.startswith("kills-")),
+        _excess(results),
+        *(_changes(result) for name, result in results.items() if name.startswith("changes-")),
+        _stops(results.get("stops")),
+        _goodput(results.get("goodput")),
+        _where(results),
+    ]
+    above = PAGE.read_text().partition(MARKER)[0]
+    PAGE.write_text(above + MARKER + "".join(f"\n{section}" for section in sections if section))
+
+
+def _kills(result: Results) -> str:
+    computation, count = result["computation"], len(result["kills"])
+    picture = RESULTS / f"kills-{computation}.svg"
+    plot_kills(result, picture)
+    _show(picture)
+    rows = [(name, *_numbers(column)) for name, column in result["summary"].items()]
+    idle = _idle_by_name(result)
+    return (
+        f"## {count} kills, {computation}\n\n"
+        f"![{count} kills, {computation}](recovery-{picture.name})\n\n"
+        + table(("", "median", "p95", "max"), rows)
+        + f"\nLargest private memory of an engine: {result['private_mib']:.0f} MiB. "
+        f"Seed {result['seed']}. When nobody computed, most engines did: {idle}.\n"
+    )
+
+
+def _idle_by_name(result: Results) -> str:
+    totals: dict[str, float] = {}
+    for kill in result["kills"]:
+        for name, seconds in kill["nobody_computed_seconds"].items():
+            totals[name] = totals.get(name, 0.0) + seconds
+    ordered = sorted(totals.items(), key=lambda item: -item[1])
+    number = len(result["kills"])
+    return ", ".join(f"{name} {seconds / number * 1000:.1f} ms" for name, seconds in ordered)
+
+
+def _excess(results: Results) -> str:
+    """Compare with others: all paced, so that it is their programs and not two cores that count."""
+    columns = {}
+    if "kills-paced" in results:
+        columns["Planaria"] = results["kills-paced"]["summary"]["excess_seconds"]
+    for name, label in (("torchft", "torchft 0.2.0"), ("torchrun", "torchrun with DCP")):
+        if name in results:
+            columns[label] = results[name]["summary"]
+    if len(columns) < 2:
+        return ""
+    picture = RESULTS / "excess.svg"
+    plot_excess(columns, picture)
+    _show(picture)
+    ours = columns.get("Planaria", {}).get("median")
+    rows = [
+        (label, *_numbers(column), f"{column['median'] / ours:.1f}" if ours else "")
+        for label, column in columns.items()
+    ]
+    return (
+        "## Excess of the step that was hit, paced\n\n![Excess](recovery-excess.svg)\n\n"
+        + table(("seconds", "median", "p95", "max", "times Planaria's median"), rows)
+    )
+
+
+def _changes(result: Results) -> str:
+    rows = [
+        (name, *_numbers(result[key]["summary"]), result[key]["redone_microbatches"])
+        for name, key in (("drain", "drains"), ("join", "joins"))
+    ]
+    return f"## Drains and joins, {result['computation']}\n\n" + table(
+        ("seconds lost", "median", "p95", "max", "microbatches redone, all together"), rows
+    )
+
+
+def _stops(result: Results | None) -> str:
+    if result is None:
+        return ""
+    deadline = f"deadline of {result['deadline_seconds']:.0f} s"
+    rows = [
+        (f"SIGSTOP to all taking part again, beyond the {deadline}", *_numbers(result["summary"]))
+    ]
+    return "## A node that stops, paced\n\n" + table(("seconds", "median", "p95", "max"), rows)
+
+
+def _goodput(result: Results | None) -> str:
+    if result is None:
+        return ""
+    rows = [
+        ("kills", result["kills"]),
+        ("minutes", f"{result['seconds'] / 60:.1f}"),
+        ("steps trained", result["steps"]),
+        (
+            "of the planner's optimum for the nodes alive, its steps as measured",
+            f"{result['goodput_of_measured_optimum']:.3f}",
+        ),
+        (
+            "of the planner's optimum for the nodes alive, its steps as predicted",
+            f"{result['goodput_of_predicted_optimum']:.3f}",
+        ),
+        ("of six nodes undisturbed", f"{result['plain_ratio']:.3f}"),
+    ]
+    return "## Goodput with a kill every 30 s, paced\n\n" + table(("", ""), rows)
+
+
+def _where(results: Results) -> str:
+    newest = {json.dumps(result["surroundings"]): name for name, result in results.items()}
+    sections = []
+    for surroundings, name in newest.items():
+        rows = list(json.loads(surroundings).items())
+        sections.append(table((f"`{name}` measured on", ""), rows))
+    return "## Where\n\n" + "\n".join(sections)
+
+
+def _numbers(column: dict[str, float]) -> tuple[str, str, str]:
+    return f"{column['median']:.3f}", f"{column['p95']:.3f}", f"{column['max']:.3f}"
+
+
+def _show(picture: Path) -> None:
+    shutil.copy(picture, PAGE.parent / f"recovery-{picture.name}")

@@ -1,0 +1,1 @@
+"""The same model and the same nodes, kept alive by what others offer."""

@@ -1,0 +1,36 @@
+"""Random events on real processes, a little of benchmarks/chaos: nobody can tell afterwards."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.runner import Expected, chaos_job, run_schedule, undisturbed
+from planaria.job import JobSpec
+from support.jobs import write_text
+
+pytestmark = pytest.mark.e2e
+
+
+def prepared(folder: Path, steps: int) -> tuple[JobSpec, Expected]:
+    spec = chaos_job(write_text(folder / "text.txt"), steps)
+    return spec, undisturbed(spec, folder / "cache")
+
+
+def test_a_few_random_events_leave_no_trace_in_the_model(tmp_path: Path) -> None:
+    """[1, 2, 6] Seed 44 kills the coordinator, a node and an engine."""
+    spec, expected = prepared(tmp_path, steps=40)
+    outcome = run_schedule(tmp_path / "run", 44, num_events=3, spec=spec, expected=expected)
+    assert outcome.problems == ()
+    assert outcome.num_recoveries
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_many_random_events_leave_no_trace_in_the_model(tmp_path: Path) -> None:
+    """[1, 2, 6] And nobody is restarted who did not die."""
+    spec, expected = prepared(tmp_path, steps=250)
+    outcomes = [
+        run_schedule(tmp_path / str(seed), seed, num_events=8, spec=spec, expected=expected)
+        for seed in range(100, 104)
+    ]
+    assert {outcome.seed: outcome.problems for outcome in outcomes if outcome.problems} == {}

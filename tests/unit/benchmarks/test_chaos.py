@@ -1,0 +1,66 @@
+"""Schedules follow from their seed, and the checks see what they are there to see."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.chaos.checks import ledger_is_exact, nobody_restarted_in_vain
+from benchmarks.chaos.schedule import Event, make_schedule
+from benchmarks.common import trace
+from benchmarks.common.trace import EngineTrace
+
+STEP = {"num_steps": 1, "num_layers": 2, "num_microbatches": 2}
+
+
+def engine(node_id: str, *, claims: Sequence[int], generation: int = 1) -> EngineTrace:
+    """Return an engine of a pipeline of one stage that committed step 0 of generation 1."""
+    claim = {"step": 0, "first_layer": 0, "num_layers": 2, "microbatches": list(claims)}
+    events = [
+        trace.Event(name="claim", at=1.0, detail={**claim, "generation": generation}),
+        trace.Event(name="commit", at=2.0, detail={"step": 0, "generation": 1}),
+    ]
+    return EngineTrace(name=f"job.{node_id}.0.1", events=events)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_schedule_follows_from_its_seed_and_hurts_only_nodes_that_are_there(seed: int) -> None:
+    events = make_schedule(seed, 60, num_nodes=6)
+    assert events == make_schedule(seed, 60, num_nodes=6)
+    alive = {f"node-{number:03d}" for number in range(6)}
+    for event in events:
+        if event.kind == "join":
+            assert event.node_id not in alive
+            alive.add(event.node_id)
+        elif event.kind != "kill_coordinator":
+            assert event.node_id in alive
+        if event.kind in ("kill", "drain"):
+            alive.remove(event.node_id)
+        assert len(alive) >= 4
+
+
+def test_a_sum_with_each_microbatch_once_is_exact_whatever_came_to_nothing_before() -> None:
+    engines = [
+        engine("a", claims=[1]),
+        engine("b", claims=[0]),
+        engine("c", claims=[0, 1], generation=0),
+    ]
+    assert list(ledger_is_exact(engines, **STEP)) == []
+
+
+@pytest.mark.parametrize("claims", [([0], [0, 1]), ([0], []), ([0, 1], [0, 1])])
+def test_a_microbatch_twice_or_never_in_a_sum_is_seen(
+    claims: tuple[Sequence[int], Sequence[int]],
+) -> None:
+    engines = [engine("a", claims=claims[0]), engine("b", claims=claims[1])]
+    assert list(ledger_is_exact(engines, **STEP))
+
+
+def test_a_step_that_was_not_committed_is_seen() -> None:
+    assert list(ledger_is_exact([], **STEP))
+
+
+def test_an_engine_that_was_restarted_without_a_cause_is_seen() -> None:
+    twice = [engine("a", claims=[]), engine("a", claims=[]), engine("b", claims=[])]
+    killed = Event(kind="kill_engine", node_id="a", delay_steps=0.0)
+    assert list(nobody_restarted_in_vain(twice, [killed])) == []
+    assert list(nobody_restarted_in_vain(twice, []))
