@@ -4,14 +4,17 @@ Two pipelines that are cut differently; one engine is killed in the middle of a 
 pipeline finishes it, and what is left of the other joins a new plan.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B
-from support.engine_harness import EngineCluster
+from support.engine_harness import EngineCluster, Pipeline
 from support.engine_zygote import Zygote
 from support.training_jobs import TrainingJob, training_job
 
@@ -38,6 +41,40 @@ def test_the_result_is_that_of_one_plain_loop_whatever_fails(
 ) -> None:
     job = training_job(tmp_path / "job", num_steps=4, **options)
     lose_one_engine(tmp_path / "engines", job, zygote)
+
+
+def test_a_hugging_face_model_comes_back_to_hugging_face(tmp_path: Path, zygote: Zygote) -> None:
+    """Trained from its config.json with tied embeddings and dropout, exported, and loaded again."""
+    config = GPT2Config(
+        vocab_size=256,
+        n_positions=32,
+        n_embd=32,
+        n_layer=5,
+        n_head=4,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    section = {"huggingface": json.loads(config.to_json_string())}
+    job = training_job(tmp_path / "job", num_steps=2, own_model=section)
+    expected = job.run_reference()
+    plan = [Pipeline([("a", 3), ("b", 4)], range(6))]
+    with EngineCluster(tmp_path / "engines", job.files, zygote) as cluster:
+        cluster.prepare("a", "b")
+        cluster.train(plan)
+        cluster.wait_until_finished("a", "b")
+        assert cluster.digest(plan) == expected.digest
+        address = cluster.engines["a"].snapshot.data_address
+        sources = {layer: [address] if layer < 3 else [] for layer in range(7)}
+        result = cluster.export("b", tmp_path / "out", sources)
+        assert result.HasField("exported"), result
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
+    for name, value in expected.parameters.items():
+        assert torch.equal(model.get_parameter(name), value), name
+    assert torch.equal(model.lm_head.weight, expected.parameters["transformer.wte.weight"])
+    straight = GPT2LMHeadModel(config).eval()
+    straight.load_state_dict(expected.parameters, strict=False)
+    tokens = torch.arange(24).unsqueeze(0)
+    assert torch.equal(model(tokens).logits, straight(tokens).logits)
 
 
 def lose_one_engine(folder: Path, job: TrainingJob, zygote: Zygote) -> None:

@@ -57,4 +57,5 @@ class Model(Protocol):
 def replace_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Puts another parameter in the place of the one with this dotted name."""
     owner_path, _, leaf_name = name.rpartition(".")
-    module.get_submodule(owner_path).register_parameter(leaf_name, parameter)
+    # Not register_parameter: recurrent layers notice an assignment, and keep a list of their own.
+    setattr(module.get_submodule(owner_path), leaf_name, parameter)

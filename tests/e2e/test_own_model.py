@@ -1,0 +1,79 @@
+"""A model of a user's own, by import path: planned when engines have built it, trained like any."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import nn
+
+from oracle.from_spec import reference_job
+from oracle.reference import train
+from planaria.job import JobSpec
+from planaria_worker.engine.numerics.pins import pin_numerics
+from support import own_model
+from support.cluster import Cluster
+from support.jobs import small_job
+
+pytestmark = pytest.mark.e2e
+
+ARGUMENTS = {"width": 24}
+
+
+def job_on(text: Path, num_nodes: int, **changes: object) -> JobSpec:
+    return small_job(
+        text,
+        model={"import_path": "their_model:layers", "arguments": ARGUMENTS},
+        training__steps=6,
+        resources__min_nodes=num_nodes,
+        resources__max_nodes=num_nodes,
+        **changes,
+    )
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    """A folder that has the model's module."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    shutil.copy(own_model.__file__, folder / "their_model.py")
+    return folder
+
+
+def test_a_model_by_import_path_trains_where_the_module_is_and_the_same(
+    cluster: Cluster, text: Path, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(modules))
+    pin_numerics()
+    output = tmp_path / "out"
+    spec = job_on(text, 2, output={"path": str(output), "format": "safetensors"})
+    expected = train(reference_job(spec, tmp_path / "oracle"))
+
+    cluster.start(num_nodes=2, environment={"PYTHONPATH": str(modules)})
+    job = cluster.wait_for_end(cluster.client.submit(spec).id)
+    assert job.state == "SUCCEEDED", job.error
+    assert job.final_digest == expected.digest
+    plan = cluster.client.job_plan(job.id).plan
+    assert plan is not None
+    assert sum(stage.num_layers for stage in plan.pipelines[0].stages) == 7
+    weights = load_file(output / "model.safetensors")
+    nn.Sequential(*own_model.layers(**ARGUMENTS)).load_state_dict(weights)
+
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "their_model.py").write_text((modules / "their_model.py").read_text() + "\n")
+    cluster.start_node("node-2", {"PYTHONPATH": str(other)})
+    cluster.wait_for_nodes(3)
+    job = cluster.wait_for_end(cluster.client.submit(job_on(text, 3)).id)
+    assert job.state == "FAILED"
+    assert job.error is not None
+    assert job.error.message.startswith("node-2 has another source of model.import_path than node-")
+
+    cluster.start_node("node-3")
+    cluster.wait_for_nodes(4)
+    job = cluster.wait_for_end(cluster.client.submit(job_on(text, 4)).id)
+    assert job.state == "FAILED"
+    assert job.error is not None
+    assert job.error.message.startswith(
+        "node node-3: model.import_path: there is no module their_model"
+    )

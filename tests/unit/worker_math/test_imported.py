@@ -1,0 +1,175 @@
+"""A user's own model: what it must be, what it begins with, and what it is refused for."""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planaria_worker.engine.job import output_shapes
+from planaria_worker.models.imported import ImportedModel, ImportedModelError, import_model
+from planaria_worker.models.layout import layer_layout
+from planaria_worker.models.stage import Microbatch, build_stage
+from planaria_worker.models.state import initial_state
+from support.own_model import Paced
+
+Define = Callable[[object], str]
+
+
+@pytest.fixture
+def define(monkeypatch: pytest.MonkeyPatch) -> Define:
+    """Makes a function importable; returns its import path."""
+
+    def define(function: object) -> str:
+        module = ModuleType("a_users_module")
+        module.layers = function  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return "a_users_module:layers"
+
+    return define
+
+
+def own() -> ImportedModel:
+    return import_model("support.own_model:layers", {"width": 24})
+
+
+def test_parameters_are_on_meta_and_buffers_are_real() -> None:
+    model = own()
+    assert all(p.is_meta for layer in model.layers for p in layer.parameters())
+    built = model.build_layer(0).parts["0"]
+    positions = built.get_buffer("positions")
+    assert torch.equal(positions, torch.linspace(-1, 1, 24))
+    assert len(model.source_digest) == 64
+
+
+def test_initial_values_follow_from_the_seed_and_the_place_alone() -> None:
+    torch.manual_seed(1)
+    once = [initial_state(own(), layer, seed=7) for layer in range(7)]
+    torch.manual_seed(2)
+    again = [initial_state(own(), layer, seed=7) for layer in reversed(range(7))][::-1]
+    other = [initial_state(own(), layer, seed=8) for layer in range(7)]
+    for a, b, c in zip(once, again, other, strict=True):
+        assert torch.equal(a.parameters, b.parameters)
+        assert not a.layout.tensors or not torch.equal(a.parameters, c.parameters)
+    first, second = once[1], once[3]
+    assert not torch.equal(
+        first.tensor("parameters", "1.up.weight"), second.tensor("parameters", "3.up.weight")
+    )
+
+
+def test_initial_values_are_those_of_reset_parameters_the_modules_own_last() -> None:
+    state = initial_state(own(), 1, seed=7)
+    assert state.tensor("parameters", "1.down.weight").std() == pytest.approx(0.01, rel=0.1)
+    assert state.tensor("parameters", "1.up.weight").abs().max() < 24**-0.5  # nn.Linear's
+    assert torch.equal(state.tensor("parameters", "1.scale"), torch.ones(24))
+
+
+def test_names_are_those_in_a_sequential() -> None:
+    model = own()
+    names = {t.name for layer in range(7) for t in layer_layout(model, layer).tensors}
+    assert names == set(nn.Sequential(*model.layers).state_dict()) - {"0.positions"}
+
+
+def test_shapes_between_layers_need_not_be_alike() -> None:
+    shapes = output_shapes(own(), (2, 10))
+    assert shapes == (*[(2, 10, 24)] * 4, (2, 10, 12), (2, 10, 12), (2, 10, 256))
+
+
+def test_layers_that_take_longer_are_not_alike(define: Define) -> None:
+    kinds = [model.kind_of(layer) for model in [own()] for layer in range(7)]
+    assert kinds[1] == kinds[3] != kinds[5]
+    paced = import_model(define(lambda: ends(Paced(0.1), Paced(0.2))), {})
+    assert paced.kind_of(1) != paced.kind_of(2)
+
+
+class Recurrent(nn.Module):
+    """Its GRU keeps its weights in a list of its own as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        result: Tensor = self.mix(hidden)[0]
+        return result
+
+
+def test_recurrent_layers_compute_with_the_state(define: Define) -> None:
+    model = import_model(define(lambda: ends(Recurrent())), {})
+    states = {1: initial_state(model, 1, seed=7)}
+    hidden = torch.ones(2, 5, 8)
+    before = build_stage(model, 1, 1, states)(hidden, Microbatch(step=0, index=0))
+    states[1].parameters.zero_()
+    after = build_stage(model, 1, 1, states)(hidden, Microbatch(step=0, index=0))
+    assert before.abs().max() > 0
+    assert torch.equal(after, torch.zeros(2, 5, 8))
+
+
+class Counting(nn.Module):
+    """Changes a buffer in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.get_buffer("count").add_(1)
+        return hidden
+
+
+def ends(*middle: nn.Module, outputs: int = 256) -> list[nn.Module]:
+    return [nn.Embedding(256, 8), *middle, nn.Linear(8, outputs)]
+
+
+def shared() -> list[nn.Module]:
+    layers = ends(nn.Linear(8, 8), nn.Linear(8, 8))
+    layers[2].weight = layers[1].weight
+    return layers
+
+
+def frozen() -> list[nn.Module]:
+    layers = ends(nn.Linear(8, 8))
+    layers[1].requires_grad_(False)
+    return layers
+
+
+MADE_BEFORE = nn.Linear(8, 8)
+
+REFUSED: dict[str, tuple[object, str]] = {
+    "no function": (None, "a_users_module has no function layers"),
+    "not a list": (lambda: nn.Linear(1, 1), "must return a list of layers, not Linear"),
+    "not a module": (lambda: [*ends(), 3], "layer 2 of .* is a int, not a torch.nn.Module"),
+    "an exception": (lambda: 1 / 0, "a_users_module:layers failed: ZeroDivisionError: division"),
+    "arguments": (lambda width: [width], r"model.arguments: .*missing a required argument"),
+    "shared": (shared, r"uses one parameter as 1.weight and as 2.weight"),
+    "frozen": (frozen, "layer 1 of .* has weight frozen"),
+    "not float32": (lambda: ends(nn.Linear(8, 8).double()), "has weight of torch.float64"),
+    "made before": (lambda: ends(MADE_BEFORE), "layer 1 of .* was made before"),
+    "does not fit": (lambda: ends(nn.Linear(9, 8)), r"layer 1 of .* on \[2, 5, 8\] failed: Runt"),
+    "a tuple": (lambda: ends(nn.LSTM(8, 8)), "layer 1 of .* must return one tensor, not tuple"),
+    "without tokens": (lambda: ends(nn.Flatten(0, 1)), r"returned \[10, 8\]; the first sizes"),
+    "counts": (lambda: ends(Counting()), "layer 1 of .* changes a buffer in forward"),
+    "no gradient": (lambda: [nn.Identity(), *ends()], "layer 0 of .* must return torch.float32"),
+}
+
+
+@pytest.mark.parametrize(("function", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_trained_is_refused_by_name(
+    define: Define, function: object, message: str
+) -> None:
+    with pytest.raises(ImportedModelError, match=message):
+        output_shapes(import_model(define(function), {}), (2, 5))
+
+
+def test_a_module_that_is_not_there_is_told_from_one_that_is_broken(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ImportedModelError, match=r"there is no module nowhere\.at_all"):
+        import_model("nowhere.at_all:layers", {})
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "broken_model.py").write_text("import nowhere\n")
+    monkeypatch.syspath_prepend(str(folder))
+    with pytest.raises(ImportedModelError, match="importing broken_model failed: ModuleNotFound"):
+        import_model("broken_model:layers", {})
