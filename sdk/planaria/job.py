@@ -229,6 +229,18 @@ class OutputSpec(_Section):
     """`safetensors` is the weights alone, for models that Hugging Face does not know."""
 
 
+class CheckpointSpec(_Section):
+    """What to keep of a job while it trains, so that another job can go on from there."""
+
+    path: str = Field(min_length=1)
+    """The folder of the checkpoints, on storage that all nodes share."""
+    every_steps: Count = Field(default=100, ge=1)
+    """A checkpoint is written whenever this divides the number of committed steps, and at the
+    end."""
+    keep: Count = Field(default=3, ge=1)
+    """Number of complete checkpoints that are kept; older ones are removed."""
+
+
 class JobSpec(_Section):
     """A training job."""
 
@@ -244,6 +256,11 @@ class JobSpec(_Section):
     """What the job must survive."""
     resources: ResourcesSpec = ResourcesSpec()
     """How many nodes the job may use."""
+    init_from: str | None = Field(default=None, min_length=1)
+    """Where training begins: a checkpoint, a folder of them (the newest), or a Hugging Face folder
+    of safetensors, the same on every node; by default from the seed."""
+    checkpoint: CheckpointSpec | None = None
+    """Where and how often checkpoints are written; never by default."""
     output: OutputSpec | None = None
     """Where the trained model goes; nowhere by default."""
     scheduler: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")

@@ -209,4 +209,15 @@ def _resolve_paths(job: JobSpec, folder: Path) -> JobSpec:
         }
     )
     output = job.output and job.output.model_copy(update={"path": resolve(job.output.path)})
-    return job.model_copy(update={"data": data, "output": output})
+    checkpoint = job.checkpoint and job.checkpoint.model_copy(
+        update={"path": resolve(job.checkpoint.path)}
+    )
+    init_from = job.init_from and resolve(job.init_from)
+    return job.model_copy(
+        update={
+            "data": data,
+            "init_from": init_from,
+            "checkpoint": checkpoint,
+            "output": output,
+        }
+    )

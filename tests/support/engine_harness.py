@@ -175,6 +175,7 @@ class EngineCluster:
         self._mutant = mutant
         self.engines: dict[str, TestEngine] = {}
         self.generation = 1
+        self.base_steps = 0
         self.committed_steps = 0
         self._folder = folder
         self._changed = threading.Condition()
@@ -211,6 +212,7 @@ class EngineCluster:
             result = self._wait_for_preparation(name)
             assert result.HasField("prepared"), result
             self.engines[name].snapshot = result.prepared.engine
+            self.base_steps = result.prepared.base.step
 
     def start(self, name: str) -> DirectiveResult:
         """Starts one engine; returns what it says to Prepare."""
@@ -257,10 +259,10 @@ class EngineCluster:
         return {name: self.wait_for_result(name, id_) for name, id_ in ids.items()}
 
     def copy_initial(self, plan: Sequence[Pipeline]) -> None:
-        """Initialises every layer from the seed, wherever the plan puts it."""
+        """Loads every layer of the job's base, wherever the plan puts it."""
         sources = dict.fromkeys(range(self.job.num_layers), ())
-        self._copy(dict.fromkeys(_names(plan), sources), 0)
-        self.committed_steps = 0
+        self._copy(dict.fromkeys(_names(plan), sources), self.base_steps)
+        self.committed_steps = self.base_steps
 
     def activate(self, plan: Sequence[Pipeline], **fields: Any) -> dict[str, DirectiveResult]:
         """Gives every engine of a plan its place; returns their answers."""

@@ -44,6 +44,15 @@ class EngineConfig:
     """Token file that the agent made from the job's data."""
     data_digest: str = ""
     """SHA-256 of the contents of the data and tokenizer files, as the agent found them."""
+    base_path: str = ""
+    """Where the job begins, as its first engines found it; empty: it begins from its seed, or this
+    is one of them."""
+    base_step: int = 0
+    """Number of steps in the base."""
+    base_sha256: str = ""
+    """Of the base's manifest or weights, hexadecimal."""
+    base_tokens: int = 0
+    """Tokens seen in the steps of the base."""
     lease_seconds: float = 10.0
     """How long the engine goes on before the first Lease of its agent."""
     log_format: LogFormat = "json"

@@ -46,6 +46,11 @@ def print_error(message: str) -> None:
     sys.stderr.write(f"error: {message}\n")
 
 
+def print_note(message: str) -> None:
+    """Print what is worth knowing, beside what a program reads."""
+    sys.stderr.write(f"{message}\n")
+
+
 def print_table(
     headers: Sequence[str], rows: Iterable[Sequence[str | Text]], *, empty: str
 ) -> None:

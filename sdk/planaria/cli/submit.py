@@ -1,6 +1,7 @@
 """`planaria submit`: start a job, ask what it would do, or watch it."""
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,12 +10,13 @@ from planaria import _calls
 from planaria._connection import read
 from planaria.aio import AsyncClient
 from planaria.cli import options
-from planaria.cli.output import console, print_error, print_json
+from planaria.cli.output import console, print_error, print_json, print_note
 from planaria.cli.plans import print_plan
 from planaria.cli.story import Say, Story
 from planaria.client import Client
+from planaria.errors import InvalidArgumentError
 from planaria.job import ImportedSpec, JobSpec
-from planaria.job_file import load_job_file
+from planaria.job_file import load_job_file, parse_job
 from planaria.models import Job
 
 
@@ -23,7 +25,18 @@ def register(app: typer.Typer) -> None:
 
 
 def submit(
-    path: options.JobFile,
+    path: Annotated[
+        Path | None, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="JOB",
+            help="Go on from the newest checkpoint of this job; with its job file, if none is "
+            "given.",
+        ),
+    ] = None,
     follow: options.Follow = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; start nothing.")
@@ -31,7 +44,9 @@ def submit(
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
-    spec = load_job_file(path)
+    spec = _spec(path, resume, address)
+    if spec.init_from is not None and not as_json:
+        print_note(f"training begins from {spec.init_from}")
     if dry_run:
         _show_plan(spec, address, as_json)
         return
@@ -45,6 +60,32 @@ def submit(
     if not as_json:
         typer.echo(job.id)
     _follow(address, job.id, as_json)
+
+
+def _spec(path: Path | None, resume: str | None, address: str | None) -> JobSpec:
+    """What to train: a job file, an earlier job, or a job file from where an earlier job was.
+
+    Raises:
+        InvalidArgumentError: neither is given, or the earlier job wrote no checkpoints.
+    """
+    spec = None if path is None else load_job_file(path)
+    if resume is None:
+        if spec is None:
+            raise InvalidArgumentError(
+                "JOB.yaml: give a job file, or --resume JOB to go on from an earlier job",
+                reason="INVALID_ARGUMENT",
+                metadata={"argument": "JOB.yaml"},
+            )
+        return spec
+    with Client(address) as client:
+        before = parse_job(client.get_job(resume).spec, source=resume)
+    if before.checkpoint is None:
+        raise InvalidArgumentError(
+            f"--resume: {resume} wrote no checkpoints: checkpoint.path was not set",
+            reason="INVALID_ARGUMENT",
+            metadata={"job_id": resume},
+        )
+    return (spec or before).model_copy(update={"init_from": before.checkpoint.path})
 
 
 def _show_plan(spec: JobSpec, address: str | None, as_json: bool) -> None:

@@ -60,6 +60,9 @@ class ErrorReason(StrEnum):
     SCHEDULER_NOT_FOUND = "SCHEDULER_NOT_FOUND"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     INTERNAL = "INTERNAL"
+    INIT_UNUSABLE = "INIT_UNUSABLE"
+    INIT_MISMATCH = "INIT_MISMATCH"
+    CHECKPOINT_FAILED = "CHECKPOINT_FAILED"
 
 
 class PlanariaError(Exception):
@@ -194,5 +197,8 @@ ERRORS: Mapping[ErrorReason, ErrorEntry] = MappingProxyType(
             InvalidArgumentError, "RESOURCE_EXHAUSTED", 413, "The message is too large"
         ),
         ErrorReason.INTERNAL: _entry(InternalError, "INTERNAL", 500, "A defect in Planaria"),
+        ErrorReason.INIT_UNUSABLE: _job_failed("The state to start from cannot be used"),
+        ErrorReason.INIT_MISMATCH: _job_failed("Nodes see different states to start from"),
+        ErrorReason.CHECKPOINT_FAILED: _job_failed("A checkpoint could not be written", "ABORTED"),
     }
 )

@@ -11,6 +11,7 @@ from planaria_coordinator.application.agents import EngineExited, Hello
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.sessions import AgentSession
 from planaria_coordinator.domain.directive import (
+    Base,
     Directive,
     DirectiveResult,
     Failure,
@@ -57,6 +58,7 @@ class SimAgent:
         self.outbox: list[Callable[[AgentSession], None]] = []
         self.refusal: Failure | None = None
         self.data_digest = "data"
+        self.base: Base | None = None
         self.fingerprint = {"torch": "2"}
         self._reading: asyncio.Task[None] | None = None
 
@@ -149,6 +151,7 @@ class SimAgent:
             data_digest=self.data_digest,
             num_tokens=1000,
             fingerprint=self.fingerprint,
+            base=command.base or self.base,
             measured_layers=tuple(
                 MeasuredLayer(layer=layer, forward_seconds=0.01, backward_seconds=0.02)
                 for layer in range(NUM_LAYERS)

@@ -7,6 +7,9 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import (
     Activate,
     Activated,
+    CheckpointDiscarded,
+    CheckpointSealed,
+    CheckpointTaken,
     Commit,
     CommitRecord,
     Committed,
@@ -15,6 +18,7 @@ from planaria_coordinator.domain.directive import (
     Digested,
     DigestLayers,
     Directive,
+    DiscardCheckpoint,
     Export,
     Exported,
     Failure,
@@ -24,8 +28,10 @@ from planaria_coordinator.domain.directive import (
     PipelineAssignment,
     Quiesce,
     QuiesceMode,
+    SealCheckpoint,
     Stop,
     Stopped,
+    WriteCheckpoint,
 )
 from planaria_coordinator.domain.node import EngineSnapshot, EngineState
 
@@ -112,6 +118,16 @@ class SimEngine:
                 return Digested(digests=digests, version=self.committed_steps)
             case Export(path=path):
                 return Exported(path=path, num_bytes=1000)
+            case WriteCheckpoint(version=version, layers=layers):
+                if any(self.layers.get(layer) != version for layer in layers):
+                    return Failure(reason=ErrorReason.WRONG_STATE, message="not held any more")
+                return CheckpointTaken(layers=layers)
+            case SealCheckpoint(version=version, layers=written):
+                if [layer.layer for layer in written] != list(range(len(written))):
+                    self.violations.append(f"{self.id} seals layers {written}")
+                return CheckpointSealed(path=f"runs/step-{version:08d}", num_bytes=1, removed=())
+            case DiscardCheckpoint():
+                return CheckpointDiscarded()
             case Stop():
                 return Stopped()
         raise AssertionError(directive)

@@ -11,6 +11,7 @@ import pytest
 
 from planaria.cli.main import app, main
 from planaria.cli.story import Progress, event_text
+from planaria.job_file import load_job_file
 from planaria.models import Event, Job
 from unit.sdk.fake_coordinator import Answer, FakeCoordinator, problem, stream
 from unit.sdk.samples import PLAN, RECOVERY, event, job, node
@@ -122,6 +123,40 @@ def test_submit_prints_the_id_alone(run: Run, coordinator: FakeCoordinator, job_
     assert run("submit", job_file) == (0, "job-1\n", "")
     _, out, _ = run("submit", job_file, "--json")
     assert json.loads(out) == job(state="PENDING")
+
+
+def test_submit_says_where_training_begins(
+    run: Run, coordinator: FakeCoordinator, job_file: Path
+) -> None:
+    job_file.write_text(job_file.read_text() + "\ninit_from: runs/x\n")
+    coordinator.answer("POST /jobs", Answer(status=201, body=job(state="PENDING")))
+    root = job_file.parent / "runs" / "x"
+    assert run("submit", job_file) == (0, "job-1\n", f"training begins from {root}\n")
+    assert coordinator.requests[-1].body["spec"]["init_from"] == str(root)
+
+
+def test_resume_goes_on_from_the_checkpoints_of_an_earlier_job(
+    run: Run, coordinator: FakeCoordinator, job_file: Path
+) -> None:
+    """With its own job file, or with another one."""
+    before = load_job_file(job_file).to_document() | {"checkpoint": {"path": "/runs/x"}}
+    coordinator.answer("GET /jobs/job-0", Answer(body=job(id="job-0", spec=before)))
+    coordinator.answer("POST /jobs", Answer(status=201, body=job(state="PENDING")))
+    assert run("submit", "--resume", "job-0")[:2] == (0, "job-1\n")
+    spec = coordinator.requests[-1].body["spec"]
+    assert (spec["init_from"], spec["checkpoint"]["path"]) == ("/runs/x", "/runs/x")
+    assert run("submit", job_file, "--resume", "job-0")[:2] == (0, "job-1\n")
+    spec = coordinator.requests[-1].body["spec"]
+    assert (spec["init_from"], spec["checkpoint"]) == ("/runs/x", None)
+
+
+def test_a_job_without_checkpoints_cannot_be_resumed(
+    run: Run, coordinator: FakeCoordinator, job_file: Path
+) -> None:
+    before = load_job_file(job_file).to_document()
+    coordinator.answer("GET /jobs/job-0", Answer(body=job(id="job-0", spec=before)))
+    message = "error: --resume: job-0 wrote no checkpoints: checkpoint.path was not set\n"
+    assert run("submit", "--resume", "job-0") == (1, "", message)
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(

@@ -161,6 +161,10 @@ class Agent:
             socket_path=str(folder / SOCKET_FILE),
             data_path=str(data.path),
             data_digest=data.digest,
+            base_path=prepare.base.path,
+            base_step=prepare.base.step,
+            base_sha256=prepare.base.sha256.hex(),
+            base_tokens=prepare.base.num_tokens,
             lease_seconds=self._lease_seconds,
             log_level=self._settings.log_level,
         )
@@ -188,6 +192,8 @@ class Agent:
             self._outbox.post(SessionRequest(engine_fault=event.fault))
         elif kind == "step_report":
             self._outbox.post(SessionRequest(step_report=event.step_report))
+        elif kind == "checkpoint_report":
+            self._outbox.post(SessionRequest(checkpoint_report=event.checkpoint_report))
 
     def _exited(self, handle: EngineHandle, exit_code: int | None) -> None:
         if (lines := _new_lines(handle)) is not None:

@@ -5,9 +5,12 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
+from google.protobuf.message import Message
 
 from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
 from planaria.api.worker.v1.report_pb2 import (
+    CheckpointReport,
+    CheckpointTaken,
     DirectiveResult,
     EngineSnapshot,
     EngineState,
@@ -19,6 +22,9 @@ from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine import convert
+from planaria_worker.engine.checkpointing import Checkpointer, CheckpointError
+from planaria_worker.engine.checkpointing.errors import checkpoint_failed
+from planaria_worker.engine.checkpointing.manifest import LayerEntry
 from planaria_worker.engine.communication import StoreServer
 from planaria_worker.engine.copying import CopyServer
 from planaria_worker.engine.directives import Directives
@@ -32,6 +38,7 @@ from planaria_worker.engine.numerics.pins import fingerprint, pin_numerics
 from planaria_worker.engine.peer_watch import PeerWatch
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.engine.storage import checkpoint_plan, job_base
 from planaria_worker.engine.trainer import StepDone, Trainer
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine.warmup import warm_up
@@ -76,6 +83,27 @@ class Reports:
         )
         self._post(EngineEvent(peer_lost=lost))
 
+    def taken(self, version: int, layers: tuple[int, ...]) -> None:
+        self._checkpoint(version, taken=CheckpointTaken(layers=layers))
+
+    def written(self, version: int, entry: LayerEntry) -> None:
+        self._checkpoint(version, written=convert.layer_written(entry))
+
+    def failed(self, version: int, error: CheckpointError) -> None:
+        cause = checkpoint_failed(error)
+        _log.warning("checkpoint_failed", version=version, cause=cause.message)
+        failure = convert.failure(cause.reason, cause.message, cause.metadata)
+        self._checkpoint(version, failure=failure)
+
+    def _checkpoint(self, version: int, **report: Message) -> None:
+        message = CheckpointReport(
+            job_id=self._config.job_id,
+            engine_id=self._config.engine_id,
+            version=version,
+            **report,  # type: ignore[arg-type]  # one field of the oneof, by its name
+        )
+        self._post(EngineEvent(checkpoint_report=message))
+
     def answer(self, result: DirectiveResult) -> None:
         self._post(EngineEvent(result=result))
 
@@ -109,7 +137,9 @@ class Engine:
 
         Raises:
             DataError: the data cannot be used.
-            PlanariaError: INVALID_JOB, the model by import path cannot; names this node.
+            PlanariaError: the model by import path (INVALID_JOB), what the job begins from
+                (INIT_UNUSABLE) or its checkpoint.path (CHECKPOINT_FAILED) cannot be used; names
+                this node.
         """
         pin_numerics()
         device = torch.device("cpu")
@@ -121,8 +151,16 @@ class Engine:
         self._stop = stop
         self._reports = Reports(config, post, fence, clock)
         self._job = _open_job(config, device)
+        self._base = job_base(config, self._job)
         self._measured = warm_up(self._job)
         store = LayerStore()
+        checkpointer = Checkpointer(
+            checkpoint_plan(config, self._job, self._base),
+            engine_id=config.engine_id,
+            store=store,
+            listener=self._reports,
+            failpoints=failpoints,
+        )
         self._copy_server = CopyServer(
             config.advertise_address,
             engine_id=config.engine_id,
@@ -143,6 +181,7 @@ class Engine:
             vitals=vitals,
             peer_watch=self._peer_watch,
             listener=self._reports,
+            checkpointer=checkpointer,
             clock=clock,
             stopwatch=stopwatch,
             failpoints=failpoints,
@@ -152,7 +191,8 @@ class Engine:
             job_secret=config.job_secret,
             fence=fence,
             trainer=self._trainer,
-            layer_work=LayerWork(job=self._job, store=store, fence=fence),
+            layer_work=LayerWork(job=self._job, base=self._base, store=store, fence=fence),
+            checkpointer=checkpointer,
             store=store,
             vitals=vitals,
             answer=self._reports.answer,
@@ -173,6 +213,7 @@ class Engine:
             fingerprint=fingerprint(str(self._job.device)),
             measured_layers=[_measured(*item) for item in self._measured.items()],
             model_digest=self._job.model_digest,
+            base=convert.base(self._base.facts),
         )
 
     def run(self) -> None:

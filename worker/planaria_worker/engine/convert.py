@@ -9,6 +9,8 @@ from planaria.api.common.v1 import errors_pb2
 from planaria.api.worker.v1 import directive_pb2, report_pb2
 from planaria_common.errors import ErrorReason
 from planaria_worker.engine.activation import Activated, Activation
+from planaria_worker.engine.base import BaseFacts
+from planaria_worker.engine.checkpointing.manifest import LayerEntry
 from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.plan_view import FollowerPlace, PipelinePlan, StagePlace
 from planaria_worker.engine.trainer import StepDone
@@ -80,6 +82,25 @@ def step_report(job_id: str, engine_id: str, done: StepDone) -> report_pb2.StepR
         step_seconds=done.step_seconds,
         seconds=done.seconds,
         commit_time=timestamp(done.commit_time),
+    )
+
+
+def layer_written(entry: LayerEntry) -> report_pb2.LayerWritten:
+    return report_pb2.LayerWritten(
+        layer=entry.layer, bytes=entry.num_bytes, sha256=bytes.fromhex(entry.sha256)
+    )
+
+
+def layer_entry(message: report_pb2.LayerWritten) -> LayerEntry:
+    return LayerEntry(layer=message.layer, num_bytes=message.bytes, sha256=message.sha256.hex())
+
+
+def base(facts: BaseFacts) -> report_pb2.Base | None:
+    """None when the job begins from its seed."""
+    if not facts.path:
+        return None
+    return report_pb2.Base(
+        path=facts.path, step=facts.step, sha256=facts.sha256, num_tokens=facts.num_tokens
     )
 
 

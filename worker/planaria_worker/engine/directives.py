@@ -10,6 +10,9 @@ from google.protobuf.message import Message
 
 from planaria.api.worker.v1.directive_pb2 import Directive, LayerSource, Quiesce
 from planaria.api.worker.v1.report_pb2 import (
+    CheckpointDiscarded,
+    CheckpointSealed,
+    CheckpointTaken,
     Committed,
     Copied,
     Digested,
@@ -26,6 +29,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine import convert
 from planaria_worker.engine.activation import Activated
+from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.copying import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.failpoints import Failpoints
@@ -50,6 +54,7 @@ class Directives:
         fence: Fence,
         trainer: Trainer,
         layer_work: LayerWork,
+        checkpointer: Checkpointer,
         store: LayerStore,
         vitals: Vitals,
         answer: Callable[[DirectiveResult], None],
@@ -61,6 +66,7 @@ class Directives:
         self._fence = fence
         self._trainer = trainer
         self._layer_work = layer_work
+        self._checkpointer = checkpointer
         self._store = store
         self._vitals = vitals
         self._answer = answer
@@ -77,6 +83,9 @@ class Directives:
             "activate": self._activate,
             "digest_layers": self._digest,
             "export": self._export,
+            "write_checkpoint": self._write_checkpoint,
+            "seal_checkpoint": self._seal_checkpoint,
+            "discard_checkpoint": self._discard_checkpoint,
             "stop": self._stop_engine,
         }
 
@@ -208,6 +217,36 @@ class Directives:
                 fetcher=fetcher,
             )
             self._finish(directive, exported=Exported(path=export.path, bytes=num_bytes))
+
+        self._beside(directive, work)
+
+    def _write_checkpoint(self, directive: Directive) -> None:
+        version, layers = directive.write_checkpoint.version, directive.write_checkpoint.layers
+
+        def work(_fetcher: LayerFetcher) -> None:
+            self._checkpointer.write(version, layers)
+            self._finish(directive, checkpoint_taken=CheckpointTaken(layers=layers))
+
+        self._beside(directive, work)
+
+    def _seal_checkpoint(self, directive: Directive) -> None:
+        entries = [convert.layer_entry(layer) for layer in directive.seal_checkpoint.layers]
+
+        def work(_fetcher: LayerFetcher) -> None:
+            sealed = self._checkpointer.seal(directive.seal_checkpoint.version, entries)
+            checkpoint_sealed = CheckpointSealed(
+                path=str(sealed.path),
+                bytes=sum(entry.num_bytes for entry in entries),
+                removed=sealed.removed,
+            )
+            self._finish(directive, checkpoint_sealed=checkpoint_sealed)
+
+        self._beside(directive, work)
+
+    def _discard_checkpoint(self, directive: Directive) -> None:
+        def work(_fetcher: LayerFetcher) -> None:
+            self._checkpointer.discard(directive.discard_checkpoint.version)
+            self._finish(directive, checkpoint_discarded=CheckpointDiscarded())
 
         self._beside(directive, work)
 

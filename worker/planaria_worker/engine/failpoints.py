@@ -34,6 +34,7 @@ Place = Literal[
     "rebuild",
     "copy",
     "serve_copy",
+    "checkpoint",
 ]
 Action = Literal["kill", "stop", "raise", "segfault", "hang", "hold"]
 _HOLD_SECONDS = 0.001
@@ -53,11 +54,11 @@ class Failpoint:
     at: Place
     action: Action
     step: int | None = None
-    """Only in this step; in a copy, in this version. None: in any."""
+    """Only in this step; in a copy or a checkpoint, in this version. None: in any."""
     since_step: int = 0
     """Only in this step and later ones, where the place knows its step."""
     microbatch: int | None = None
-    """Only in this microbatch of the step; None: in any."""
+    """Only in this microbatch of the step, or this layer of a checkpoint; None: in any."""
     skip: int = 0
     """How often it may be passed before."""
     until: str = ""

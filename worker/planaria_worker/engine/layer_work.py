@@ -12,13 +12,14 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.model_sizes import ModelConfig
+from planaria_worker.engine.base import Base
 from planaria_worker.engine.copying import LayerFetcher
 from planaria_worker.engine.export import ExportError, export_huggingface, export_safetensors
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.digest import layer_digest
 from planaria_worker.engine.state import LayerStore, fill
-from planaria_worker.models.state import LayerState, empty_state, initial_state
+from planaria_worker.models.state import LayerState, empty_state
 
 Sources = Mapping[int, Sequence[str]]
 """Data addresses by layer, the preferred one first."""
@@ -29,34 +30,38 @@ class LayerWork:
     """Copy, digest and export for one engine."""
 
     job: Job
+    base: Base
     store: LayerStore
     fence: Fence
 
     def copy(
         self, sources: Sources, *, version: int, generation: int, fetcher: LayerFetcher
     ) -> int:
-        """Obtains layers in one version; those without an address begin from the job's seed.
+        """Obtains layers in one version; those without an address are those of the job's base.
 
         They become visible together, when all are complete, unless a newer generation has been
         seen. Returns the bytes received.
 
         Raises:
-            PlanariaError: COPY_FAILED; or a layer to initialise is wanted in a later version.
+            PlanariaError: COPY_FAILED; the base cannot be used; or a layer of the base is wanted in
+                another version.
             CopyInterrupted: the fetcher was interrupted.
             StaleGenerationError: a newer generation has been seen.
         """
         initial = [layer for layer, addresses in sources.items() if not addresses]
-        if initial and version != 0:
+        base = self.base.facts.step
+        if initial and version != base:
             raise PlanariaError(
                 ErrorReason.INVALID_ARGUMENT,
-                f"layers {initial}: without an address only version 0 can be had, not {version}",
+                f"layers {initial}: without an address only version {base} can be had, "
+                f"not {version}",
                 {"field": "addresses", "version": str(version)},
             )
         fetched = fetcher.fetch_all({x: a for x, a in sources.items() if a}, version)
         num_bytes = sum(layer.num_bytes for layer in fetched.values())
         states = {layer: self._state(layer, fetched.pop(layer).tensors) for layer in list(fetched)}
         for layer in initial:
-            states[layer] = self._initial_state(layer)
+            states[layer] = self.base.state(layer)
         self.fence.install(generation, lambda: self.store.install(states, version))
         return num_bytes
 
@@ -141,12 +146,3 @@ class LayerWork:
         )
         fill(state, tensors)
         return state
-
-    def _initial_state(self, layer: int) -> LayerState:
-        return initial_state(
-            self.job.model,
-            layer,
-            seed=self.job.seed,
-            device=str(self.job.device),
-            compute_dtype=self.job.compute_dtype,
-        )

@@ -28,6 +28,7 @@ from planaria_worker.engine.activation import (
     Builder,
     promised,
 )
+from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord, KeptSums, RollForward, roll_forward
 from planaria_worker.engine.communication import Communicators, GroupBroken
 from planaria_worker.engine.exchange import ExchangeMismatchError
@@ -73,6 +74,7 @@ class WholeSums:
     """The sums of a step that this engine has not seen committed, but could commit."""
 
     key: KeptSums
+    view: PlanView
     by_layer: Mapping[int, Tensor]
 
 
@@ -98,6 +100,7 @@ class Trainer:
         vitals: Vitals,
         peer_watch: PeerWatch,
         listener: Listener,
+        checkpointer: Checkpointer,
         clock: Clock,
         stopwatch: Stopwatch,
         failpoints: Failpoints,
@@ -109,6 +112,7 @@ class Trainer:
         self._vitals = vitals
         self._peer_watch = peer_watch
         self._listener = listener
+        self._checkpointer = checkpointer
         self._clock = clock
         self._stopwatch = stopwatch
         self._around = Surroundings(
@@ -209,6 +213,9 @@ class Trainer:
                 promise = self._promise
                 self.submit(self._catch_up)  # before the new promise: an Activate comes behind it
                 self._enter_commit(record, promise and promise.after_commit())
+                if todo is RollForward.APPLY and sums is not None:
+                    to_write = self._checkpointer.announce(sums.view, record.step + 1)
+                    self._checkpointer.take(record.step + 1, to_write)
                 if self._promise is None and self._place is not None:
                     self._drop(self._place)
                 self._rest()
@@ -390,7 +397,10 @@ class Trainer:
         """Enters a commit; returns whether the next step begins."""
         promise = None if done.parks or done.broken is not None else self._promise
         self._enter_commit(done.record, promise and promise.after_commit())
+        version = self._vitals.committed_steps
+        to_write = self._checkpointer.announce(place.view, version)
         self._fence.settle()
+        self._checkpointer.take(version, to_write)
         if place.view.is_last and not place.view.is_follower:
             self._report(done)
         if done.broken is not None:
@@ -479,4 +489,4 @@ class Trainer:
         if not reduced or not ledger.is_whole(reduced, self._job.num_microbatches):
             return None
         key = KeptSums(step=ledger.step, generation=ledger.generation)
-        return WholeSums(key=key, by_layer=dict(reduced))
+        return WholeSums(key=key, view=place.view, by_layer=dict(reduced))

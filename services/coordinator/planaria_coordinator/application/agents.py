@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from planaria_coordinator.domain.directive import CommitRecord, Failure
+from planaria_coordinator.domain.directive import (
+    CheckpointTaken,
+    CommitRecord,
+    Failure,
+    LayerWritten,
+)
 from planaria_coordinator.domain.node import EngineSnapshot
 
 
@@ -78,6 +83,16 @@ class StepReport:
     step_seconds: float
     seconds: dict[str, float]
     commit_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReport:
+    """What became of an engine's part of a checkpoint."""
+
+    job_id: str
+    engine_id: str
+    version: int
+    report: CheckpointTaken | LayerWritten | Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

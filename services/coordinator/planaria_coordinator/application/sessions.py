@@ -7,6 +7,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_common.version import PROTOCOL_VERSION
 from planaria_coordinator.application.agents import (
+    CheckpointReport,
     EngineExited,
     EngineFault,
     Hello,
@@ -25,6 +26,7 @@ from planaria_coordinator.domain.node import EngineSnapshot, EngineState, NodeSt
 from planaria_coordinator.domain.run import Phase
 from planaria_coordinator.domain.signals import (
     AgentReturned,
+    CheckpointReported,
     EngineDisturbed,
     EngineFinished,
     EngineLost,
@@ -241,6 +243,15 @@ class AgentSession:
             StepCommitted(
                 record=record, commit_time=report.commit_time, step_seconds=report.step_seconds
             )
+        )
+
+    def checkpoint_report(self, report: CheckpointReport) -> None:
+        """An engine writes layers of a checkpoint, has written one, or does not write the rest."""
+        self._state.post(
+            report.job_id,
+            CheckpointReported(
+                engine_id=report.engine_id, version=report.version, report=report.report
+            ),
         )
 
     def log_lines(self, lines: LogLines) -> None:

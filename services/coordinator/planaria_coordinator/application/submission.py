@@ -45,6 +45,9 @@ def requirements_of(spec: JobSpec, job_secret: str) -> Requirements:
         data_path=spec.data.path,
         output_path=spec.output.path if spec.output is not None else "",
         output_format=spec.output.format if spec.output is not None else "",
+        init_from=spec.init_from or "",
+        checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else "",
+        checkpoint_every_steps=spec.checkpoint.every_steps if spec.checkpoint is not None else 0,
         ties_embeddings=ties_embeddings(spec),
         layers=layers,
     )

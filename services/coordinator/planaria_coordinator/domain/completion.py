@@ -8,7 +8,7 @@ from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.placing import sizes_in_words
 from planaria_coordinator.domain.recovery import Recovery
-from planaria_coordinator.domain.run import Cause, Placement, Transition
+from planaria_coordinator.domain.run import Cause, JobRun, Placement, Transition
 from planaria_coordinator.domain.turn import Turn
 
 _RECOVERIES = (
@@ -43,13 +43,18 @@ def complete(turn: Turn) -> None:
         tell_of_recovery(turn, transition)
     else:
         sizes = sizes_in_words(placement.plan.sizes)
+        begins = f"training begins {_origin(turn.run)}" if is_first else "training goes on"
         turn.emit(
             "job_started" if is_first else "job_running",
-            f"training goes on from step {transition.target_steps} in pipelines of {sizes} nodes",
+            f"{begins} at step {transition.target_steps} in pipelines of {sizes} nodes",
             step=transition.target_steps,
             pipeline_sizes=list(placement.plan.sizes),
         )
     tell_of_fault_tolerance(turn, placement)
+
+
+def _origin(run: JobRun) -> str:
+    return f"from {run.base.path}" if run.base is not None else "from the seed"
 
 
 def tell_of_recovery(turn: Turn, transition: Transition) -> None:

@@ -35,7 +35,7 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSource:
-    """Where a layer's state comes from; no address: from the seed, or in this engine (Export)."""
+    """Where a layer's state comes from; no address: the job's base, or in this engine (Export)."""
 
     layer: int
     addresses: tuple[str, ...] = ()
@@ -73,12 +73,26 @@ class FollowerAssignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """Where a job begins, if not from its seed."""
+
+    path: str
+    step: int
+    """Number of steps in its parameters."""
+    sha256: str
+    """Of a checkpoint's manifest, or of the weights, hexadecimal."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Start the engine."""
 
     job_spec: str
     accelerator: int
     job_secret: str = field(repr=False)
+    base: Base | None = None
+    """Where the job begins, once its first engines have found it."""
     kind: Literal["prepare"] = "prepare"
 
 
@@ -139,6 +153,42 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWritten:
+    """The file of a layer of a checkpoint is on the disk."""
+
+    layer: int
+    num_bytes: int
+    sha256: str
+    """Of the file, hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteCheckpoint:
+    """Write layers of a checkpoint."""
+
+    version: int
+    layers: tuple[int, ...]
+    kind: Literal["write_checkpoint"] = "write_checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealCheckpoint:
+    """Verify a checkpoint and make it complete."""
+
+    version: int
+    layers: tuple[LayerWritten, ...]
+    kind: Literal["seal_checkpoint"] = "seal_checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardCheckpoint:
+    """Remove a checkpoint that will not be complete."""
+
+    version: int
+    kind: Literal["discard_checkpoint"] = "discard_checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """End the engine's process."""
 
@@ -146,7 +196,19 @@ class Stop:
     kind: Literal["stop"] = "stop"
 
 
-Command = Prepare | Quiesce | Commit | Copy | Activate | DigestLayers | Export | Stop
+Command = (
+    Prepare
+    | Quiesce
+    | Commit
+    | Copy
+    | Activate
+    | DigestLayers
+    | Export
+    | WriteCheckpoint
+    | SealCheckpoint
+    | DiscardCheckpoint
+    | Stop
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +248,8 @@ class Prepared:
     measured_layers: tuple[MeasuredLayer, ...]
     model_digest: str = ""
     """Of the source of a model by import path."""
+    base: Base | None = None
+    """Where the job begins; None: from its seed."""
     kind: Literal["prepared"] = "prepared"
 
 
@@ -266,6 +330,32 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTaken:
+    """The engine has copies of layers and writes them."""
+
+    layers: tuple[int, ...]
+    kind: Literal["checkpoint_taken"] = "checkpoint_taken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSealed:
+    """The checkpoint is complete."""
+
+    path: str
+    num_bytes: int
+    removed: tuple[str, ...]
+    """Names of the folders that were removed for it."""
+    kind: Literal["checkpoint_sealed"] = "checkpoint_sealed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDiscarded:
+    """The incomplete checkpoint is gone."""
+
+    kind: Literal["checkpoint_discarded"] = "checkpoint_discarded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
     """The process has been told to end."""
 
@@ -290,6 +380,9 @@ Outcome = (
     | Activated
     | Digested
     | Exported
+    | CheckpointTaken
+    | CheckpointSealed
+    | CheckpointDiscarded
     | Stopped
     | Failure
 )

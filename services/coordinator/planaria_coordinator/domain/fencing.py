@@ -7,6 +7,7 @@ nobody go on computing all the while, and finish the step in flight.
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.checkpointing import fill_gaps, resume_advice
 from planaria_coordinator.domain.completion import close_recovery
 from planaria_coordinator.domain.directive import (
     Commit,
@@ -57,6 +58,7 @@ def begin_quiescing(turn: Turn) -> None:
     """Tell every engine to stand still and report; a job that never trained has nobody to tell."""
     transition, run = turn.transition, turn.run
     if not run.has_trained:
+        turn.note(target_steps=run.base_steps)
         choose_plan(turn)
         return
     participants = tuple(sorted(run.prepared_engines))
@@ -120,7 +122,10 @@ def _decide_version(turn: Turn) -> None:
     transition, run = turn.transition, turn.run
     reports = transition.reports
     # With nobody left to ask, the steps that were told of are gone with their engines.
-    target = target_steps(reports) if reports else run.committed_steps
+    target = max(target_steps(reports), run.base_steps) if reports else run.committed_steps
+    if target + 1 < run.committed_steps:  # by one, somebody who has died may have been ahead
+        _state_lost(turn, tuple(range(run.requirements.num_layers)), run.committed_steps)
+        return
     turn.note(
         target_steps=target,
         holdings={e: layers_of_version(report.layers, target) for e, report in reports.items()},
@@ -228,19 +233,14 @@ def _kept_pipelines(turn: Turn) -> tuple[KeptPipeline, ...]:
 
 def version_reached(turn: Turn) -> None:
     """Everyone stands at T*: what comes next?"""
+    fill_gaps(turn)
     kept = _kept_pipelines(turn)
     _note_redone(turn, kept)
     transition, run = turn.transition, turn.run
     target = transition.target_steps
     lost = layers_without_replica(transition.holdings, run.requirements.num_layers)
-    if lost and target > 0:
-        layers = ",".join(str(layer) for layer in lost)
-        fail(
-            turn,
-            ErrorReason.STATE_LOST,
-            f"every replica of layers {layers} is gone at step {target}",
-            {"layers": layers},
-        )
+    if lost and target > run.base_steps:
+        _state_lost(turn, lost, target)
     elif target >= run.requirements.steps:
         close_recovery(turn)
         begin_digesting(turn)
@@ -250,6 +250,17 @@ def version_reached(turn: Turn) -> None:
         stand_still(turn, JobState.PAUSED, f"the job stands still at step {target}")
     else:
         choose_plan(turn)
+
+
+def _state_lost(turn: Turn, lost: tuple[int, ...], step: int) -> None:
+    layers = ",".join(str(layer) for layer in lost)
+    newest = turn.run.newest_checkpoint
+    fail(
+        turn,
+        ErrorReason.STATE_LOST,
+        f"every replica of layers {layers} is gone at step {step}: {resume_advice(turn.run)}",
+        {"layers": layers, **({"checkpoint": newest} if newest else {})},
+    )
 
 
 def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The end of training: digest every layer, write the output, let the engines go."""
+"""The end of training: digest every layer, write what is to be kept, let the engines go."""
 
 import hashlib
 from collections.abc import Mapping
@@ -59,6 +59,22 @@ def digested(turn: Turn, pending: Pending, outcome: Digested) -> None:
     if by_layer is None:
         return
     turn.change(final_digest=final_digest(by_layer))
+    if transition.target_steps in turn.run.checkpoints:
+        turn.enter(Phase.CHECKPOINTING, "the last checkpoint is being written")
+    else:
+        _write_output(turn)
+
+
+def go_on_when_checkpointed(turn: Turn) -> None:
+    """Write the output as soon as the last checkpoint is complete, or given up."""
+    transition = turn.run.transition
+    if transition is None or transition.phase is not Phase.CHECKPOINTING:
+        return
+    if transition.target_steps not in turn.run.checkpoints:
+        _write_output(turn)
+
+
+def _write_output(turn: Turn) -> None:
     if turn.run.requirements.output_path:
         _begin_export(turn)
     else:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain import checkpointing
 from planaria_coordinator.domain.directive import Failure, QuiesceMode
 from planaria_coordinator.domain.ending import fail
 from planaria_coordinator.domain.ledger import Activity
@@ -262,6 +263,7 @@ def disturbance_overdue(turn: Turn) -> None:
 def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
     """Act on what has not been answered in time, where there is an agent that could answer."""
     disturbance_overdue(turn)
+    checkpointing.overdue(turn)
     late = sorted(
         (
             pending
@@ -279,6 +281,8 @@ def _overdue(turn: Turn, pending: Pending) -> None:
     transition = turn.run.transition
     if pending.kind == "stop":
         turn.forget_stopping(pending.engine_id)
+    elif pending.kind in ("write_checkpoint", "seal_checkpoint", "discard_checkpoint"):
+        checkpointing.directive_overdue(turn, pending)
     elif pending.kind == "prepare":
         engine = turn.run.engines[pending.engine_id]
         turn.stop_engines([engine.id], "it did not start in time")

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import Failure, Prepared
+from planaria_coordinator.domain.directive import Base, Failure, Prepared
 from planaria_coordinator.domain.ending import fail, stand_still
 from planaria_coordinator.domain.fencing import begin_quiescing
 from planaria_coordinator.domain.job import JobState
@@ -44,6 +44,7 @@ def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
         fingerprint=dict(outcome.fingerprint),
         measured_layers=outcome.measured_layers,
         model_digest=outcome.model_digest,
+        base=outcome.base,
     )
     turn.change(engines={**turn.run.engines, engine.id: engine})
     turn.emit(
@@ -157,9 +158,9 @@ def _take_reference(turn: Turn) -> None:
     """What most nodes see is what the job is trained on."""
     engines = sorted(turn.run.prepared_engines.values(), key=lambda engine: engine.node_id)
 
-    def view(engine: Engine) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    def view(engine: Engine) -> tuple[str, str, Base | None, tuple[tuple[str, str], ...]]:
         fingerprint = tuple(sorted(engine.fingerprint.items()))
-        return engine.data_digest, engine.model_digest, fingerprint
+        return engine.data_digest, engine.model_digest, engine.base, fingerprint
 
     counts = Counter(view(engine) for engine in engines)
     reference = max(engines, key=lambda engine: counts[view(engine)])
@@ -168,6 +169,8 @@ def _take_reference(turn: Turn) -> None:
         model_digest=reference.model_digest,
         fingerprint=reference.fingerprint,
         reference_node_id=reference.node_id,
+        base=reference.base,
+        committed_steps=reference.base.step if reference.base is not None else 0,
     )
     requirements = turn.run.requirements
     if not requirements.layers:  # only who has built the model knows them
@@ -192,6 +195,14 @@ def _difference(turn: Turn, engine: Engine) -> Failure | None:
             message=f"{engine.node_id} has another source of model.import_path than "
             f"{run.reference_node_id}: the module must be the same on all nodes",
             metadata={"node_id": engine.node_id, "field": "model.import_path"},
+        )
+    if engine.base != run.base:
+        path = run.requirements.init_from
+        return Failure(
+            reason=ErrorReason.INIT_MISMATCH,
+            message=f"{engine.node_id} sees other contents at {path} (init_from) than "
+            f"{run.reference_node_id}: they must be the same on all nodes",
+            metadata={"node_id": engine.node_id, "path": path},
         )
     if not run.requirements.reproducible:
         return None

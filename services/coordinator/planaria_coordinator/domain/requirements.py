@@ -28,6 +28,11 @@ class Requirements:
     output_format: str
     ties_embeddings: bool
     """Whether the hosts of the head hold the embedding's state as well."""
+    init_from: str = ""
+    """Where training begins; empty: from the seed."""
+    checkpoint_path: str = ""
+    """The folder of checkpoints; empty for none."""
+    checkpoint_every_steps: int = 0
     layers: tuple[LayerProfile, ...]
     """Estimated costs; measured ones take their place as engines report them. Empty until then for
     a model by import path: only who has built it knows its layers."""

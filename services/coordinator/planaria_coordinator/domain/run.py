@@ -11,8 +11,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
+from planaria_coordinator.domain.checkpoint import Checkpoint
 from planaria_coordinator.domain.directive import (
     Activated,
+    Base,
     CommitRecord,
     Copied,
     FenceReport,
@@ -76,11 +78,22 @@ class Phase(StrEnum):
     COPYING = "COPYING"
     ACTIVATING = "ACTIVATING"
     DIGESTING = "DIGESTING"
+    CHECKPOINTING = "CHECKPOINTING"
     EXPORTING = "EXPORTING"
 
 
 DirectiveKind = Literal[
-    "prepare", "quiesce", "commit", "copy", "activate", "digest_layers", "export", "stop"
+    "prepare",
+    "quiesce",
+    "commit",
+    "copy",
+    "activate",
+    "digest_layers",
+    "export",
+    "write_checkpoint",
+    "seal_checkpoint",
+    "discard_checkpoint",
+    "stop",
 ]
 
 
@@ -97,6 +110,8 @@ class Pending:
     allowed_seconds: float
     """What the deadline was set by."""
     num_attempt: int = 1
+    version: int = 0
+    """Of a checkpoint's directive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +128,7 @@ class Engine:
     fingerprint: dict[str, str] = field(default_factory=dict)
     measured_layers: tuple[MeasuredLayer, ...] = ()
     model_digest: str = ""
+    base: Base | None = None
 
 
 def make_engine_id(job_id: str, node_id: str, accelerator: int, number: int) -> str:
@@ -282,6 +298,16 @@ class JobRun:
     fingerprint: dict[str, str] = field(default_factory=dict)
     reference_node_id: str = ""
     """The node that the digests and `fingerprint` were taken from."""
+    base: Base | None = None
+    """Where training begins; None: from the seed."""
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    """Those that are not complete yet, by version."""
+    checkpoint_floor: int = 0
+    """The newest version that is complete or was given up."""
+    newest_checkpoint: str = ""
+    """The folder of the newest complete one."""
+    newest_checkpoint_steps: int = 0
+    """Number of committed steps in it."""
     announced_fault_tolerance: int | None = None
     num_losses: int = 0
     disturbance: Disturbance | None = None
@@ -294,6 +320,11 @@ class JobRun:
     end_time: datetime | None = None
     final_digest: str = ""
     error: JobError | None = None
+
+    @property
+    def base_steps(self) -> int:
+        """Steps that the job begins at: before the first commit, nothing of it can be lost."""
+        return self.base.step if self.base is not None else 0
 
     @property
     def has_trained(self) -> bool:
@@ -344,6 +375,7 @@ class JobRun:
     def next_deadline_seconds(self) -> float | None:
         """Return when a Tick is due, on the monotonic clock."""
         deadlines = [p.deadline_seconds for p in self.pending.values()]
+        deadlines += [c.deadline_seconds for c in self.checkpoints.values() if not c.sealer]
         if self.disturbance is not None:
             deadlines.append(self.disturbance.deadline_seconds)
         return min(deadlines, default=None)

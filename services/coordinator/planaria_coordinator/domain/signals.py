@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import CommitRecord, DirectiveResult, Failure
+from planaria_coordinator.domain.directive import (
+    CheckpointTaken,
+    CommitRecord,
+    DirectiveResult,
+    Failure,
+    LayerWritten,
+)
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.requirements import NodeFacts
 
@@ -99,6 +105,15 @@ class StepCommitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReported:
+    """An engine told of its part of a checkpoint."""
+
+    engine_id: str
+    version: int
+    report: CheckpointTaken | LayerWritten | Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFinished:
     """An engine has committed the last step and stands still."""
 
@@ -173,6 +188,7 @@ Signal = (
     | PlanArrived
     | PlanRefused
     | StepCommitted
+    | CheckpointReported
     | EngineFinished
     | DrainWanted
     | DrainEnded

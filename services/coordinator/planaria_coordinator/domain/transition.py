@@ -9,7 +9,11 @@ The phases and rules are those of docs/design.md, each in its module, in the ord
     placing      plan, copy, activate
     regrowing    the others get their places after that step
     completion   training goes on
-    finishing    digest, export, stop
+    finishing    digest, the last checkpoint, export, stop
+
+and beside them, whatever the phase:
+
+    checkpointing  what engines write while they train is collected and sealed
 
 Nothing here reads a clock, waits or sends: a decision is the new state and the actions that the
 application carries out, persisting first and telling others second.
@@ -18,11 +22,14 @@ application carries out, persisting first and telling others second.
 from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain import losses, wishes
+from planaria_coordinator.domain import checkpointing, losses, wishes
 from planaria_coordinator.domain.actions import Action
 from planaria_coordinator.domain.completion import complete
 from planaria_coordinator.domain.directive import (
     Activated,
+    CheckpointDiscarded,
+    CheckpointSealed,
+    CheckpointTaken,
     Committed,
     Copied,
     Digested,
@@ -34,7 +41,12 @@ from planaria_coordinator.domain.directive import (
 )
 from planaria_coordinator.domain.ending import fail
 from planaria_coordinator.domain.fencing import committed, fence_reported
-from planaria_coordinator.domain.finishing import digested, export_failed, exported
+from planaria_coordinator.domain.finishing import (
+    digested,
+    export_failed,
+    exported,
+    go_on_when_checkpointed,
+)
 from planaria_coordinator.domain.opening import open_again
 from planaria_coordinator.domain.placing import (
     activated,
@@ -54,6 +66,7 @@ from planaria_coordinator.domain.run import JobRun, Limits, Moment, Pending, Pha
 from planaria_coordinator.domain.signals import (
     AgentReturned,
     CancelWanted,
+    CheckpointReported,
     DrainEnded,
     DrainWanted,
     EngineDisturbed,
@@ -100,6 +113,7 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
             losses.lose_silent_engines(turn)
             losses.retry_or_give_up(turn)
         regrow_when_due(turn)
+        go_on_when_checkpointed(turn)
         wishes.follow_up(turn)
     return Decision(
         run=turn.run,
@@ -140,6 +154,8 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case EngineFinished(engine_id=engine_id):
             if turn.run.placement and engine_id in turn.run.placement.engine_ids:
                 turn.run = replace(turn.run, committed_steps=turn.run.requirements.steps)
+        case CheckpointReported():
+            checkpointing.reported(turn, signal)
         case NodeLost():
             losses.node_lost(turn, signal)
         case EngineLost():
@@ -210,6 +226,12 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
             digested(turn, pending, outcome)
         case Exported(), "export":
             exported(turn, outcome)
+        case CheckpointTaken(), "write_checkpoint":
+            checkpointing.taken(turn, pending, outcome)
+        case CheckpointSealed(), "seal_checkpoint":
+            checkpointing.sealed(turn, pending, outcome)
+        case ((CheckpointDiscarded() | Failure()), "discard_checkpoint"):
+            pass  # the next seal removes what is left
         case Failure(), _:
             _failed(turn, pending, outcome)
         case _:
@@ -222,8 +244,14 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
             prepare_failed(turn, turn.run.engines[pending.engine_id], failure)
         case "commit":
             committed(turn, pending, None)
+        case "copy" if failure.reason in (ErrorReason.INIT_UNUSABLE, ErrorReason.INIT_MISMATCH):
+            fail(turn, failure.reason, failure.message, failure.metadata)
         case "copy":
             copy_failed(turn, pending, failure.message)
+        case "write_checkpoint":
+            checkpointing.write_failed(turn, pending, failure)
+        case "seal_checkpoint":
+            checkpointing.seal_failed(turn, pending, failure)
         case "activate":
             activation_failed(turn, failure)
         case "export":
@@ -257,6 +285,7 @@ def _shift_deadlines(turn: Turn, seconds: float) -> None:
         for key, p in turn.run.pending.items()
     }
     turn.run = replace(turn.run, pending=pending)
+    checkpointing.shift_deadlines(turn, seconds)
 
 
 def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
@@ -273,6 +302,7 @@ def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
 def _restarted(turn: Turn) -> None:
     """Whatever was under way is collected anew; engines that only start are waited for."""
     _restart_deadlines(turn)
+    checkpointing.restart_deadlines(turn)
     transition = turn.run.transition
     if transition is not None and transition.phase is not Phase.PREPARING:
         finishes = transition.mode is QuiesceMode.FENCE or transition.story.resume_time is not None

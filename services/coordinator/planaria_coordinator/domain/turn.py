@@ -33,7 +33,7 @@ from planaria_coordinator.domain.run import (
     make_engine_id,
 )
 
-_SURVIVES_A_FENCE = ("prepare", "stop")
+_SURVIVES_A_FENCE = ("prepare", "stop", "seal_checkpoint", "discard_checkpoint")
 """Kinds of directives that mean the same in whatever generation they are answered."""
 
 
@@ -129,14 +129,25 @@ class Turn:
     # -- directives --------------------------------------------------------------------------------
 
     def send(
-        self, engine: Engine, command: Command, *, allow_seconds: float, attempt: int = 1
+        self,
+        engine: Engine,
+        command: Command,
+        *,
+        allow_seconds: float,
+        attempt: int = 1,
+        generation: int | None = None,
+        version: int = 0,
     ) -> None:
-        """Send a directive of the newest generation; it is overdue after `allow_seconds`."""
+        """Send a directive, of the newest generation by default.
+
+        It is overdue after `allow_seconds`; `version` is that of a checkpoint's directive.
+        """
         number = self.run.num_directives + 1
+        generation = self.run.generation if generation is None else generation
         directive = Directive(
-            id=f"{self.run.job_id}/{self.run.generation}/{number}",
+            id=f"{self.run.job_id}/{generation}/{number}",
             job_id=self.run.job_id,
-            generation=self.run.generation,
+            generation=generation,
             engine_id=engine.id,
             node_id=engine.node_id,
             command=command,
@@ -149,6 +160,7 @@ class Turn:
             deadline_seconds=self.now.seconds + allow_seconds,
             allowed_seconds=allow_seconds,
             num_attempt=attempt,
+            version=version,
         )
         self.change(num_directives=number, pending={**self.run.pending, directive.id: pending})
         self.actions.append(Send(directive=directive))
@@ -191,6 +203,7 @@ class Turn:
             job_spec=requirements.job_spec,
             accelerator=accelerator,
             job_secret=requirements.job_secret,
+            base=self.run.base,
         )
         self.send(engine, command, allow_seconds=self.limits.prepare_seconds)
 

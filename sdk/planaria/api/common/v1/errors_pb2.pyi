@@ -136,6 +136,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A defect of Planaria; the log of the part has the details.
     {"reason": "INTERNAL", "metadata": {"part": "coordinator"}}
     """
+    ERROR_REASON_INIT_UNUSABLE: _ErrorReason.ValueType  # 29
+    """What `init_from` names is missing, damaged, or of another model.
+    {"reason": "INIT_UNUSABLE", "metadata": {"path": "runs/x/step-00000050", "layer": "3"}}
+    """
+    ERROR_REASON_INIT_MISMATCH: _ErrorReason.ValueType  # 30
+    """Nodes of one job see different contents at `init_from`.
+    {"reason": "INIT_MISMATCH", "metadata": {"node_id": "node-2", "path": "runs/x"}}
+    """
+    ERROR_REASON_CHECKPOINT_FAILED: _ErrorReason.ValueType  # 31
+    """A checkpoint could not be written: disk full, no permission, a folder that nodes do not share.
+    {"reason": "CHECKPOINT_FAILED", "metadata": {"path": "runs/x", "detail": "No space left on device"}}
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request or a job failed. Every error of a Planaria service carries a google.rpc.ErrorInfo
@@ -256,5 +268,17 @@ ERROR_REASON_MESSAGE_TOO_LARGE: ErrorReason.ValueType  # 27
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 28
 """A defect of Planaria; the log of the part has the details.
 {"reason": "INTERNAL", "metadata": {"part": "coordinator"}}
+"""
+ERROR_REASON_INIT_UNUSABLE: ErrorReason.ValueType  # 29
+"""What `init_from` names is missing, damaged, or of another model.
+{"reason": "INIT_UNUSABLE", "metadata": {"path": "runs/x/step-00000050", "layer": "3"}}
+"""
+ERROR_REASON_INIT_MISMATCH: ErrorReason.ValueType  # 30
+"""Nodes of one job see different contents at `init_from`.
+{"reason": "INIT_MISMATCH", "metadata": {"node_id": "node-2", "path": "runs/x"}}
+"""
+ERROR_REASON_CHECKPOINT_FAILED: ErrorReason.ValueType  # 31
+"""A checkpoint could not be written: disk full, no permission, a folder that nodes do not share.
+{"reason": "CHECKPOINT_FAILED", "metadata": {"path": "runs/x", "detail": "No space left on device"}}
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

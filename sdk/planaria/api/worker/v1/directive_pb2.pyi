@@ -43,6 +43,9 @@ class Directive(_message.Message):
     EXPORT_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     SWITCH_FIELD_NUMBER: _builtins.int
+    WRITE_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    SEAL_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    DISCARD_CHECKPOINT_FIELD_NUMBER: _builtins.int
     directive_id: _builtins.str
     """Unique; results carry it."""
     job_id: _builtins.str
@@ -87,6 +90,18 @@ class Directive(_message.Message):
     def switch(self) -> Global___Switch:
         """Take the place that was staged, behind a commit."""
 
+    @_builtins.property
+    def write_checkpoint(self) -> Global___WriteCheckpoint:
+        """Write layers of a checkpoint."""
+
+    @_builtins.property
+    def seal_checkpoint(self) -> Global___SealCheckpoint:
+        """Make a checkpoint complete."""
+
+    @_builtins.property
+    def discard_checkpoint(self) -> Global___DiscardCheckpoint:
+        """Remove an incomplete checkpoint."""
+
     def __init__(
         self,
         *,
@@ -103,12 +118,15 @@ class Directive(_message.Message):
         export: Global___Export | None = ...,
         stop: Global___Stop | None = ...,
         switch: Global___Switch | None = ...,
+        write_checkpoint: Global___WriteCheckpoint | None = ...,
+        seal_checkpoint: Global___SealCheckpoint | None = ...,
+        discard_checkpoint: Global___DiscardCheckpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "export", b"export", "prepare", b"prepare", "quiesce", b"quiesce", "stop", b"stop", "switch", b"switch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "discard_checkpoint", b"discard_checkpoint", "export", b"export", "prepare", b"prepare", "quiesce", b"quiesce", "seal_checkpoint", b"seal_checkpoint", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "engine_id", b"engine_id", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "stop", b"stop", "switch", b"switch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "discard_checkpoint", b"discard_checkpoint", "engine_id", b"engine_id", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "seal_checkpoint", b"seal_checkpoint", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["prepare", "quiesce", "commit", "copy", "activate", "digest_layers", "export", "stop", "switch"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["prepare", "quiesce", "commit", "copy", "activate", "digest_layers", "export", "stop", "switch", "write_checkpoint", "seal_checkpoint", "discard_checkpoint"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -125,22 +143,30 @@ class Prepare(_message.Message):
     JOB_SPEC_FIELD_NUMBER: _builtins.int
     ACCELERATOR_FIELD_NUMBER: _builtins.int
     JOB_SECRET_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
     job_spec: _builtins.str
     """The job file, as JSON."""
     accelerator: _builtins.int
     """Index of the accelerator on the node."""
     job_secret: _builtins.str
     """Shared by the engines of the job; a peer must show it before it is served."""
+    @_builtins.property
+    def base(self) -> _report_pb2.Base:
+        """Where the job begins, once that is known; absent, and with `init_from` in the job file: the
+        engine finds it out and says so in Prepared.
+        """
+
     def __init__(
         self,
         *,
         job_spec: _builtins.str = ...,
         accelerator: _builtins.int = ...,
         job_secret: _builtins.str = ...,
+        base: _report_pb2.Base | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator", b"accelerator", "job_secret", b"job_secret", "job_spec", b"job_spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator", b"accelerator", "base", b"base", "job_secret", b"job_secret", "job_spec", b"job_spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -273,8 +299,8 @@ class LayerSource(_message.Message):
     """The layer."""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Data addresses of engines that hold it, the preferred one first; none: the layer is
-        initialised from the job's seed.
+        """Data addresses of engines that hold it, the preferred one first; none: the layer is that of
+        the job's base, by default initialised from its seed.
         """
 
     def __init__(
@@ -562,3 +588,86 @@ class Stop(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
+
+@_typing.final
+class WriteCheckpoint(_message.Message):
+    """Takes a copy of layers in one version and writes them as part of its checkpoint. Answered with
+    CheckpointTaken, or with a failure when the layers are not held in this version any more; then
+    CheckpointReports follow.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The version: the number of committed steps."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The layers."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteCheckpoint: _TypeAlias = WriteCheckpoint  # noqa: Y015
+
+@_typing.final
+class SealCheckpoint(_message.Message):
+    """Verifies every file of a checkpoint, writes its manifest, gives the folder its final name and
+    removes older ones. Repeated, it finds the work done. Answered with CheckpointSealed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The version: the number of committed steps."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[_report_pb2.LayerWritten]:
+        """What was written, by whichever engines."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        layers: _abc.Iterable[_report_pb2.LayerWritten] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealCheckpoint: _TypeAlias = SealCheckpoint  # noqa: Y015
+
+@_typing.final
+class DiscardCheckpoint(_message.Message):
+    """Removes the files of a checkpoint that will not be complete. Answered with CheckpointDiscarded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The version: the number of committed steps."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardCheckpoint: _TypeAlias = DiscardCheckpoint  # noqa: Y015

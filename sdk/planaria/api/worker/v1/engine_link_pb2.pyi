@@ -88,6 +88,7 @@ class EngineEvent(_message.Message):
     PEER_LOST_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
     STEP_REPORT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def snapshot(self) -> _report_pb2.EngineSnapshot:
         """What the engine is doing; first on every connection, then once a second."""
@@ -108,6 +109,10 @@ class EngineEvent(_message.Message):
     def step_report(self) -> _report_pb2.StepReport:
         """A step was committed."""
 
+    @_builtins.property
+    def checkpoint_report(self) -> _report_pb2.CheckpointReport:
+        """What became of its part of a checkpoint."""
+
     def __init__(
         self,
         *,
@@ -116,12 +121,13 @@ class EngineEvent(_message.Message):
         peer_lost: _report_pb2.PeerLost | None = ...,
         fault: _report_pb2.EngineFault | None = ...,
         step_report: _report_pb2.StepReport | None = ...,
+        checkpoint_report: _report_pb2.CheckpointReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "fault", b"fault", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "fault", b"fault", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["snapshot", "result", "peer_lost", "fault", "step_report"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["snapshot", "result", "peer_lost", "fault", "step_report", "checkpoint_report"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

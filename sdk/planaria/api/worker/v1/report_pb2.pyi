@@ -135,6 +135,9 @@ class DirectiveResult(_message.Message):
     STOPPED_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     STAGED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_TAKEN_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_SEALED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_DISCARDED_FIELD_NUMBER: _builtins.int
     directive_id: _builtins.str
     """The directive."""
     job_id: _builtins.str
@@ -183,6 +186,18 @@ class DirectiveResult(_message.Message):
     def staged(self) -> Global___Staged:
         """Of Activate with `at_commit`."""
 
+    @_builtins.property
+    def checkpoint_taken(self) -> Global___CheckpointTaken:
+        """Of WriteCheckpoint."""
+
+    @_builtins.property
+    def checkpoint_sealed(self) -> Global___CheckpointSealed:
+        """Of SealCheckpoint."""
+
+    @_builtins.property
+    def checkpoint_discarded(self) -> Global___CheckpointDiscarded:
+        """Of DiscardCheckpoint."""
+
     def __init__(
         self,
         *,
@@ -200,12 +215,15 @@ class DirectiveResult(_message.Message):
         stopped: Global___Stopped | None = ...,
         failure: Global___Failure | None = ...,
         staged: Global___Staged | None = ...,
+        checkpoint_taken: Global___CheckpointTaken | None = ...,
+        checkpoint_sealed: Global___CheckpointSealed | None = ...,
+        checkpoint_discarded: Global___CheckpointDiscarded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "committed", b"committed", "copied", b"copied", "digested", b"digested", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "checkpoint_discarded", b"checkpoint_discarded", "checkpoint_sealed", b"checkpoint_sealed", "checkpoint_taken", b"checkpoint_taken", "committed", b"committed", "copied", b"copied", "digested", b"digested", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "committed", b"committed", "copied", b"copied", "digested", b"digested", "directive_id", b"directive_id", "engine_id", b"engine_id", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "generation", b"generation", "job_id", b"job_id", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "checkpoint_discarded", b"checkpoint_discarded", "checkpoint_sealed", b"checkpoint_sealed", "checkpoint_taken", b"checkpoint_taken", "committed", b"committed", "copied", b"copied", "digested", b"digested", "directive_id", b"directive_id", "engine_id", b"engine_id", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "generation", b"generation", "job_id", b"job_id", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prepared", "fence_report", "committed", "copied", "activated", "digested", "exported", "stopped", "failure", "staged"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prepared", "fence_report", "committed", "copied", "activated", "digested", "exported", "stopped", "failure", "staged", "checkpoint_taken", "checkpoint_sealed", "checkpoint_discarded"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -295,6 +313,7 @@ class Prepared(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     MEASURED_LAYERS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
     data_digest: _builtins.str
     """SHA-256 of the contents of the data and tokenizer files."""
     num_tokens: _builtins.int
@@ -313,6 +332,10 @@ class Prepared(_message.Message):
     def measured_layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredLayer]:
         """Measured cost of every layer; layers that are alike are measured once."""
 
+    @_builtins.property
+    def base(self) -> Global___Base:
+        """Where the job begins; absent: from its seed."""
+
     def __init__(
         self,
         *,
@@ -322,14 +345,49 @@ class Prepared(_message.Message):
         fingerprint: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         measured_layers: _abc.Iterable[Global___MeasuredLayer] | None = ...,
         model_digest: _builtins.str = ...,
+        base: Global___Base | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Prepared: _TypeAlias = Prepared  # noqa: Y015
+
+@_typing.final
+class Base(_message.Message):
+    """Where a job begins, if not from its seed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """The folder: of a checkpoint, or of Hugging Face safetensors."""
+    step: _builtins.int
+    """Version of the parameters: the number of steps in them."""
+    sha256: _builtins.bytes
+    """SHA-256 of the checkpoint's manifest, or of the weights."""
+    num_tokens: _builtins.int
+    """Number of tokens seen in these steps."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        step: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "path", b"path", "sha256", b"sha256", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Base: _TypeAlias = Base  # noqa: Y015
 
 @_typing.final
 class MeasuredLayer(_message.Message):
@@ -975,3 +1033,156 @@ class StepReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+
+@_typing.final
+class CheckpointReport(_message.Message):
+    """What became of an engine's part of a checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job."""
+    engine_id: _builtins.str
+    """The engine."""
+    version: _builtins.int
+    """Version of the layers: the number of committed steps."""
+    @_builtins.property
+    def taken(self) -> Global___CheckpointTaken:
+        """It writes these layers."""
+
+    @_builtins.property
+    def written(self) -> Global___LayerWritten:
+        """One of them is written."""
+
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """It does not write the rest of them."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        engine_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        taken: Global___CheckpointTaken | None = ...,
+        written: Global___LayerWritten | None = ...,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "report", b"report", "taken", b"taken", "written", b"written"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "failure", b"failure", "job_id", b"job_id", "report", b"report", "taken", b"taken", "version", b"version", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["taken", "written", "failure"]  # noqa: Y015
+    _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
+
+Global___CheckpointReport: _TypeAlias = CheckpointReport  # noqa: Y015
+
+@_typing.final
+class CheckpointTaken(_message.Message):
+    """The engine has a copy of layers, or takes it before it changes them, and writes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The layers."""
+
+    def __init__(
+        self,
+        *,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointTaken: _TypeAlias = CheckpointTaken  # noqa: Y015
+
+@_typing.final
+class LayerWritten(_message.Message):
+    """The file of a layer is complete and on the disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    """The layer."""
+    bytes: _builtins.int
+    """Size of the file."""
+    sha256: _builtins.bytes
+    """SHA-256 of the file."""
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "layer", b"layer", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayerWritten: _TypeAlias = LayerWritten  # noqa: Y015
+
+@_typing.final
+class CheckpointSealed(_message.Message):
+    """The checkpoint is complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Its folder."""
+    bytes: _builtins.int
+    """Bytes of all its layers."""
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the folders that were removed for it."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        removed: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "path", b"path", "removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointSealed: _TypeAlias = CheckpointSealed  # noqa: Y015
+
+@_typing.final
+class CheckpointDiscarded(_message.Message):
+    """The incomplete checkpoint is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointDiscarded: _TypeAlias = CheckpointDiscarded  # noqa: Y015

@@ -36,6 +36,7 @@ class SessionRequest(_message.Message):
     ENGINE_FAULT_FIELD_NUMBER: _builtins.int
     STEP_REPORT_FIELD_NUMBER: _builtins.int
     LOG_LINES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """Who connects; first in every session."""
@@ -68,6 +69,10 @@ class SessionRequest(_message.Message):
     def log_lines(self) -> Global___LogLines:
         """Lines that an engine wrote."""
 
+    @_builtins.property
+    def checkpoint_report(self) -> _report_pb2.CheckpointReport:
+        """What became of an engine's part of a checkpoint."""
+
     def __init__(
         self,
         *,
@@ -79,12 +84,13 @@ class SessionRequest(_message.Message):
         engine_fault: _report_pb2.EngineFault | None = ...,
         step_report: _report_pb2.StepReport | None = ...,
         log_lines: Global___LogLines | None = ...,
+        checkpoint_report: _report_pb2.CheckpointReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "engine_exited", "peer_lost", "engine_fault", "step_report", "log_lines"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "engine_exited", "peer_lost", "engine_fault", "step_report", "log_lines", "checkpoint_report"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

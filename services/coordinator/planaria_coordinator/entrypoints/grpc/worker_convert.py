@@ -10,6 +10,7 @@ from planaria.api.common.v1 import errors_pb2
 from planaria.api.worker.v1 import directive_pb2, report_pb2, worker_service_pb2
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents import (
+    CheckpointReport,
     EngineExited,
     EngineFault,
     Hello,
@@ -111,6 +112,51 @@ def step_report_of(message: report_pb2.StepReport) -> StepReport:
     )
 
 
+def checkpoint_report_of(message: report_pb2.CheckpointReport) -> CheckpointReport:
+    """Return a report.
+
+    Raises:
+        PlanariaError: INVALID_ARGUMENT when it says nothing.
+    """
+    report: words.CheckpointTaken | words.LayerWritten | words.Failure
+    match message.WhichOneof("report"):
+        case "taken":
+            report = words.CheckpointTaken(layers=tuple(message.taken.layers))
+        case "written":
+            report = words.LayerWritten(
+                layer=message.written.layer,
+                num_bytes=message.written.bytes,
+                sha256=message.written.sha256.hex(),
+            )
+        case "failure":
+            report = failure_of(message.failure)
+        case _:
+            raise _unset("checkpoint_report.report")
+    return CheckpointReport(
+        job_id=message.job_id,
+        engine_id=message.engine_id,
+        version=message.version,
+        report=report,
+    )
+
+
+def _unset(field: str) -> PlanariaError:
+    return PlanariaError(
+        ErrorReason.INVALID_ARGUMENT,
+        f"{field} must be set",
+        {"field": field, "expected": "set"},
+    )
+
+
+def base_of(message: report_pb2.Base) -> words.Base:
+    return words.Base(
+        path=message.path,
+        step=message.step,
+        sha256=message.sha256.hex(),
+        num_tokens=message.num_tokens,
+    )
+
+
 def log_lines_of(message: worker_service_pb2.LogLines) -> LogLines:
     return LogLines(
         job_id=message.job_id,
@@ -182,16 +228,22 @@ def _outcome_of(message: report_pb2.DirectiveResult) -> words.Outcome:
             )
         case "exported":
             return words.Exported(path=message.exported.path, num_bytes=message.exported.bytes)
+        case "checkpoint_taken":
+            return words.CheckpointTaken(layers=tuple(message.checkpoint_taken.layers))
+        case "checkpoint_sealed":
+            return words.CheckpointSealed(
+                path=message.checkpoint_sealed.path,
+                num_bytes=message.checkpoint_sealed.bytes,
+                removed=tuple(message.checkpoint_sealed.removed),
+            )
+        case "checkpoint_discarded":
+            return words.CheckpointDiscarded()
         case "stopped":
             return words.Stopped()
         case "failure":
             return failure_of(message.failure)
         case _:
-            raise PlanariaError(
-                ErrorReason.INVALID_ARGUMENT,
-                "result.outcome must be set",
-                {"field": "result.outcome", "expected": "set"},
-            )
+            raise _unset("result.outcome")
 
 
 def _prepared_of(message: report_pb2.Prepared) -> words.Prepared:
@@ -200,6 +252,7 @@ def _prepared_of(message: report_pb2.Prepared) -> words.Prepared:
         data_digest=message.data_digest,
         num_tokens=message.num_tokens,
         fingerprint=dict(message.fingerprint),
+        base=base_of(message.base) if message.HasField("base") else None,
         measured_layers=tuple(
             words.MeasuredLayer(
                 layer=measured.layer,
@@ -259,6 +312,8 @@ def directive_message(directive: words.Directive) -> directive_pb2.Directive:
             message.prepare.job_spec = prepare.job_spec
             message.prepare.accelerator = prepare.accelerator
             message.prepare.job_secret = prepare.job_secret
+            if prepare.base is not None:
+                message.prepare.base.CopyFrom(_base_message(prepare.base))
         case words.Quiesce() as quiesce:
             message.quiesce.mode = directive_pb2.Quiesce.Mode.Value(f"MODE_{quiesce.mode}")
             message.quiesce.lost_engine_ids.extend(quiesce.lost_engine_ids)
@@ -275,6 +330,14 @@ def directive_message(directive: words.Directive) -> directive_pb2.Directive:
             message.export.path = export.path
             message.export.format = export.format
             message.export.layers.extend(_source_message(source) for source in export.layers)
+        case words.WriteCheckpoint(version=version, layers=layers):
+            message.write_checkpoint.version = version
+            message.write_checkpoint.layers.extend(layers)
+        case words.SealCheckpoint(version=version, layers=written):
+            message.seal_checkpoint.version = version
+            message.seal_checkpoint.layers.extend(_written_message(layer) for layer in written)
+        case words.DiscardCheckpoint(version=version):
+            message.discard_checkpoint.version = version
         case words.Stop(reason=reason):
             message.stop.reason = reason
     return message
@@ -287,6 +350,21 @@ def _record_message(record: words.CommitRecord) -> report_pb2.CommitRecord:
         gradient_norm=record.gradient_norm,
         loss=record.loss,
         num_tokens=record.num_tokens,
+    )
+
+
+def _base_message(base: words.Base) -> report_pb2.Base:
+    return report_pb2.Base(
+        path=base.path,
+        step=base.step,
+        sha256=bytes.fromhex(base.sha256),
+        num_tokens=base.num_tokens,
+    )
+
+
+def _written_message(written: words.LayerWritten) -> report_pb2.LayerWritten:
+    return report_pb2.LayerWritten(
+        layer=written.layer, bytes=written.num_bytes, sha256=bytes.fromhex(written.sha256)
     )
 
 

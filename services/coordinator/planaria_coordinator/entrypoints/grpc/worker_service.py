@@ -92,6 +92,8 @@ async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) 
                 session.engine_fault(convert.fault_of(request.engine_fault))
             case "step_report":
                 session.step_report(convert.step_report_of(request.step_report))
+            case "checkpoint_report":
+                session.checkpoint_report(convert.checkpoint_report_of(request.checkpoint_report))
             case "log_lines":
                 session.log_lines(convert.log_lines_of(request.log_lines))
             case _:

@@ -1,0 +1,40 @@
+"""A checkpoint while it is made: what is written, and by whom the rest is."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from planaria_coordinator.domain.directive import LayerWritten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A version that is being written (no sealer), or verified and sealed."""
+
+    version: int
+    """Number of committed steps."""
+    deadline_seconds: float
+    """When it is given up unless another layer is written, on the monotonic clock."""
+    writers: dict[int, str] = field(default_factory=dict)
+    """By layer: the engine that has a copy of it."""
+    written: dict[int, LayerWritten] = field(default_factory=dict)
+    sealer: str = ""
+    """The engine that seals it."""
+    num_seals: int = 0
+    """How many engines were asked to."""
+
+    def missing(self, num_layers: int, engine_ids: Collection[str]) -> tuple[int, ...]:
+        """Return the layers that are not written and that none of these engines writes."""
+        return tuple(
+            layer
+            for layer in range(num_layers)
+            if layer not in self.written and self.writers.get(layer) not in engine_ids
+        )
+
+    def is_written(self, num_layers: int) -> bool:
+        """Return whether all layers are."""
+        return len(self.written) == num_layers
+
+
+def is_due(version: int, *, every_steps: int, num_steps: int) -> bool:
+    """Return whether a version is written: at every multiple, and at the end."""
+    return version > 0 and (version % every_steps == 0 or version == num_steps)

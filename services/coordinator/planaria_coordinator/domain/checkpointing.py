@@ -1,0 +1,299 @@
+"""Checkpoints beside the transitions: collect what engines write, fill gaps, seal, give up.
+
+The states of a version, and what happens when anybody fails, are in docs/design.md. Nothing here
+holds up training, and no engine is lost for being slow with a file.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.checkpoint import Checkpoint, is_due
+from planaria_coordinator.domain.directive import (
+    CheckpointSealed,
+    CheckpointTaken,
+    DiscardCheckpoint,
+    Failure,
+    LayerWritten,
+    SealCheckpoint,
+    WriteCheckpoint,
+)
+from planaria_coordinator.domain.placing import seconds_for_layers
+from planaria_coordinator.domain.run import Engine, JobRun, Pending, Phase
+from planaria_coordinator.domain.signals import CheckpointReported
+from planaria_coordinator.domain.turn import Turn
+
+_WORTH_ANOTHER_ENGINE = (
+    ErrorReason.STALE_GENERATION,
+    ErrorReason.ENGINE_FAILED,
+    ErrorReason.UNAVAILABLE,
+)
+
+
+def reported(turn: Turn, signal: CheckpointReported) -> None:
+    """An engine told of its part; when all layers are written, one engine seals them."""
+    checkpoint = _open(turn, signal.version)
+    if checkpoint is None or checkpoint.sealer:
+        return
+    match signal.report:
+        case CheckpointTaken(layers=layers):
+            _note_writers(turn, checkpoint, signal.engine_id, layers)
+        case LayerWritten() as written:
+            _note_written(turn, checkpoint, written)
+        case Failure(message=message):
+            _give_up(turn, checkpoint, message, failed=True)
+
+
+def taken(turn: Turn, pending: Pending, outcome: CheckpointTaken) -> None:
+    """An engine writes what nobody else does any more."""
+    checkpoint = turn.run.checkpoints.get(pending.version)
+    if checkpoint is not None:
+        _note_writers(turn, checkpoint, pending.engine_id, outcome.layers)
+
+
+def sealed(turn: Turn, pending: Pending, outcome: CheckpointSealed) -> None:
+    """A checkpoint is complete; older ones that are not have lost their worth."""
+    version = pending.version
+    turn.change(
+        checkpoints={v: c for v, c in turn.run.checkpoints.items() if v > version},
+        checkpoint_floor=max(turn.run.checkpoint_floor, version),
+    )
+    if version > turn.run.newest_checkpoint_steps:
+        turn.change(newest_checkpoint=outcome.path, newest_checkpoint_steps=version)
+    turn.emit(
+        "checkpoint_written",
+        f"the checkpoint of step {version} is complete: {outcome.path}, {outcome.num_bytes} bytes",
+        step=version,
+        path=outcome.path,
+        bytes=outcome.num_bytes,
+        removed=list(outcome.removed),
+    )
+
+
+def write_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
+    """Nobody else had these layers in this version."""
+    checkpoint = turn.run.checkpoints.get(pending.version)
+    if checkpoint is not None:
+        _give_up(turn, checkpoint, failure.message)
+
+
+def seal_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
+    """Ask another engine, unless what is on the disk is at fault."""
+    checkpoint = turn.run.checkpoints.get(pending.version)
+    if checkpoint is None:
+        return
+    if failure.reason in _WORTH_ANOTHER_ENGINE:
+        _seal_again(turn, checkpoint, failure.message)
+    else:
+        _give_up(turn, checkpoint, failure.message, failed=True)
+
+
+def fill_gaps(turn: Turn) -> None:
+    """Every survivor has reported: what nobody writes is written by others, or never.
+
+    Survivors that stand at the version still have it; the copies are taken before anybody is told
+    how the step in flight goes on.
+    """
+    target = turn.transition.target_steps
+    if _is_due(turn.run, target):
+        _open(turn, target)
+    for version in sorted(turn.run.checkpoints):
+        checkpoint = turn.run.checkpoints[version]
+        missing = checkpoint.missing(turn.run.requirements.num_layers, turn.run.engines.keys())
+        if not missing:
+            if checkpoint.sealer and checkpoint.sealer not in turn.run.engines:
+                _seal_again(turn, checkpoint, f"{checkpoint.sealer} is lost")
+        elif version != target or not _hand_over(turn, checkpoint, missing):
+            layers = ",".join(map(str, missing))
+            message = f"the engines that were to write layers {layers} of step {version} are lost"
+            _give_up(turn, checkpoint, message)
+
+
+def overdue(turn: Turn) -> None:
+    """Give up versions of which nothing more was written for too long."""
+    for checkpoint in tuple(turn.run.checkpoints.values()):
+        if not checkpoint.sealer and checkpoint.deadline_seconds <= turn.now.seconds:
+            num_written, num_layers = len(checkpoint.written), turn.run.requirements.num_layers
+            message = f"{num_written} of {num_layers} layers of step {checkpoint.version} came"
+            _give_up(turn, checkpoint, f"{message} within the deadline")
+
+
+def directive_overdue(turn: Turn, pending: Pending) -> None:
+    """A file may take long: the engine is not to blame."""
+    turn.drop([pending.directive_id])
+    checkpoint = turn.run.checkpoints.get(pending.version)
+    if pending.kind == "seal_checkpoint" and checkpoint is not None:
+        _seal_again(turn, checkpoint, f"{pending.engine_id} did not seal it in time")
+
+
+def shift_deadlines(turn: Turn, seconds: float) -> None:
+    """The coordinator itself stood still."""
+    shifted = {
+        version: replace(checkpoint, deadline_seconds=checkpoint.deadline_seconds + seconds)
+        for version, checkpoint in turn.run.checkpoints.items()
+    }
+    turn.run = replace(turn.run, checkpoints=shifted)
+
+
+def restart_deadlines(turn: Turn) -> None:
+    """Count from now on: the coordinator has started again, with another clock."""
+    restarted = {
+        version: replace(checkpoint, deadline_seconds=_deadline(turn))
+        for version, checkpoint in turn.run.checkpoints.items()
+    }
+    turn.run = replace(turn.run, checkpoints=restarted)
+
+
+def resume_advice(run: JobRun) -> str:
+    """Say how to go on when the state of a job is lost."""
+    if run.newest_checkpoint:
+        return (
+            f"the newest complete checkpoint is {run.newest_checkpoint}; "
+            f"`planaria submit --resume {run.job_id}` goes on from there"
+        )
+    if run.requirements.checkpoint_path:
+        return "no checkpoint was complete yet: the job must begin again"
+    return "checkpoint.path was not set: the job must begin again"
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _is_due(run: JobRun, version: int) -> bool:
+    requirements = run.requirements
+    return bool(requirements.checkpoint_path) and is_due(
+        version, every_steps=requirements.checkpoint_every_steps, num_steps=requirements.steps
+    )
+
+
+def _open(turn: Turn, version: int) -> Checkpoint | None:
+    """The version's checkpoint, begun if it is new; None when it is over."""
+    run = turn.run
+    if version in run.checkpoints:
+        return run.checkpoints[version]
+    if not _is_due(run, version) or version <= max(run.checkpoint_floor, run.base_steps):
+        return None
+    checkpoint = Checkpoint(version=version, deadline_seconds=_deadline(turn))
+    _put(turn, checkpoint)
+    return checkpoint
+
+
+def _put(turn: Turn, checkpoint: Checkpoint) -> None:
+    turn.change(checkpoints={**turn.run.checkpoints, checkpoint.version: checkpoint})
+
+
+def _deadline(turn: Turn) -> float:
+    return turn.now.seconds + _allowed_seconds(turn)
+
+
+def _allowed_seconds(turn: Turn) -> float:
+    """Shared disks are slow, and a seal reads all that was written."""
+    all_layers = tuple(range(turn.run.requirements.num_layers))
+    return turn.limits.prepare_seconds + 2 * seconds_for_layers(turn, all_layers)
+
+
+def _note_writers(
+    turn: Turn, checkpoint: Checkpoint, engine_id: str, layers: Iterable[int]
+) -> None:
+    writers = {**checkpoint.writers, **dict.fromkeys(layers, engine_id)}
+    _put(turn, replace(checkpoint, writers=writers))
+
+
+def _note_written(turn: Turn, checkpoint: Checkpoint, written: LayerWritten) -> None:
+    checkpoint = replace(
+        checkpoint,
+        written={**checkpoint.written, written.layer: written},
+        deadline_seconds=_deadline(turn),
+    )
+    _put(turn, checkpoint)
+    if checkpoint.is_written(turn.run.requirements.num_layers):
+        _seal(turn, checkpoint)
+
+
+def _seal(turn: Turn, checkpoint: Checkpoint) -> None:
+    engine = _some_engine(turn.run, checkpoint.version + checkpoint.num_seals)
+    if engine is None:
+        _give_up(turn, checkpoint, "nobody is left to seal it")
+        return
+    num_seals = checkpoint.num_seals + 1
+    _put(turn, replace(checkpoint, sealer=engine.id, num_seals=num_seals))
+    turn.because(f"{engine.id} seals the checkpoint of step {checkpoint.version}")
+    turn.send(
+        engine,
+        SealCheckpoint(
+            version=checkpoint.version,
+            layers=tuple(checkpoint.written[layer] for layer in sorted(checkpoint.written)),
+        ),
+        allow_seconds=_allowed_seconds(turn),
+        generation=_generation(turn.run) if num_seals == 1 else None,
+        version=checkpoint.version,
+    )
+
+
+def _seal_again(turn: Turn, checkpoint: Checkpoint, reason: str) -> None:
+    if checkpoint.num_seals >= turn.limits.num_attempts:
+        _give_up(turn, checkpoint, reason, failed=True)
+    else:
+        turn.because(reason)
+        _seal(turn, checkpoint)
+
+
+def _generation(run: JobRun) -> int:
+    """The one that engines act for: one that is only being prepared is not theirs yet."""
+    transition = run.transition
+    beside = transition is None or transition.phase is Phase.PREPARING or transition.is_ahead
+    return run.placement.generation if beside and run.placement else run.generation
+
+
+def _some_engine(run: JobRun, turn_number: int) -> Engine | None:
+    """One of those whose loss would be noticed, another one each time."""
+    placed = run.placement.engine_ids if run.placement else frozenset()
+    engines = [run.engines[e] for e in sorted(placed) if e in run.engines]
+    return engines[turn_number % len(engines)] if engines else None
+
+
+def _hand_over(turn: Turn, checkpoint: Checkpoint, missing: tuple[int, ...]) -> bool:
+    """Give layers to survivors that hold them; return whether there are any for all."""
+    parts: dict[str, list[int]] = {}
+    for layer in missing:
+        holders = sorted(e for e, held in turn.transition.holdings.items() if layer in held)
+        if not holders:
+            return False
+        writer = min(holders, key=lambda engine_id: len(parts.get(engine_id, ())))
+        parts.setdefault(writer, []).append(layer)
+    for engine_id, layers in sorted(parts.items()):
+        turn.because(f"{engine_id} writes layers {layers} of step {checkpoint.version}")
+        turn.send(
+            turn.run.engines[engine_id],
+            WriteCheckpoint(version=checkpoint.version, layers=tuple(layers)),
+            allow_seconds=_allowed_seconds(turn),
+            version=checkpoint.version,
+        )
+    return True
+
+
+def _give_up(turn: Turn, checkpoint: Checkpoint, reason: str, *, failed: bool = False) -> None:
+    """Drop a version: because somebody failed at it, or because its layers are gone."""
+    version = checkpoint.version
+    turn.change(
+        checkpoints={v: c for v, c in turn.run.checkpoints.items() if v != version},
+        checkpoint_floor=max(turn.run.checkpoint_floor, version),
+    )
+    message = f"there is no checkpoint of step {version}: {reason}"
+    path = turn.run.requirements.checkpoint_path
+    turn.emit(
+        "checkpoint_failed" if failed else "checkpoint_incomplete",
+        message,
+        step=version,
+        path=path,
+    )
+    turn.because(message)
+    engine = _some_engine(turn.run, version)
+    if engine is not None:
+        turn.send(
+            engine,
+            DiscardCheckpoint(version=version),
+            allow_seconds=turn.limits.prepare_seconds,
+            generation=_generation(turn.run),
+            version=version,
+        )

@@ -1,0 +1,185 @@
+"""An engine's part in the checkpoints of its job."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.logging import get_logger
+from planaria_worker.engine.checkpointing.assignment import is_due, layers_to_write
+from planaria_worker.engine.checkpointing.errors import CheckpointError, checkpoint_failed
+from planaria_worker.engine.checkpointing.layout import partial_folder
+from planaria_worker.engine.checkpointing.manifest import LayerEntry, Manifest
+from planaria_worker.engine.checkpointing.seal import Sealed, discard, seal
+from planaria_worker.engine.checkpointing.writer import CheckpointListener, Part, Writer
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.state import LayerStore
+
+_MAX_UNWRITTEN = 2
+"""Versions of which copies are kept at most, but for the last: memory that a slow disk takes."""
+
+_log = get_logger("checkpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPlan:
+    """Where and how often a job is checkpointed, and what its manifests say of it."""
+
+    root: Path
+    every_steps: int
+    keep: int
+    num_steps: int
+    base_step: int
+    base_tokens: int
+    tokens_per_step: int
+    job_id: str
+    job_digest: str
+    seed: int
+    data_digest: str
+    model: dict[str, object]
+
+    def manifest(self, version: int, layers: Iterable[LayerEntry]) -> Manifest:
+        """What a version's manifest says."""
+        return Manifest(
+            job_id=self.job_id,
+            job_digest=self.job_digest,
+            step=version,
+            num_tokens=self.base_tokens + (version - self.base_step) * self.tokens_per_step,
+            seed=self.seed,
+            data_digest=self.data_digest,
+            model=self.model,
+            layers=tuple(sorted(layers, key=lambda entry: entry.layer)),
+        )
+
+
+class Checkpointer:
+    """Takes, writes, seals and discards; a job without checkpoints has one that never has to."""
+
+    def __init__(
+        self,
+        plan: CheckpointPlan | None,
+        *,
+        engine_id: str,
+        store: LayerStore,
+        listener: CheckpointListener,
+        failpoints: Failpoints,
+    ) -> None:
+        self._plan = plan
+        self._engine_id = engine_id
+        self._store = store
+        self._listener = listener
+        self._writer = (
+            None
+            if plan is None
+            else Writer(
+                plan.root,
+                suffix=engine_id.replace("/", "."),
+                listener=listener,
+                failpoints=failpoints,
+            )
+        )
+
+    def announce(self, view: PlanView | None, version: int) -> Sequence[int]:
+        """Says which layers of a version this engine writes; returns them.
+
+        Call it before anybody can be answered that the version is reached.
+
+        Args:
+            view: the plan whose sums made the version.
+            version: what a commit has just brought the layers to.
+        """
+        plan, writer = self._plan, self._writer
+        if plan is None or writer is None or view is None:
+            return ()
+        if not is_due(version, every_steps=plan.every_steps, num_steps=plan.num_steps):
+            return ()
+        layers = layers_to_write(view.runs, self._engine_id, version, every_steps=plan.every_steps)
+        unwritten = writer.unwritten_versions()
+        if len(unwritten) >= _MAX_UNWRITTEN and version != plan.num_steps:
+            detail = (
+                f"{self._engine_id} still writes step {unwritten[0]}: {plan.root} is too slow for "
+                f"checkpoint.every_steps {plan.every_steps}"
+            )
+            path = partial_folder(plan.root, version)
+            self._listener.failed(version, CheckpointError(detail, path=path))
+            return ()
+        if layers:
+            self._listener.taken(version, layers)
+        return layers
+
+    def take(self, version: int, layers: Sequence[int]) -> None:
+        """Copies layers that were announced and has them written; never raises.
+
+        Call it before the next commit can change them.
+        """
+        if not layers or self._plan is None:
+            return
+        try:
+            self.write(version, layers)
+        except Exception as error:  # training goes on, whatever becomes of a checkpoint
+            _log.exception("checkpoint_not_taken", version=version)
+            path = partial_folder(self._plan.root, version)
+            self._listener.failed(version, CheckpointError(str(error), path=path))
+
+    def write(self, version: int, layers: Iterable[int]) -> None:
+        """Copies layers and has them written beside the training.
+
+        Raises:
+            PlanariaError: WRONG_STATE, they are not held in this version, or not any more.
+        """
+        _, writer = self._require()
+        writer.write(
+            Part(version=version, layers={layer: self._copy(layer, version) for layer in layers})
+        )
+
+    def seal(self, version: int, layers: Iterable[LayerEntry]) -> Sealed:
+        """Makes a checkpoint complete, of which all layers are written.
+
+        Raises:
+            PlanariaError: CHECKPOINT_FAILED.
+        """
+        plan, _ = self._require()
+        try:
+            return seal(plan.root, plan.manifest(version, layers), keep=plan.keep)
+        except CheckpointError as error:
+            raise checkpoint_failed(error) from None
+
+    def discard(self, version: int) -> None:
+        """Removes what was written of a checkpoint that will not be complete.
+
+        Raises:
+            PlanariaError: CHECKPOINT_FAILED.
+        """
+        plan, _ = self._require()
+        try:
+            discard(plan.root, version)
+        except CheckpointError as error:
+            raise checkpoint_failed(error) from None
+
+    def _copy(self, layer: int, version: int) -> dict[str, Tensor]:
+        """A copy that is all of one version: a commit beside it is noticed."""
+        found = self._store.version(layer)
+        copy: dict[str, Tensor] = {}
+        if found == version:
+            copy = {
+                name: tensor.detach().to("cpu", copy=True)
+                for name, tensor in self._store.tensors(layer).items()
+            }
+            found = self._store.version(layer)
+        if found != version:
+            raise PlanariaError(
+                ErrorReason.WRONG_STATE,
+                f"layer {layer} is not held in version {version} any more",
+                {"layer": str(layer), "version": str(version)},
+            )
+        return copy
+
+    def _require(self) -> tuple[CheckpointPlan, Writer]:
+        if self._plan is None or self._writer is None:
+            raise PlanariaError(
+                ErrorReason.WRONG_STATE, "the job has no checkpoint.path", {"field": "checkpoint"}
+            )
+        return self._plan, self._writer

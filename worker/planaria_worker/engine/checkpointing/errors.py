@@ -1,0 +1,28 @@
+"""What goes wrong with checkpoints."""
+
+import errno
+from pathlib import Path
+
+from planaria_common.errors import ErrorReason, PlanariaError
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is not what it should be; one line that names the file and the layer."""
+
+    def __init__(self, message: str, *, path: Path, layer: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.layer = layer
+
+
+def cannot_write(path: Path, error: OSError) -> CheckpointError:
+    """An error of the file system, in one line."""
+    hint = "; free some space" if error.errno == errno.ENOSPC else ""
+    detail = error.strerror or str(error)
+    return CheckpointError(f"checkpoint.path: cannot write {path}: {detail}{hint}", path=path)
+
+
+def checkpoint_failed(error: CheckpointError) -> PlanariaError:
+    """The same, with a documented reason."""
+    metadata = {"path": str(error.path), "detail": str(error)}
+    return PlanariaError(ErrorReason.CHECKPOINT_FAILED, str(error), metadata)

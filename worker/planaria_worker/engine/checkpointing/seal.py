@@ -1,0 +1,137 @@
+"""Making a checkpoint complete: verify, manifest, rename, and remove what is too old."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria_worker.engine.checkpointing.errors import CheckpointError, cannot_write
+from planaria_worker.engine.checkpointing.layer_file import (
+    MissingLayerError,
+    sync_folder,
+    verify_layer,
+)
+from planaria_worker.engine.checkpointing.layout import (
+    MANIFEST_FILE,
+    complete_checkpoints,
+    complete_folder,
+    is_own,
+    layer_file,
+    partial_checkpoints,
+    partial_folder,
+    remove_complete,
+    remove_folder,
+)
+from planaria_worker.engine.checkpointing.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """A complete checkpoint."""
+
+    path: Path
+    removed: tuple[str, ...]
+    """Names of the folders that were removed for it."""
+
+
+def seal(root: Path, manifest: Manifest, *, keep: int) -> Sealed:
+    """Makes a checkpoint complete; done already, it stays as it is.
+
+    Args:
+        root: the folder of checkpoints.
+        manifest: what the files must be.
+        keep: number of complete checkpoints to keep.
+
+    Raises:
+        CheckpointError: a file is missing or not what it should be, or nothing can be written.
+    """
+    final = complete_folder(root, manifest.step)
+    try:
+        if not _is_sealed(final, manifest.job_id):
+            _verify(partial_folder(root, manifest.step), manifest)
+            _finish(partial_folder(root, manifest.step), final, manifest)
+        return Sealed(path=final, removed=_remove_old(root, manifest.step, keep))
+    except OSError as error:
+        raise cannot_write(final, error) from error
+
+
+def discard(root: Path, version: int) -> None:
+    """Removes what was written of a checkpoint that will not be complete.
+
+    Raises:
+        CheckpointError: it cannot be removed.
+    """
+    folder = partial_folder(root, version)
+    try:
+        remove_folder(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def check_root(root: Path, *, job_id: str, base_step: int, suffix: str) -> None:
+    """Makes sure that a job may write its checkpoints into a folder, and can.
+
+    Raises:
+        CheckpointError: it cannot be written, or has a newer checkpoint of another job.
+    """
+    probe = root / f".writable-{suffix}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise cannot_write(root, error) from error
+    for version, folder in complete_checkpoints(root).items():
+        if version > base_step and Manifest.read(folder).job_id != job_id:
+            raise CheckpointError(
+                f"checkpoint.path: {folder} is of another job and newer than step {base_step}, "
+                f"where this one begins: choose another path, or go on from it (init_from: {root})",
+                path=folder,
+            )
+
+
+def _is_sealed(final: Path, job_id: str) -> bool:
+    if not (final / MANIFEST_FILE).is_file():
+        return False
+    if Manifest.read(final).job_id != job_id:
+        raise CheckpointError(f"checkpoint.path: {final} is of another job", path=final)
+    return True
+
+
+def _verify(partial: Path, manifest: Manifest) -> None:
+    for entry in manifest.layers:
+        try:
+            verify_layer(layer_file(partial, entry.layer), entry)
+        except MissingLayerError as error:
+            raise CheckpointError(
+                f"{error} here, though another node has written it: checkpoint.path must be "
+                "storage that all nodes share",
+                path=error.path,
+                layer=entry.layer,
+            ) from None
+
+
+def _finish(partial: Path, final: Path, manifest: Manifest) -> None:
+    expected = {layer_file(partial, entry.layer) for entry in manifest.layers}
+    for path in partial.iterdir():
+        if path not in expected and is_own(path.name):  # of a writer that died, or a job before
+            path.unlink()
+    with (partial / MANIFEST_FILE).open("wb") as file:
+        file.write(manifest.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(partial)
+    partial.rename(final)
+    sync_folder(final.parent)
+
+
+def _remove_old(root: Path, newest: int, keep: int) -> tuple[str, ...]:
+    complete = [version for version in complete_checkpoints(root) if version <= newest]
+    removed = []
+    for version in complete[: max(0, len(complete) - keep)]:
+        removed.append(complete_folder(root, version).name)
+        remove_complete(root, version)
+    for version, folder in partial_checkpoints(root).items():
+        if version < newest:
+            removed.append(folder.name)
+            remove_folder(folder)
+    return tuple(removed)

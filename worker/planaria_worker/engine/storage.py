@@ -1,0 +1,89 @@
+"""What of a job lies on disks, as this node sees it: where it begins, where its checkpoints go."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from planaria.job import JobSpec
+from planaria_common.errors import PlanariaError
+from planaria_worker.engine.base import Base, BaseFacts, open_base
+from planaria_worker.engine.checkpointing import CheckpointError
+from planaria_worker.engine.checkpointing.checkpointer import CheckpointPlan
+from planaria_worker.engine.checkpointing.errors import checkpoint_failed
+from planaria_worker.engine.checkpointing.seal import check_root
+from planaria_worker.engine.job import Job
+from planaria_worker.engine_config import EngineConfig
+
+
+def job_base(config: EngineConfig, job: Job) -> Base:
+    """Finds where a job begins, or takes the word of those who have.
+
+    Raises:
+        PlanariaError: INIT_UNUSABLE; names this node.
+    """
+    spec = _spec(config)
+    known = None
+    if config.base_path:
+        known = BaseFacts(
+            path=config.base_path,
+            step=config.base_step,
+            sha256=bytes.fromhex(config.base_sha256),
+            num_tokens=config.base_tokens,
+        )
+    try:
+        return open_base(spec.init_from, known, job=job, model=_model(spec, job))
+    except PlanariaError as error:
+        raise _on_this_node(config, error) from None
+
+
+def checkpoint_plan(config: EngineConfig, job: Job, base: Base) -> CheckpointPlan | None:
+    """Where a job's checkpoints go; None: it has none.
+
+    Raises:
+        PlanariaError: CHECKPOINT_FAILED, they cannot go there; names this node.
+    """
+    spec = _spec(config)
+    if spec.checkpoint is None:
+        return None
+    root = Path(spec.checkpoint.path)
+    try:
+        check_root(
+            root,
+            job_id=config.job_id,
+            base_step=base.facts.step,
+            suffix=config.engine_id.replace("/", "."),
+        )
+    except CheckpointError as error:
+        raise _on_this_node(config, checkpoint_failed(error)) from None
+    return CheckpointPlan(
+        root=root,
+        every_steps=spec.checkpoint.every_steps,
+        keep=spec.checkpoint.keep,
+        num_steps=job.num_steps,
+        base_step=base.facts.step,
+        base_tokens=base.facts.num_tokens,
+        tokens_per_step=job.tokens_per_step,
+        job_id=config.job_id,
+        job_digest=spec.digest(),
+        seed=job.seed,
+        data_digest=config.data_digest,
+        model=_model(spec, job),
+    )
+
+
+def _spec(config: EngineConfig) -> JobSpec:
+    return JobSpec.model_validate(json.loads(config.job_spec))
+
+
+def _model(spec: JobSpec, job: Job) -> dict[str, object]:
+    """What makes parameters those of this model; dropout may change from job to job."""
+    if job.model_config is None:
+        return spec.model.model_dump(mode="json")
+    return {name: value for name, value in asdict(job.model_config).items() if name != "dropout"}
+
+
+def _on_this_node(config: EngineConfig, error: PlanariaError) -> PlanariaError:
+    node_id = config.engine_id.split("/")[1]
+    return PlanariaError(
+        error.reason, f"node {node_id}: {error}", {"node_id": node_id, **error.metadata}
+    )
