@@ -148,7 +148,7 @@ async def test_directives_reach_the_agent_and_their_results_the_job() -> None:
         response = await call.read()
         assert isinstance(response, SessionResponse)
         directive = response.directive
-        assert directive.prepare.job_spec.startswith('{"data"')
+        assert directive.prepare.job_spec.startswith('{"checkpoint"')
         assert directive.engine_id == f"{world.job_id}/n0/0/1"
         failure = report_pb2.Failure(
             reason=errors_pb2.ERROR_REASON_DATA_UNUSABLE,
