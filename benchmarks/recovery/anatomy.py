@@ -10,7 +10,8 @@ from benchmarks.common.trace import EngineTrace, nobody_computes, times_computed
 from benchmarks.common.workbench import Hurt, node_ids
 from planaria.models import Recovery
 
-_NUM_STEPS_BEFORE = 4
+NUM_STEPS_BEFORE = 4
+"""Undisturbed steps that the one that was hit is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def dissect(traces: Sequence[EngineTrace], hurt: Hurt, recovery: Recovery) -> An
     end = max([*_resume_times(survivors, hurt), *active])
     commits = commit_times(survivors)
     step = min(number for number, at in commits.items() if at > hurt.at)
-    before = commits[step - 1 - _NUM_STEPS_BEFORE], commits[step - 1]
+    before = commits[step - 1 - NUM_STEPS_BEFORE], commits[step - 1]
     window = hurt.at, end
     begun = [times_computed(traces, number) for number in (step, step + 1)]
     return Anatomy(
@@ -92,7 +93,7 @@ def dissect(traces: Sequence[EngineTrace], hurt: Hurt, recovery: Recovery) -> An
         usual_idle_share=statistics.mean(_idle_share(each, before) for each in whole),
         step=step,
         step_seconds=commits[step] - commits[step - 1],
-        usual_step_seconds=(before[1] - before[0]) / _NUM_STEPS_BEFORE,
+        usual_step_seconds=(before[1] - before[0]) / NUM_STEPS_BEFORE,
         is_finished_by_others=commit_generations(survivors)[step] > hurt.generation,
         redone_microbatches=sum(times - 1 for counts in begun for times in counts.values()),
         lost_microbatches=hurt.num_lost_microbatches,

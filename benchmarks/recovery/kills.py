@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.common.jobs import Computation, job
 from benchmarks.common.results import summary
 from benchmarks.common.workbench import Hurt, Run, Workbench
-from benchmarks.recovery.anatomy import Anatomy, dissect, steady_step_seconds
+from benchmarks.recovery.anatomy import NUM_STEPS_BEFORE, Anatomy, dissect, steady_step_seconds
 from planaria.models import Recovery
 
 NUM_NODES = 6
@@ -34,13 +34,13 @@ def measure_kills(
     control = measure_control(bench, computation, seed=seed)
     rng = random.Random(seed)
     run = bench.train(job(computation, bench.text, steps=MANY_STEPS, seed=seed))
-    run.wait_until_whole(NUM_NODES)
+    run.wait_until_whole(NUM_NODES, num_steps=NUM_STEPS_BEFORE + 2)
     memory = run.private_bytes()
     kills = []
     for number in range(num_kills):
         kills.append(_kill_one(run, rng))
         bench.add_node()
-        run.wait_until_whole(NUM_NODES)
+        run.wait_until_whole(NUM_NODES, num_steps=NUM_STEPS_BEFORE + 2)
         print(f"{computation}: kill {number + 1} of {num_kills}", flush=True)
     traces = run.traces
     run.cancel()
