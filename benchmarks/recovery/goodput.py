@@ -27,12 +27,21 @@ class Change:
     num_nodes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    """An undisturbed step of the planner's plan for so many nodes."""
+
+    measured_step_seconds: float
+    predicted_step_seconds: float
+
+
 def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str, Any]:
     """Train while nodes die and come, and return all figures."""
-    optimum = {n: _measured_step_seconds(bench, n, seed=seed) for n in (NUM_NODES - 1, NUM_NODES)}
+    optima = {n: _optimum(bench, n, seed=seed) for n in (NUM_NODES - 1, NUM_NODES)}
+    measured = {n: optimum.measured_step_seconds for n, optimum in optima.items()}
+    predicted = {n: optimum.predicted_step_seconds for n, optimum in optima.items()}
     run = bench.train(job("paced", bench.text, steps=MANY_STEPS, seed=seed))
     run.wait_until_whole(NUM_NODES, num_steps=_SETTLING_STEPS)
-    predicted = {NUM_NODES: run.plan.iteration_seconds}
     start = time.perf_counter()
     changes = [Change(at=start, num_nodes=NUM_NODES)]
     rng = random.Random(seed)
@@ -42,7 +51,6 @@ def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str,
         hurt = run.kill(rng.choice(sorted(bench.cluster.nodes)))
         changes.append(Change(at=hurt.at, num_nodes=NUM_NODES - 1))
         _sleep_until(due + REPLACEMENT_DELAY_SECONDS)
-        predicted[NUM_NODES - 1] = run.plan.iteration_seconds
         bench.add_node()
         bench.cluster.wait_for_nodes(NUM_NODES)
         changes.append(Change(at=time.perf_counter(), num_nodes=NUM_NODES))
@@ -58,11 +66,11 @@ def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str,
         "seconds": seconds,
         "steps": trained,
         "kills": num_kills,
-        "step_seconds_measured": optimum,
+        "step_seconds_measured": measured,
         "step_seconds_predicted": predicted,
-        "goodput_of_measured_optimum": trained / possible_steps(changes, end, optimum),
+        "goodput_of_measured_optimum": trained / possible_steps(changes, end, measured),
         "goodput_of_predicted_optimum": trained / possible_steps(changes, end, predicted),
-        "plain_ratio": trained / (seconds / optimum[NUM_NODES]),
+        "plain_ratio": trained / (seconds / measured[NUM_NODES]),
     }
 
 
@@ -81,14 +89,16 @@ def possible_steps(changes: Sequence[Change], end: float, step_seconds: dict[int
     )
 
 
-def _measured_step_seconds(bench: Workbench, num_nodes: int, *, seed: int) -> float:
-    """Return the length of an undisturbed step of the planner's plan for so many nodes."""
+def _optimum(bench: Workbench, num_nodes: int, *, seed: int) -> Optimum:
     spec = job("paced", bench.text, steps=MANY_STEPS, seed=seed, max_nodes=num_nodes)
     run = bench.train(spec)
     run.wait_until_whole(num_nodes, num_steps=_SETTLING_STEPS)
-    seconds = steady_step_seconds(run.traces, _SETTLING_STEPS)
+    optimum = Optimum(
+        measured_step_seconds=steady_step_seconds(run.traces, _SETTLING_STEPS),
+        predicted_step_seconds=run.plan.iteration_seconds,
+    )
     run.cancel()
-    return seconds
+    return optimum
 
 
 def _sleep_until(moment: float) -> None:
