@@ -32,10 +32,11 @@ def surroundings() -> dict[str, str]:
     memory = psutil.virtual_memory().total / 2**30
     return {
         "processor": _processor(),
-        "cores": f"{os.cpu_count()}, load {os.getloadavg()[0]:.1f} at the start",
+        "cores": str(os.cpu_count()),
         "memory": f"{memory:.0f} GiB",
         "system": f"Linux {platform.release()}, Python {platform.python_version()}",
         "libraries": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES),
+        "load at the start": f"{os.getloadavg()[0]:.1f}",
         "revision": revision.stdout.strip(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }

@@ -1,0 +1,113 @@
+"""What is read from traces: a kill of one of three nodes that each hold the whole model."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.common.trace import EngineTrace, Event, Span, nobody_computes, times_computed
+from benchmarks.common.workbench import Hurt
+from benchmarks.recovery.anatomy import Anatomy, dissect
+from benchmarks.recovery.goodput import Change, possible_steps
+from planaria.models import Pipeline, Plan, Recovery, Stage
+
+NODES = ("a", "b", "c")
+STEP_SECONDS = 1.0
+KILL = Hurt(
+    node_id="c",
+    at=10.5,
+    generation=1,
+    num_recoveries=0,
+    plan=Plan(
+        pipelines=tuple(
+            Pipeline(
+                stages=(Stage(first_layer=0, num_layers=2, node_id=node),), microbatches=(number,)
+            )
+            for number, node in enumerate(NODES)
+        )
+    ),
+)
+
+
+def event(name: str, at: float, **detail: int) -> Event:
+    return Event(name=name, at=at, detail=detail)
+
+
+def undisturbed(node: str, microbatch: int) -> EngineTrace:
+    """Return ten steps of a second each: three quarters of it a forward pass."""
+    trace = EngineTrace(
+        name=f"job.{node}.0.1",
+        events=[event("place", 0.0, generation=1, first_layer=0, num_layers=2)],
+    )
+    for step in range(10):
+        trace.spans += [
+            span("forward", step, step + 0.75, step, microbatch),
+            span("reduce", step + 0.75, step + 1.0, step),
+        ]
+        trace.events.append(event("commit", step + 1.0, step=step, generation=1))
+    return trace
+
+
+def span(kind: str, start: float, end: float, step: int, microbatch: int | None = None) -> Span:
+    return Span(kind=kind, start=start, end=end, step=step, microbatch=microbatch)
+
+
+@pytest.fixture
+def traces() -> list[EngineTrace]:
+    """Return engines of which the third dies in step 10, and the others redo its microbatch."""
+    engines = [undisturbed(node, number) for number, node in enumerate(NODES)]
+    for number, engine in enumerate(engines):
+        engine.spans.append(span("forward", 10.0, 10.75, 10, number))
+    for engine in engines[:2]:
+        engine.events += [
+            event("fence", 10.6, generation=2),
+            event("activated", 10.7),
+            event("commit", 11.5, step=10, generation=2),
+        ]
+        engine.spans.append(span("wait", 10.75, 11.0, 10))
+    engines[0].spans.append(span("forward", 11.0, 11.25, 10, 2))
+    return engines
+
+
+def dissected(traces: list[EngineTrace]) -> Anatomy:
+    return dissect(traces, KILL, Recovery(id=1, cause="node_lost", pause_seconds=0.1))
+
+
+def test_times_count_from_the_kill(traces: list[EngineTrace]) -> None:
+    anatomy = dissected(traces)
+    assert anatomy.seconds_to_all_fenced == pytest.approx(0.1)
+    assert anatomy.seconds_to_all_active == pytest.approx(0.2)
+    assert anatomy.recovery_seconds == pytest.approx(0.2)  # nobody who lives had to stop
+
+
+def test_the_step_that_was_hit_is_compared_with_one_that_others_do_from_its_start(
+    traces: list[EngineTrace],
+) -> None:
+    anatomy = dissected(traces)
+    assert anatomy.step == 10
+    assert anatomy.is_finished_by_others
+    assert anatomy.excess_seconds(1.2) == pytest.approx(0.3)
+    assert (anatomy.redone_microbatches, anatomy.lost_microbatches) == (1, 1)
+
+
+def test_the_ends_of_steps_are_idle_without_a_kill_as_well(traces: list[EngineTrace]) -> None:
+    assert dissected(traces).usual_idle_share == pytest.approx(0.25)
+    assert dissected(traces).whole_pipelines_idle_share == pytest.approx(0.0)
+
+
+def test_time_in_which_nobody_computes_has_the_name_of_what_was_done(
+    traces: list[EngineTrace],
+) -> None:
+    named = nobody_computes(traces, (9.0, 11.0))
+    assert named == {"reduce": pytest.approx(0.25), "wait": pytest.approx(0.25)}
+
+
+def test_only_first_stages_count_what_was_begun(traces: list[EngineTrace]) -> None:
+    second = event("place", 0.0, generation=1, first_layer=1, num_layers=1)
+    traces[1].events[0] = second
+    assert times_computed(traces, 3) == {0: 1, 2: 1}
+
+
+def test_what_could_be_trained_follows_the_number_of_nodes() -> None:
+    changes = [Change(at=0.0, num_nodes=6), Change(at=10.0, num_nodes=5)]
+    step_seconds: dict[int, Any] = {5: 2.0, 6: 1.0}
+    assert possible_steps(changes, 20.0, step_seconds) == 15.0
