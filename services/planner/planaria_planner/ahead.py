@@ -34,8 +34,8 @@ def plan_ahead(
     """
     check_change(problem, running, holdings, horizon_seconds)
     problem, pool = prepare(problem, nodes)
-    ground = Groundwork.of(problem, pool)
     inventory = Inventory.of(problem.profile, holdings)
+    ground = Groundwork.of(problem, pool, running, inventory)
     for lost in sorted(node_id for pipeline in running for node_id in pipeline.node_ids):
         try:
             yield (
@@ -43,7 +43,6 @@ def plan_ahead(
                 next_plan(
                     ground,
                     [node for node in pool if node.node_id != lost],
-                    running,
                     inventory.without(lost),
                     horizon_seconds=horizon_seconds,
                     costs=costs or TransitionCosts(),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planaria_planner.cost import PipelineCost, Stage
-from planaria_planner.nodes import Node, in_order
+from planaria_planner.nodes import Node
 from planaria_planner.plans import Choice, Selector, select
 from planaria_planner.problem import Problem
 from planaria_planner.templates import Template, TemplateSet
@@ -51,11 +51,13 @@ class Situation:
         whole: the pipelines that lost no node, most nodes first.
         broken: for each other pipeline its original nodes' number and the nodes it has left.
         free: nodes in no running pipeline.
+        nodes: all of these nodes, in order.
     """
 
     whole: tuple[Whole, ...]
     broken: tuple[tuple[int, tuple[Node, ...]], ...]
     free: tuple[Node, ...]
+    nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def survey(
     running: Sequence[RunningPipeline],
     nodes: Sequence[Node],
 ) -> Situation:
-    """Sort the running pipelines into whole and broken ones, and find the free nodes."""
+    """Sort the running pipelines into whole and broken ones; the nodes are in order."""
     available = {node.node_id: node for node in nodes}
     whole, broken = [], []
     for pipeline in sorted(running, key=lambda p: min(p.node_ids)):
@@ -100,7 +102,8 @@ def survey(
     return Situation(
         whole=tuple(sorted(whole, key=lambda w: -len(w.nodes))),
         broken=tuple(broken),
-        free=in_order(available.values()),
+        free=tuple(available.values()),
+        nodes=tuple(nodes),
     )
 
 
@@ -273,12 +276,7 @@ class _Builder:
 
     def _pool(self, kept: Sequence[Whole]) -> tuple[Node, ...]:
         staying = {node.node_id for whole in kept for node in whole.nodes}
-        everyone = [
-            *self.situation.free,
-            *(node for whole in self.situation.whole for node in whole.nodes),
-            *(node for _, left in self.situation.broken for node in left),
-        ]
-        return in_order(node for node in everyone if node.node_id not in staying)
+        return tuple(node for node in self.situation.nodes if node.node_id not in staying)
 
     def _budget(self, kept: Sequence[Whole], pool: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the nodes of the pool that the job may use, the fastest of them."""

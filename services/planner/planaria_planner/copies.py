@@ -8,13 +8,16 @@ optimum: the chains are augmenting paths. For others a second start, in the orde
 compared, so that it is never worse than handing them out as they come.
 """
 
-import heapq
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from planaria_planner.inventory import Holders
-from planaria_planner.profile import ModelProfile
+import numpy as np
+from numpy.typing import NDArray
+
+from planaria_planner.compiled import compiled
+from planaria_planner.inventory import Inventory
+from planaria_planner.tables import Int64Array
 
 
 class LayerCopy(NamedTuple):
@@ -32,36 +35,28 @@ class LayerCopy(NamedTuple):
 
 
 def choose_sources(
-    profile: ModelProfile, missing: Mapping[str, Sequence[int]], holders: Holders
+    missing: Mapping[str, Sequence[int]], inventory: Inventory
 ) -> tuple[LayerCopy, ...]:
     """Return a copy for each missing layer, by destination and layer.
 
     Args:
-        profile: the model.
         missing: for each node the layers that it needs and lacks.
-        holders: who has them.
+        inventory: who has them.
     """
-    sizes = [layer.state_bytes for layer in profile.layers]
+    sizes = inventory.sizes
     wanted = sorted((layer, node_id) for node_id, layers in missing.items() for layer in layers)
-    needed = {layer: holders.get(layer, ()) for layer, _ in wanted}
     # Largest first, then those with the least choice; the sort keeps the order of equal ones.
-    rank = {layer: (-sizes[layer], len(ids)) for layer, ids in needed.items()}
+    rank = {layer: (-sizes[layer], inventory.num_holders[layer]) for layer, _ in wanted}
     most_received = max(
         (sum(sizes[layer] for layer in layers) for layers in missing.values()), default=0
     )
-    chosen = _Loads(needed, sizes)
-    chosen.hand_out(sorted(wanted, key=lambda want: rank[want[0]]), most_received)
-    if chosen.peak > most_received and len({sizes[layer] for layer in needed}) > 1:
-        other = _Loads(needed, sizes)
-        other.hand_out(wanted, most_received)
-        chosen = min(chosen, other, key=lambda loads: loads.peak)
+    largest_first = sorted(wanted, key=lambda want: rank[want[0]])
+    source_of, peak = _hand_out(largest_first, inventory, most_received)
+    if peak > most_received and len({sizes[layer] for layer in rank}) > 1:
+        other, other_peak = _hand_out(wanted, inventory, most_received)
+        source_of = other if other_peak < peak else source_of
     return tuple(
-        LayerCopy(
-            layer=layer,
-            source=chosen.source_of.get((layer, node_id), ""),
-            destination=node_id,
-            num_bytes=sizes[layer],
-        )
+        LayerCopy(layer, source_of.get((layer, node_id), ""), node_id, sizes[layer])
         for layer, node_id in sorted(wanted, key=lambda want: (want[1], want[0]))
     )
 
@@ -80,58 +75,84 @@ Want = tuple[int, str]
 """A layer and the node that needs it."""
 
 
-class _Loads:
-    """Who sends what so far."""
+Sources = dict[Want, str]
+"""Who sends each layer that somebody holds."""
 
-    def __init__(self, holders: Holders, sizes: Sequence[int]) -> None:
-        self._holders = holders
-        self._bytes = sizes
+
+def _hand_out(wants: Sequence[Want], inventory: Inventory, enough: int) -> tuple[Sources, int]:
+    """Give every layer to a holder; sending at most `enough` is as good as sending less.
+
+    Returns who sends what, and the bytes that the busiest source sends.
+    """
+    layers = np.array([layer for layer, _ in wants], dtype=np.int64)
+    loads = np.zeros(len(inventory.names), dtype=np.int64)
+    rows = _least_loaded(
+        layers,
+        np.array(inventory.sizes, dtype=np.int64),
+        *inventory.holder_ranges,
+        inventory.present,
+        loads,
+    )
+    names = inventory.names
+    source_of = {
+        want: names[row] for want, row in zip(wants, rows.tolist(), strict=True) if row >= 0
+    }
+    peak = int(loads.max(initial=0))
+    if peak <= enough:
+        return source_of, peak
+    relief = _Relief(source_of, inventory)
+    while relief.step(enough):
+        pass
+    return relief.source_of, relief.peak
+
+
+@compiled
+def _least_loaded(
+    layers: Int64Array,
+    sizes: Int64Array,
+    first_holder: Int64Array,
+    holders: Int64Array,
+    present: NDArray[np.bool_],
+    loads: Int64Array,
+) -> Int64Array:
+    """Give one layer after another to its least loaded holder, the first of equal ones.
+
+    Returns the row of each one's holder, -1 where there is none; adds up `loads`.
+    """
+    rows = np.full(len(layers), -1, dtype=np.int64)
+    for i in range(len(layers)):
+        for j in range(first_holder[layers[i]], first_holder[layers[i] + 1]):
+            row = holders[j]
+            if present[row] and (rows[i] < 0 or loads[row] < loads[rows[i]]):
+                rows[i] = row
+        if rows[i] >= 0:
+            loads[rows[i]] += sizes[layers[i]]
+    return rows
+
+
+class _Relief:
+    """Moves layers on to other holders until nobody can send less than the busiest."""
+
+    def __init__(self, source_of: Sources, inventory: Inventory) -> None:
+        self.source_of = source_of
+        self._bytes = inventory.sizes
+        self._holders = {layer: inventory.holders_of(layer) for layer, _ in source_of}
         self._load: dict[str, int] = defaultdict(int)
         self._wants: dict[str, set[Want]] = defaultdict(set)
-        # For layers wanted again their holders by load when last seen: loads only grow while
-        # layers are handed out.
-        self._queues: dict[int, list[tuple[int, str]]] = {}
-        self.source_of: dict[Want, str] = {}
+        for want, source in source_of.items():
+            self._load[source] += self._bytes[want[0]]
+            self._wants[source].add(want)
 
     @property
     def peak(self) -> int:
         """What the busiest source sends."""
         return max(self._load.values(), default=0)
 
-    def hand_out(self, wants: Sequence[Want], enough: int) -> None:
-        """Give every layer to a holder; sending at most `enough` is as good as sending less."""
-        for want in wants:
-            self.take(want)
-        while self.relieve(enough):
-            pass
-
-    def take(self, want: Want) -> None:
-        """Give a layer to its least loaded holder, if it has any."""
-        holders = self._holders[want[0]]
-        if not holders:
-            return
-        if want[0] not in self._queues:
-            self._queues[want[0]] = []
-            self._move(want, min(holders, key=self._load.__getitem__))
-            return
-        queue = self._queues[want[0]]
-        if not queue:
-            queue.extend((self._load[node_id], node_id) for node_id in holders)
-            heapq.heapify(queue)
-        while True:
-            seen, node_id = queue[0]
-            if seen == self._load[node_id]:
-                self._move(want, node_id)
-                break
-            heapq.heapreplace(queue, (self._load[node_id], node_id))
-
-    def relieve(self, enough: int) -> bool:
+    def step(self, enough: int) -> bool:
         """Find a chain of moves after which the busiest source, and nobody else, sends less.
 
         False when there is none, or when no source sends more than `enough`.
         """
-        if not self._load:
-            return False
         busiest = max(self._load, key=lambda node: (self._load[node], node))
         peak = self._load[busiest]
         if peak <= enough:
@@ -163,10 +184,9 @@ class _Loads:
             node = sender
 
     def _move(self, want: Want, source: str) -> None:
-        if want in self.source_of:
-            before = self.source_of[want]
-            self._load[before] -= self._bytes[want[0]]
-            self._wants[before].remove(want)
+        before = self.source_of[want]
+        self._load[before] -= self._bytes[want[0]]
+        self._wants[before].remove(want)
         self.source_of[want] = source
         self._load[source] += self._bytes[want[0]]
         self._wants[source].add(want)

@@ -25,10 +25,13 @@ def merge_kinds(
     """
     if not nodes:
         return profile, ()
+    clipped = {
+        index: _clipped(profile, profile.hardware.node_kinds[index])
+        for index in {node.kind for node in nodes}
+    }
     groups: dict[NodeKind, list[Node]] = {}
     for node in nodes:
-        kind = _clipped(profile, profile.hardware.node_kinds[node.kind])
-        groups.setdefault(kind, []).append(node)
+        groups.setdefault(clipped[node.kind], []).append(node)
     while len(groups) > MAX_KINDS:
         one, other = min(
             itertools.combinations(sorted(groups, key=_order), 2),
@@ -51,7 +54,9 @@ def merge_kinds(
         node_kinds=tuple(replace(kind, name=str(index)) for index, kind in enumerate(kinds)),
     )
     by_kind = (
-        replace(node, kind=index) for index, kind in enumerate(kinds) for node in groups[kind]
+        node if node.kind == index else replace(node, kind=index)
+        for index, kind in enumerate(kinds)
+        for node in groups[kind]
     )
     return replace(profile, hardware=hardware), tuple(by_kind)
 

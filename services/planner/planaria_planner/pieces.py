@@ -13,50 +13,44 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from planaria_planner.copies import LayerCopy, Want, busiest_bytes, choose_sources
-from planaria_planner.inventory import Holders
-from planaria_planner.profile import ModelProfile
+from planaria_planner.inventory import Inventory
 
 _MOST_UNITS = 1 << 30
 """Units to copy in all, at most: SciPy's flows are 32 bits wide."""
 
 
 def choose_pieces(
-    profile: ModelProfile,
-    missing: Mapping[str, Sequence[int]],
-    holders: Holders,
-    chunk_bytes: int,
+    missing: Mapping[str, Sequence[int]], inventory: Inventory, chunk_bytes: int
 ) -> tuple[LayerCopy, ...]:
     """Return what to copy from whom, by destination, layer and first byte.
 
     Layers are cut only where that puts fewer bytes on the busiest link than whole ones do.
 
     Args:
-        profile: the model.
         missing: for each node the layers that it needs and lacks.
-        holders: who has them.
+        inventory: who has them.
         chunk_bytes: pieces are multiples of it, the last one of a layer may be shorter; 0 for
             whole layers only.
     """
-    whole = choose_sources(profile, missing, holders)
+    whole = choose_sources(missing, inventory)
     if not chunk_bytes:
         return whole
     unheld = [copy for copy in whole if not copy.source]
     wants = [(copy.layer, copy.destination) for copy in whole if copy.source]
-    total_bytes = sum(profile.layers[layer].state_bytes for layer, _ in wants)
+    total_bytes = sum(inventory.sizes[layer] for layer, _ in wants)
     chunk_bytes *= max(-(-total_bytes // (chunk_bytes * _MOST_UNITS)), 1)
-    sizes = [layer.state_bytes for layer in profile.layers]
-    pieces = [*unheld, *_cut(sizes, wants, holders, chunk_bytes)]
+    pieces = [*unheld, *_cut(inventory, wants, chunk_bytes)]
     ordered = tuple(sorted(pieces, key=lambda c: (c.destination, c.layer, c.first_byte)))
     return min(whole, ordered, key=busiest_bytes)
 
 
-def _cut(
-    sizes: Sequence[int], wants: Sequence[Want], holders: Holders, chunk_bytes: int
-) -> list[LayerCopy]:
+def _cut(inventory: Inventory, wants: Sequence[Want], chunk_bytes: int) -> list[LayerCopy]:
+    sizes = inventory.sizes
     units = [max(-(-size // chunk_bytes), 1) for size in sizes]
+    holders = {layer: inventory.holders_of(layer) for layer in {layer for layer, _ in wants}}
     groups: dict[tuple[str, ...], list[Want]] = {}
     for want in wants:
-        groups.setdefault(tuple(holders[want[0]]), []).append(want)
+        groups.setdefault(holders[want[0]], []).append(want)
     received: dict[str, int] = {}
     for layer, node_id in wants:
         received[node_id] = received.get(node_id, 0) + units[layer]

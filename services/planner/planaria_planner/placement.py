@@ -4,7 +4,7 @@ A linear sum assignment of nodes to places: the cost is what the node lacks of t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -13,9 +13,8 @@ from planaria_planner.inventory import Inventory
 from planaria_planner.nodes import Node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A node's place in a pipeline to come.
+class Place(NamedTuple):
+    """A node's place in a pipeline to come; a named tuple, since plans made ahead make thousands.
 
     Attributes:
         layers: the layers it is to hold.

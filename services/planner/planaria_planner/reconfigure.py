@@ -4,6 +4,7 @@ Every candidate is placed on the nodes, and the one that does the most steps wit
 wins: `(H - seconds to get there) / T` (ALGORITHMS.md 5).
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,10 +19,7 @@ from planaria_planner.candidates import (
     targets,
 )
 from planaria_planner.checks import check_change
-from planaria_planner.copies import (
-    LayerCopy,
-    busiest_bytes,
-)
+from planaria_planner.copies import LayerCopy, busiest_bytes
 from planaria_planner.cost import CostModel, Stage, layers_by_node
 from planaria_planner.instantiate import (
     most_pipelines,
@@ -122,11 +120,11 @@ def reconfigure(
     """
     check_change(problem, running, holdings, horizon_seconds)
     problem, pool = prepare(problem, nodes)
+    inventory = Inventory.of(problem.profile, holdings)
     return next_plan(
-        Groundwork.of(problem, pool),
+        Groundwork.of(problem, pool, running, inventory),
         pool,
-        running,
-        Inventory.of(problem.profile, holdings),
+        inventory,
         horizon_seconds=horizon_seconds,
         costs=costs or TransitionCosts(),
         chunk_bytes=chunk_bytes,
@@ -135,19 +133,43 @@ def reconfigure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groundwork:
-    """What is the same for every change of a job's nodes."""
+    """What is the same whichever of a job's nodes are lost.
+
+    Attributes:
+        problem: the job.
+        running: the pipelines of the plan that runs.
+        lacked: for each of them by its nodes, what they lack of it: as a rule nothing.
+        templates: what plans are chosen from.
+        selector: chooses from them.
+        pipeline_cost: the cost of a running pipeline.
+    """
 
     problem: Problem
+    running: tuple[RunningPipeline, ...]
+    lacked: Mapping[tuple[str, ...], Mapping[str, tuple[int, ...]]]
     templates: TemplateSet
     selector: Selector
     pipeline_cost: PipelineCosts
 
     @classmethod
-    def of(cls, problem: Problem, pool: Sequence[Node]) -> "Groundwork":
+    def of(
+        cls,
+        problem: Problem,
+        pool: Sequence[Node],
+        running: Sequence[RunningPipeline],
+        inventory: Inventory,
+    ) -> "Groundwork":
         """Compute it for at most these nodes; raises as `generate_templates`."""
         templates = templates_for(problem, pool)
         return cls(
             problem=problem,
+            running=tuple(running),
+            lacked={
+                pipeline.node_ids: _lacking(
+                    inventory, pipeline.node_ids, layers_by_node(pipeline.stages)
+                )
+                for pipeline in running
+            },
             templates=templates,
             selector=Selector(templates.templates),
             pipeline_cost=lru_cache(1024)(CostModel(problem.profile).pipeline_cost),
@@ -157,7 +179,6 @@ class Groundwork:
 def next_plan(
     ground: Groundwork,
     pool: Sequence[Node],
-    running: Sequence[RunningPipeline],
     inventory: Inventory,
     *,
     horizon_seconds: float,
@@ -165,7 +186,8 @@ def next_plan(
     chunk_bytes: int,
 ) -> Reconfiguration:
     """Do the work of `reconfigure` for a problem and nodes that were checked and prepared."""
-    problem, templates, selector = ground.problem, ground.templates, ground.selector
+    problem, running = ground.problem, ground.running
+    templates, selector = ground.templates, ground.selector
     budget = usable_nodes(problem, pool)
     min_pipelines = most_pipelines(problem, selector, budget)
     if min_pipelines == 0:
@@ -176,7 +198,7 @@ def next_plan(
         situation=situation,
         running={pipeline.node_ids: pipeline.stages for pipeline in running},
         inventory=inventory,
-        lacked={w.running.node_ids: _lacking(inventory, w.running) for w in situation.whole},
+        lacked=ground.lacked,
         horizon_seconds=horizon_seconds,
         costs=costs,
         chunk_bytes=chunk_bytes,
@@ -206,7 +228,6 @@ class _Change:
     running: Mapping[tuple[str, ...], tuple[Stage, ...]]
     inventory: Inventory
     lacked: Mapping[tuple[str, ...], Mapping[str, tuple[int, ...]]]
-    """What the nodes of each whole pipeline lack of it: as a rule nothing."""
     horizon_seconds: float
     costs: TransitionCosts
     chunk_bytes: int
@@ -229,12 +250,9 @@ class _Change:
         missing: dict[str, tuple[int, ...]] = {}
         for whole in target.kept:
             missing.update(self.lacked[whole.running.node_ids])
-        for node_ids, stages, _ in new:
-            pipeline = RunningPipeline(node_ids=node_ids, stages=stages)
-            missing.update(_lacking(self.inventory, pipeline))
-        copies = choose_pieces(
-            self.problem.profile, missing, self.inventory.holders, self.chunk_bytes
-        )
+        for choice, (node_ids, _, _) in zip(target.choices, new, strict=True):
+            missing.update(_lacking(self.inventory, node_ids, choice.template.layers_by_node))
+        copies = choose_pieces(missing, self.inventory, self.chunk_bytes)
         seconds = self._transition_seconds(plan, copies)
         steps = max(self.horizon_seconds - seconds, 0.0) / plan.iteration_seconds
         return Candidate(
@@ -256,14 +274,9 @@ class _Change:
             if heir:
                 heirs.remove(heir)
             places.extend(
-                Place(
-                    layers=layers,
-                    kind=kind,
-                    min_relative_speed=choice.relative_speed,
-                    heir_of=heir.node_ids[node] if heir else "",
-                )
+                Place(layers, kind, choice.relative_speed, heir.node_ids[node] if heir else "")
                 for node, (kind, layers) in enumerate(
-                    zip(template.node_kinds, layers_by_node(template.stages), strict=True)
+                    zip(template.node_kinds, template.layers_by_node, strict=True)
                 )
             )
         nodes = iter(assign(places, target.pool, self.inventory))
@@ -287,12 +300,13 @@ class _Change:
         )
 
 
-def _lacking(inventory: Inventory, pipeline: RunningPipeline) -> dict[str, tuple[int, ...]]:
+def _lacking(
+    inventory: Inventory, node_ids: Sequence[str], layers_by_node: Sequence[range]
+) -> dict[str, tuple[int, ...]]:
     """Return for each node of a pipeline the layers that it needs there and does not hold."""
     lacking = {}
-    for node_id, layers in zip(pipeline.node_ids, layers_by_node(pipeline.stages), strict=True):
-        held = inventory.layers_of(node_id)
-        here = tuple(layer for layer in layers if layer not in held)
+    for node_id, layers in zip(node_ids, layers_by_node, strict=True):
+        here = tuple(itertools.filterfalse(inventory.layers_of(node_id).__contains__, layers))
         if here:
             lacking[node_id] = here
     return lacking

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.cost import CostModel, PipelineCost, Stage
+from planaria_planner.cost import CostModel, PipelineCost, Stage, layers_by_node
 from planaria_planner.fronts import END, KIND, LAST_ON_NODE, PARENT, WIDTH, pareto_fronts
 from planaria_planner.profile import ModelProfile
 from planaria_planner.progress import step_counter
@@ -24,11 +24,13 @@ class Template:
         stages: in layer order.
         node_kinds: for each node, in pipeline order, the index of its kind.
         cost: a, b and the microbatches that fit.
+        layers_by_node: for each node the layers that it holds, as the stages say.
     """
 
     stages: tuple[Stage, ...]
     node_kinds: tuple[int, ...]
     cost: PipelineCost
+    layers_by_node: tuple[range, ...]
 
     @property
     def num_nodes(self) -> int:
@@ -161,23 +163,24 @@ def _template(model: CostModel, labels: Int64Array, label: int) -> Template:
     kinds: list[int] = []
     first_layer, starts_node = 0, True
     while label:
-        row = labels[label]
+        row = labels[label].tolist()
         if starts_node:
-            kinds.append(int(row[KIND]))
-        end = int(row[END])
+            kinds.append(row[KIND])
+        end = row[END]
         stages.append(
             Stage(
                 first_layer=first_layer,
                 num_layers=end - first_layer,
                 node=len(kinds) - 1,
-                accelerators=int(row[WIDTH]),
+                accelerators=row[WIDTH],
             )
         )
-        first_layer, starts_node, label = end, bool(row[LAST_ON_NODE]), int(row[PARENT])
+        first_layer, starts_node, label = end, bool(row[LAST_ON_NODE]), row[PARENT]
     return Template(
         stages=tuple(stages),
         node_kinds=tuple(kinds),
         cost=model.pipeline_cost(stages, kinds),
+        layers_by_node=layers_by_node(stages),
     )
 
 

@@ -103,7 +103,7 @@ def test_sources_load_the_busiest_link_the_least() -> None:
             f"d{i}": sorted(rng.sample(there, rng.randint(1, min(3, len(there)))))
             for i in range(rng.randint(1, 3))
         }
-        found = busiest_bytes(choose_sources(profile, missing, Inventory.of(profile, held).holders))
+        found = busiest_bytes(choose_sources(missing, Inventory.of(profile, held)))
         best = every_choice_of_sources(profile, missing, held)
         assert found >= best
         assert found <= 1.34 * best, f"seed {seed}"
@@ -118,6 +118,6 @@ def test_copies_do_not_depend_on_the_order_of_holdings() -> None:
     held = {f"h{i}": frozenset(rng.sample(range(6), 4)) for i in range(4)}
     missing = {"d0": [0, 1, 2], "d1": [3, 4]}
     backwards = dict(reversed(held.items()))
-    assert choose_sources(profile, missing, Inventory.of(profile, held).holders) == choose_sources(
-        profile, missing, Inventory.of(profile, backwards).holders
+    assert choose_sources(missing, Inventory.of(profile, held)) == choose_sources(
+        missing, Inventory.of(profile, backwards)
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planaria_planner.candidates import RunningPipeline
 from planaria_planner.copies import LayerCopy, busiest_bytes, choose_sources
 from planaria_planner.instantiate import instantiate
-from planaria_planner.inventory import Holders, Inventory
+from planaria_planner.inventory import Inventory
 from planaria_planner.nodes import Node
 from planaria_planner.pieces import choose_pieces
 from planaria_planner.problem import Problem
@@ -35,18 +35,19 @@ def random_wants(rng: random.Random, num_layers: int) -> tuple[Missing, dict[str
     return missing, held
 
 
-def one_after_another(profile: ModelProfile, missing: Missing, holders: Holders) -> int:
+def one_after_another(profile: ModelProfile, missing: Missing, inventory: Inventory) -> int:
     """Return the busiest link where each layer in turn comes from whoever sends least so far."""
     sent: dict[str, int] = {}
     for layer, _ in sorted((layer, node) for node, layers in missing.items() for layer in layers):
-        source = min(holders.get(layer, [""]), key=lambda name: (sent.get(name, 0), name))
+        names = inventory.holders_of(layer) or [""]
+        source = min(names, key=lambda name: (sent.get(name, 0), name))
         sent[source] = sent.get(source, 0) + profile.layers[layer].state_bytes
     received = [sum(profile.layers[i].state_bytes for i in layers) for layers in missing.values()]
     return max(*received, *sent.values())
 
 
 def check_every_byte_comes_once(
-    profile: ModelProfile, missing: Missing, holders: Holders, copies: Sequence[LayerCopy]
+    profile: ModelProfile, missing: Missing, inventory: Inventory, copies: Sequence[LayerCopy]
 ) -> None:
     for node_id, layers in missing.items():
         for layer in layers:
@@ -55,7 +56,7 @@ def check_every_byte_comes_once(
             for piece in pieces:
                 assert piece.first_byte == end
                 end += piece.num_bytes
-                assert piece.source in holders.get(layer, [""])
+                assert piece.source in (inventory.holders_of(layer) or [""])
             assert end == profile.layers[layer].state_bytes
     wanted = sum(len(layers) for layers in missing.values())
     assert len({(copy.layer, copy.destination) for copy in copies}) == wanted
@@ -68,14 +69,14 @@ def test_no_link_carries_more_than_without_pieces(seed: int, chunk_bytes: int) -
     rng = random.Random(seed)
     profile = random_profile(rng, num_layers=6)
     missing, held = random_wants(rng, 6)
-    holders = Inventory.of(profile, held).holders
-    whole = choose_sources(profile, missing, holders)
-    pieces = choose_pieces(profile, missing, holders, chunk_bytes)
+    inventory = Inventory.of(profile, held)
+    whole = choose_sources(missing, inventory)
+    pieces = choose_pieces(missing, inventory, chunk_bytes)
 
-    check_every_byte_comes_once(profile, missing, holders, whole)
-    check_every_byte_comes_once(profile, missing, holders, pieces)
+    check_every_byte_comes_once(profile, missing, inventory, whole)
+    check_every_byte_comes_once(profile, missing, inventory, pieces)
     assert busiest_bytes(pieces) <= busiest_bytes(whole)
-    assert busiest_bytes(whole) <= one_after_another(profile, missing, holders)
+    assert busiest_bytes(whole) <= one_after_another(profile, missing, inventory)
     if chunk_bytes == 0:
         assert pieces == whole
     for piece in pieces:
@@ -89,26 +90,26 @@ def test_pieces_load_the_busiest_link_the_least() -> None:
         rng = random.Random(seed)
         profile = equal_layers(5, state_bytes=1000)
         missing, held = random_wants(rng, 5)
-        holders = Inventory.of(profile, held).holders
-        missing = {n: [i for i in layers if i in holders] for n, layers in missing.items()}
+        inventory = Inventory.of(profile, held)
+        missing = {n: [i for i in layers if inventory.num_holders[i]] for n, layers in missing.items()}
         missing = {n: layers for n, layers in missing.items() if layers}
         wanted = [layer for layers in missing.values() for layer in layers]
         bound = max((1000 * len(layers) for layers in missing.values()), default=0)
         for size in range(1, 6):
             for some in itertools.combinations(sorted(set(wanted)), size):
-                senders = {name for layer in some for name in holders[layer]}
+                senders = {name for layer in some for name in inventory.holders_of(layer)}
                 chunks = sum(10 for layer in wanted if layer in some)
                 bound = max(bound, 100 * math.ceil(chunks / len(senders)))
-        pieces = choose_pieces(profile, missing, holders, 100)
+        pieces = choose_pieces(missing, inventory, 100)
         assert busiest_bytes(pieces) == bound, f"seed {seed}"
-        better += bound < busiest_bytes(choose_sources(profile, missing, holders))
+        better += bound < busiest_bytes(choose_sources(missing, inventory))
     assert better > 5
 
 
 def test_one_large_layer_is_drawn_from_all_its_holders() -> None:
     profile = equal_layers(1, state_bytes=1000)
-    holders = Inventory.of(profile, {name: frozenset({0}) for name in "abcd"}).holders
-    copies = choose_pieces(profile, {"x": [0], "y": [0], "z": [0]}, holders, 10)
+    inventory = Inventory.of(profile, {name: frozenset({0}) for name in "abcd"})
+    copies = choose_pieces({"x": [0], "y": [0], "z": [0]}, inventory, 10)
     sent = {name: sum(c.num_bytes for c in copies if c.source == name) for name in "abcd"}
     assert busiest_bytes(copies) == 1000, "what each of the three receives"
     assert sum(sent.values()) == 3000
@@ -117,9 +118,9 @@ def test_one_large_layer_is_drawn_from_all_its_holders() -> None:
 def test_sizes_beyond_32_bits() -> None:
     """Terabytes in single bytes: units grow until they can be counted."""
     profile = equal_layers(2, state_bytes=1 << 42, memory_bytes=1 << 50)
-    holders = Inventory.of(profile, {"a": frozenset({0, 1}), "b": frozenset({0, 1})}).holders
-    copies = choose_pieces(profile, {"x": [0], "y": [1], "z": [0]}, holders, 1)
-    check_every_byte_comes_once(profile, {"x": [0], "y": [1], "z": [0]}, holders, copies)
+    inventory = Inventory.of(profile, {"a": frozenset({0, 1}), "b": frozenset({0, 1})})
+    copies = choose_pieces({"x": [0], "y": [1], "z": [0]}, inventory, 1)
+    check_every_byte_comes_once(profile, {"x": [0], "y": [1], "z": [0]}, inventory, copies)
     assert busiest_bytes(copies) <= 1.51 * (1 << 42)
 
 
