@@ -8,11 +8,16 @@ from collections.abc import Iterator, Sequence
 from planaria_common.errors import PlanariaError
 from planaria_planner.candidates import RunningPipeline
 from planaria_planner.checks import check_change
-from planaria_planner.instantiate import prepare
 from planaria_planner.inventory import Holdings, Inventory
 from planaria_planner.nodes import Node
 from planaria_planner.problem import Problem
-from planaria_planner.reconfigure import Groundwork, Reconfiguration, TransitionCosts, next_plan
+from planaria_planner.reconfigure import (
+    Reconfiguration,
+    TransitionCosts,
+    best_ground,
+    groundworks,
+    next_plan,
+)
 
 Outcome = Reconfiguration | PlanariaError
 """The plan that follows a loss, or why there is none."""
@@ -33,16 +38,15 @@ def plan_ahead(
     Arguments and errors are those of `reconfigure`; what they have in common is computed once.
     """
     check_change(problem, running, holdings, horizon_seconds)
-    problem, pool = prepare(problem, nodes)
     inventory = Inventory.of(problem.profile, holdings)
-    ground = Groundwork.of(problem, pool, running, inventory)
+    grounds = groundworks(problem, nodes, running, inventory)
+    node_ids = frozenset(node.node_id for node in nodes)
     for lost in sorted(node_id for pipeline in running for node_id in pipeline.node_ids):
         try:
             yield (
                 lost,
                 next_plan(
-                    ground,
-                    [node for node in pool if node.node_id != lost],
+                    *best_ground(grounds, node_ids - {lost}),
                     inventory.without(lost),
                     horizon_seconds=horizon_seconds,
                     costs=costs or TransitionCosts(),

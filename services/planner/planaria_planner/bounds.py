@@ -10,21 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planaria_planner.cost import CostModel
-from planaria_planner.nodes import Node, nodes_per_kind
+from planaria_planner.nodes import Node
 from planaria_planner.plans import Selector, can_mix
 from planaria_planner.problem import Problem
 from planaria_planner.profile import NodeKind, widths_up_to
-from planaria_planner.templates import Template, remembered_templates, templates_mix
+from planaria_planner.templates import TemplateSet, remembered_templates
 
 
-def is_proven(problem: Problem, nodes: Sequence[Node], templates: Sequence[Template]) -> bool:
+def is_proven(problem: Problem, nodes: Sequence[Node], templates: TemplateSet) -> bool:
     """Say whether the best plan from these templates is the optimum, no kinds being merged."""
-    num_kinds = len(problem.profile.hardware.node_kinds)
-    return num_kinds == 1 or (
+    return len(problem.profile.hardware.node_kinds) == 1 or (
         len({node.relative_speed for node in nodes}) == 1
         and (problem.max_nodes is None or problem.max_nodes >= len(nodes))
-        and templates_mix(problem.profile.num_layers, nodes_per_kind(nodes, num_kinds))
-        and can_mix(templates, nodes)
+        and templates.mixes
+        and can_mix(templates.templates, nodes)
     )
 
 

@@ -13,6 +13,7 @@ from planaria_planner.checks import invalid_argument
 from planaria_planner.drawing import draw_plan
 from planaria_planner.explain import Explanation, explain, in_words
 from planaria_planner.instantiate import Instantiation, instantiate
+from planaria_planner.next_best import NextBest
 from planaria_planner.nodes import Node
 from planaria_planner.problem import Problem
 from planaria_planner.profile import ModelProfile
@@ -158,15 +159,16 @@ def plan_json(answer: Instantiation, explanation: Explanation) -> dict[str, Any]
             }
             for pipeline in pipelines
         ],
-        "next_best": _next_best(explanation),
+        "next_best": _next_best(explanation.next_best),
         **({} if proven else {"lower_bound_seconds": answer.lower_bound_seconds}),
     }
 
 
-def _next_best(explanation: Explanation) -> dict[str, Any] | None:
-    if explanation.next_best_seconds is None:
+def _next_best(other: NextBest) -> dict[str, Any] | None:
+    if other.iteration_seconds is None:
         return None
     return {
-        "iteration_seconds": explanation.next_best_seconds,
-        "pipelines": [{"num_nodes": size} for size in explanation.next_best_sizes],
+        "iteration_seconds": other.iteration_seconds,
+        "pipelines": [{"num_nodes": size} for size in other.sizes],
+        "proven": not other.unproven,
     }

@@ -187,14 +187,19 @@ def reconfigure_message(answer: Reconfiguration) -> pb.ReconfigureResponse:
     )
 
 
-def ahead_message(lost_node_id: str, outcome: Outcome) -> pb.PlanAheadResponse:
+def ahead_message(
+    lost_node_id: str, outcome: Outcome, *, done_fraction: float
+) -> pb.PlanAheadResponse:
     if isinstance(outcome, PlanariaError):
         return pb.PlanAheadResponse(
             lost_node_id=lost_node_id,
             error_reason=outcome.reason.value,
             error_message=outcome.message,
+            done_fraction=done_fraction,
         )
-    return pb.PlanAheadResponse(lost_node_id=lost_node_id, next=reconfigure_message(outcome))
+    return pb.PlanAheadResponse(
+        lost_node_id=lost_node_id, next=reconfigure_message(outcome), done_fraction=done_fraction
+    )
 
 
 def _candidate_message(candidate: Candidate) -> pb.Candidate:

@@ -23,6 +23,9 @@ UNBOUNDED = 1 << 62
 SUM, MAX, FIT, STAGES, END, WIDTH, KIND, LAST_ON_NODE, PARENT = range(9)
 COLUMNS = 9
 
+# What is counted while it runs: layers done, and labels compared with one another.
+LAYERS, WORK = range(2)
+
 
 @compiled
 def _beats(label: Int64Array, other: Int64Array, count_stages: bool) -> bool:
@@ -140,6 +143,7 @@ def _front_of(
     closed_ids: Int64Array,
     count_stages: bool,
     front: Int64Array,
+    done: Int64Array,
 ) -> tuple[Int64Array, int]:
     """Gather the ways to run the layers from i on the nodes v, with `used` accelerators in front.
 
@@ -170,13 +174,18 @@ def _front_of(
                 label[PARENT] = closed_ids[index, 0] if g == used else index
                 _put_in_front(tables, i, q, kind, labels[label[PARENT]], label)
                 front = _room(front, size)
+                done[WORK] += size + 1
                 size = _insert(front, size, labels_here, 0, count_stages)
     return front, size
 
 
 @compiled
 def pareto_fronts(
-    tables: CostTables, without: Int64Array, num_nodes: Int64Array, steps_done: Int64Array
+    tables: CostTables,
+    without: Int64Array,
+    num_nodes: Int64Array,
+    done: Int64Array,
+    most_work: int,
 ) -> tuple[Int64Array, Int64Array]:
     """Return every undominated partition of the whole model for every node count.
 
@@ -185,10 +194,11 @@ def pareto_fronts(
         without: [count, kind] index of the count with one node of the kind less, or -1; count 0
             is no node at all.
         num_nodes: [count] nodes in all.
-        steps_done: [0] is increased after each layer, for whoever waits.
+        done: LAYERS is increased after each layer, for whoever waits, WORK with each comparison.
+        most_work: give up when WORK is more than that.
 
     Returns:
-        The labels, [label, column]; and the ids of those that are complete.
+        The labels, [label, column]; and the ids of those that are complete, none when given up.
     """
     num_layers, num_counts, num_kinds = len(tables.state) - 1, len(without), len(tables.memory)
     count_stages = _memory_can_bind(tables)
@@ -219,7 +229,7 @@ def pareto_fronts(
                 for used in range(1, tables.accelerators[kind] + 1):
                     front, size = _front_of(
                         tables, i, v, kind, used, behind,
-                        labels, opened, closed, closed_ids, count_stages, front,
+                        labels, opened, closed, closed_ids, count_stages, front, done,
                     )  # fmt: skip
                     opened[i, v, kind, used, 0] = num_labels
                     for row in range(size):
@@ -237,6 +247,8 @@ def pareto_fronts(
                 closed_ids[num_closed, 0] = best[row, PARENT]
                 num_closed += 1
             closed[i, v, 1] = num_closed
-        steps_done[0] += 1
+            if done[WORK] > most_work:
+                return labels[:0], closed_ids[:0, 0]
+        done[LAYERS] += 1
     first_complete = closed[0, 1, 0] if num_counts > 1 else num_closed
     return labels[:num_labels], closed_ids[first_complete:num_closed, 0]

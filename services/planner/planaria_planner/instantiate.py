@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.bounds import is_proven, lower_bound_seconds
-from planaria_planner.kinds import are_few, merge_kinds
+from planaria_planner.kinds import MAX_KINDS, are_few, merge_kinds
 from planaria_planner.nodes import Node, check_nodes, in_order, nodes_per_kind
-from planaria_planner.plans import Choice, Selection, Selector
+from planaria_planner.plans import Choice, Selection, Selector, can_mix
 from planaria_planner.problem import Plan, Problem, make_plan
 from planaria_planner.templates import TemplateSet, not_enough_nodes, remembered_templates
 
@@ -24,6 +24,7 @@ class Instantiation:
         plan: the fastest plan that meets the fault tolerance.
         templates: what it was chosen from.
         lower_bound_seconds: no plan has a shorter step; that of the plan where it is the optimum.
+        is_exhaustive: whether every possible plan was considered, and not only those of some kind.
     """
 
     problem: Problem
@@ -31,6 +32,7 @@ class Instantiation:
     plan: Plan
     templates: TemplateSet
     lower_bound_seconds: float
+    is_exhaustive: bool
 
 
 def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
@@ -42,10 +44,8 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
             FAULT_TOLERANCE_IMPOSSIBLE when the pipelines that f asks for need more.
     """
     asked = problem
-    problem, pool = prepare(problem, nodes)
-    templates = templates_for(problem, pool)
+    problem, pool, templates, selector = _best_view(problem, nodes)
     budget = usable_nodes(problem, pool)
-    selector = Selector(templates.templates)
     selection = selector.select(
         budget,
         min_pipelines=problem.fault_tolerance + 1,
@@ -55,7 +55,8 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
         raise _refusal(problem, templates, selector, budget)
     plan = _placed(problem, selection, pool)
     bound = plan.iteration_seconds
-    if not (are_few(asked.profile, nodes) and is_proven(problem, pool, templates.templates)):
+    is_exhaustive = are_few(asked.profile, nodes) and is_proven(problem, pool, templates)
+    if not is_exhaustive:
         bound = min(bound, lower_bound_seconds(asked, nodes))
     return Instantiation(
         problem=problem,
@@ -63,14 +64,64 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
         plan=plan,
         templates=templates,
         lower_bound_seconds=bound,
+        is_exhaustive=is_exhaustive,
     )
 
 
-def prepare(problem: Problem, nodes: Sequence[Node]) -> tuple[Problem, tuple[Node, ...]]:
-    """Check the nodes, put them in order, and merge kinds of node that are alike."""
+def _best_view(
+    problem: Problem, nodes: Sequence[Node]
+) -> tuple[Problem, tuple[Node, ...], TemplateSet, Selector]:
+    found = []
+    for view in views(problem, nodes):
+        try:
+            templates = templates_for(*view)
+        except PlanariaError as error:
+            refusal = error
+        else:
+            found.append((*view, templates, Selector(templates.templates)))
+    if not found:
+        raise refusal
+    return found[0] if len(found) == 1 else max(found, key=lambda f: promise(f[0], f[3], f[1]))
+
+
+View = tuple[Problem, tuple[Node, ...]]
+"""A job and its nodes as the search sees them: in order, some kinds of node merged."""
+
+
+def views(problem: Problem, nodes: Sequence[Node]) -> tuple[View, ...]:
+    """Return the ways to look at a job that are worth it.
+
+    A single one that merges no more than it must, where pipelines may mix its kinds. Where these
+    would be too many, also one of a single kind: on it pipelines may have any nodes.
+    """
     check_nodes(nodes)
-    profile, merged = merge_kinds(problem.profile, in_order(nodes))
+    least = _merged(problem, nodes, MAX_KINDS)
+    if len(least[0].profile.hardware.node_kinds) == 1 or _mixes(least):
+        return (least,)
+    return least, _merged(problem, nodes, 1)
+
+
+def _merged(problem: Problem, nodes: Sequence[Node], most_kinds: int) -> View:
+    profile, merged = merge_kinds(problem.profile, in_order(nodes), most_kinds)
     return replace(problem, profile=profile), in_order(merged)
+
+
+def _mixes(view: View) -> bool:
+    try:
+        templates = templates_for(*view)
+    except PlanariaError:
+        return False
+    return templates.mixes and can_mix(templates.templates, view[1])
+
+
+def promise(
+    problem: Problem, selector: Selector, nodes: Sequence[Node]
+) -> tuple[int, float]:
+    """Return what a view is compared by: pipelines, at most f + 1, and negative seconds of a step."""
+    budget = usable_nodes(problem, nodes)
+    count = most_pipelines(problem, selector, budget)
+    best = selector.select(budget, min_pipelines=count, num_microbatches=problem.num_microbatches)
+    return (count, -best.iteration_seconds) if count and best else (0, 0.0)
 
 
 def templates_for(problem: Problem, nodes: Sequence[Node]) -> TemplateSet:

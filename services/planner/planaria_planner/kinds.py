@@ -17,9 +17,9 @@ MAX_KINDS = 3
 
 
 def merge_kinds(
-    profile: ModelProfile, nodes: Sequence[Node]
+    profile: ModelProfile, nodes: Sequence[Node], most_kinds: int = MAX_KINDS
 ) -> tuple[ModelProfile, tuple[Node, ...]]:
-    """Return the profile with at most MAX_KINDS kinds, and the nodes by their new kinds.
+    """Return the profile with at most so many kinds, and the nodes by their new kinds.
 
     Kinds without nodes are left out, unless there are no nodes at all.
     """
@@ -32,7 +32,7 @@ def merge_kinds(
     groups: dict[NodeKind, list[Node]] = {}
     for node in nodes:
         groups.setdefault(clipped[node.kind], []).append(node)
-    while len(groups) > MAX_KINDS:
+    while len(groups) > most_kinds:
         one, other = min(
             itertools.combinations(sorted(groups, key=_order), 2),
             key=lambda pair: _loss(*pair),

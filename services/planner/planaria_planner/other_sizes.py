@@ -23,7 +23,7 @@ from planaria_planner.templates import Template
 RUNS, KEY, SIZE, PARENT = range(4)
 COLUMNS = 4
 
-_MOST_WORK = 1_000_000
+MOST_WORK = 4_000_000
 """Nodes times sizes times pipelines up to which there is an answer, within a second or so."""
 
 
@@ -58,9 +58,14 @@ def _add(best: Int64Array, runs: int, key: int, size: int, parent: int) -> None:
 
 @compiled
 def _fill(
-    runs: Int64Array, sizes: Int64Array, keys: Int64Array, speed_of: Int64Array, table: Int64Array
+    runs: Int64Array,
+    sizes: Int64Array,
+    keys: Int64Array,
+    speed_of: Int64Array,
+    exactly: bool,
+    table: Int64Array,
 ) -> None:
-    """Fill table[k, v]: two partial plans of at least k pipelines on the first v nodes."""
+    """Fill table[k, v]: two partial plans of at least, or of exactly, k pipelines on v nodes."""
     num_nodes = table.shape[1] - 1
     for k in range(len(table)):
         for v in range(num_nodes + 1):
@@ -76,13 +81,27 @@ def _fill(
                     _add(best, same[RUNS], same[KEY], same[SIZE], same[PARENT])
             for size in range(len(sizes)):
                 left, row, here = v - sizes[size], max(k - 1, 0), runs[speed_of[v], size]
-                if left < 0 or here == 0:
+                if left < 0 or here == 0 or (exactly and k == 0):
                     continue
                 for which in range(2):
                     rest = table[row, left, which]
                     if rest[RUNS] >= 0:
                         index = 2 * (row * (num_nodes + 1) + left) + which
                         _add(best, rest[RUNS] + here, rest[KEY] + keys[size], size, index)
+
+
+def work_of_other_sizes(
+    numbers: Sequence[int], num_nodes: int, *, min_pipelines: int, num_microbatches: int
+) -> int:
+    """Return how much there is to do, to be compared with MOST_WORK."""
+    exactly = _may_outnumber(numbers, num_nodes, num_microbatches)
+    rows = 1 + (num_microbatches if exactly else min_pipelines)
+    return num_nodes * len(numbers) * rows
+
+
+def _may_outnumber(numbers: Sequence[int], num_nodes: int, num_microbatches: int) -> bool:
+    """Whether there may be more pipelines than microbatches."""
+    return num_microbatches < num_nodes // min(numbers)
 
 
 def fastest_of_other_sizes(
@@ -92,11 +111,11 @@ def fastest_of_other_sizes(
     *,
     min_pipelines: int,
     num_microbatches: int,
+    at_least_seconds: float,
 ) -> tuple[float, tuple[int, ...]] | None:
     """Return the seconds of a step and the sizes of the best plan whose sizes differ from `sizes`.
 
-    None where there is no such plan, where there may be more pipelines than microbatches, and for
-    jobs too large to answer at once.
+    None where there is no such plan.
 
     Args:
         templates: what to choose from, all of one kind of node.
@@ -104,11 +123,9 @@ def fastest_of_other_sizes(
         sizes: how many pipelines of how many nodes the given plan has.
         min_pipelines: the fewest pipelines.
         num_microbatches: microbatches of one step (M).
+        at_least_seconds: a step of the fastest plan of any sizes.
     """
     numbers = sorted({template.num_nodes for template in templates})
-    work = len(nodes) * len(numbers) * (min_pipelines + 1)
-    if work > _MOST_WORK or num_microbatches < len(nodes) // numbers[0]:
-        return None
     ordered = [node.relative_speed for node in in_order(nodes)]
     speeds = list(dict.fromkeys(ordered))
     speed_of = np.array([0, *map(speeds.index, ordered)], dtype=np.int64)
@@ -120,19 +137,25 @@ def fastest_of_other_sizes(
     given = np.array([sizes[number] for number in numbers], dtype=np.int64)
     given_key = int(np.sum(keys * given))
 
-    table = np.empty((min_pipelines + 1, len(nodes) + 1, 2, COLUMNS), dtype=np.int64)
+    # Where pipelines could outnumber microbatches, each of which keeps one busy, they are counted.
+    exactly = _may_outnumber(numbers, len(nodes), num_microbatches)
+    rows = 1 + (num_microbatches if exactly else min_pipelines)
+    table = np.empty((rows, len(nodes) + 1, 2, COLUMNS), dtype=np.int64)
     runs = np.empty((len(speeds), len(numbers)), dtype=np.int64)
 
     def within(seconds: float) -> tuple[int, ...] | None:
         _runs_by_size(seconds, by_speed, caps, size_of, runs)
-        _fill(runs, np.array(numbers, dtype=np.int64), keys, speed_of, table)
-        for plan in table[-1, -1]:
+        _fill(runs, np.array(numbers, dtype=np.int64), keys, speed_of, exactly, table)
+        for plan in table[min_pipelines:, -1].reshape(-1, COLUMNS):
             if plan[RUNS] >= num_microbatches and plan[KEY] != given_key:
                 return _sizes_of(plan, table, numbers)
         return None
 
     all_costs, all_caps = by_speed.reshape(-1, 2), np.tile(caps, len(speeds))
-    low, high = -1.0, largest_value(math.inf, all_costs, all_caps)
+    as_fast = within(at_least_seconds)
+    if as_fast:
+        return at_least_seconds, as_fast
+    low, high = at_least_seconds, largest_value(math.inf, all_costs, all_caps)
     found = within(high)
     while found and (seconds := next_value(low, high, all_costs, all_caps)) > low:
         faster = within(seconds)

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 
 import numpy as np
 
+from planaria_planner.fronts import LAYERS
 from planaria_planner.tables import Int64Array
 
 
@@ -13,13 +14,16 @@ class Progress:
     """Counts steps done; the compiled loop that counts runs in one thread, readers in others."""
 
     def __init__(self) -> None:
-        self._counter: Int64Array = np.zeros(1, dtype=np.int64)
+        self._done: Int64Array = np.zeros(2, dtype=np.int64)
         self._total = 0
+        self._most = 0.0
 
     @property
     def fraction(self) -> float:
-        """From 0 to 1."""
-        return min(float(self._counter[0]) / self._total, 1.0) if self._total else 0.0
+        """From 0 to 1; it never falls, also where there is more to be done than was thought."""
+        if self._total:
+            self._most = max(self._most, min(float(self._done[LAYERS]) / self._total, 1.0))
+        return self._most
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -32,8 +36,8 @@ class Progress:
 
     def expect(self, num_steps: int) -> Int64Array:
         """Say how many steps follow; return where to count them."""
-        self._counter[0], self._total = 0, num_steps
-        return self._counter
+        self._done[:], self._total = 0, num_steps
+        return self._done
 
 
 _followed_by: ContextVar[Progress | None] = ContextVar("progress", default=None)

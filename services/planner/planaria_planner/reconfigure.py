@@ -5,10 +5,11 @@ wins: `(H - seconds to get there) / T` (ALGORITHMS.md 5).
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from planaria_common.errors import PlanariaError
 from planaria_planner.candidates import (
     CandidateKind,
     PipelineCosts,
@@ -24,9 +25,10 @@ from planaria_planner.cost import CostModel, Stage, layers_by_node
 from planaria_planner.instantiate import (
     most_pipelines,
     nodes_needed,
-    prepare,
+    promise,
     templates_for,
     usable_nodes,
+    views,
 )
 from planaria_planner.inventory import Holdings, Inventory
 from planaria_planner.nodes import Node
@@ -119,11 +121,10 @@ def reconfigure(
             `generate_templates`; NOT_ENOUGH_NODES when not even one pipeline can run.
     """
     check_change(problem, running, holdings, horizon_seconds)
-    problem, pool = prepare(problem, nodes)
     inventory = Inventory.of(problem.profile, holdings)
+    grounds = groundworks(problem, nodes, running, inventory)
     return next_plan(
-        Groundwork.of(problem, pool, running, inventory),
-        pool,
+        *best_ground(grounds, frozenset(node.node_id for node in nodes)),
         inventory,
         horizon_seconds=horizon_seconds,
         costs=costs or TransitionCosts(),
@@ -137,6 +138,7 @@ class Groundwork:
 
     Attributes:
         problem: the job.
+        pool: its nodes, in order.
         running: the pipelines of the plan that runs.
         lacked: for each of them by its nodes, what they lack of it: as a rule nothing.
         templates: what plans are chosen from.
@@ -145,6 +147,7 @@ class Groundwork:
     """
 
     problem: Problem
+    pool: tuple[Node, ...]
     running: tuple[RunningPipeline, ...]
     lacked: Mapping[tuple[str, ...], Mapping[str, tuple[int, ...]]]
     templates: TemplateSet
@@ -155,7 +158,7 @@ class Groundwork:
     def of(
         cls,
         problem: Problem,
-        pool: Sequence[Node],
+        pool: tuple[Node, ...],
         running: Sequence[RunningPipeline],
         inventory: Inventory,
     ) -> "Groundwork":
@@ -163,6 +166,7 @@ class Groundwork:
         templates = templates_for(problem, pool)
         return cls(
             problem=problem,
+            pool=pool,
             running=tuple(running),
             lacked={
                 pipeline.node_ids: _lacking(
@@ -174,6 +178,34 @@ class Groundwork:
             selector=Selector(templates.templates),
             pipeline_cost=lru_cache(1024)(CostModel(problem.profile).pipeline_cost),
         )
+
+
+def groundworks(
+    problem: Problem,
+    nodes: Sequence[Node],
+    running: Sequence[RunningPipeline],
+    inventory: Inventory,
+) -> tuple[Groundwork, ...]:
+    """Return one for each view of the job that is worth it; raises as `generate_templates`."""
+    found = []
+    for view in views(problem, nodes):
+        try:
+            found.append(Groundwork.of(*view, running, inventory))
+        except PlanariaError as error:
+            refusal = error
+    if not found:
+        raise refusal
+    return tuple(found)
+
+
+def best_ground(
+    grounds: Sequence[Groundwork], node_ids: Collection[str]
+) -> tuple[Groundwork, tuple[Node, ...]]:
+    """Return the ground with the best plan from scratch on these nodes, and the nodes there."""
+    each = [(g, tuple(node for node in g.pool if node.node_id in node_ids)) for g in grounds]
+    if len(each) == 1:
+        return each[0]
+    return max(each, key=lambda one: promise(one[0].problem, one[0].selector, one[1]))
 
 
 def next_plan(

@@ -1,8 +1,8 @@
 """The planner's gRPC server: messages in, pure functions, messages out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, TypedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, TypedDict, TypeVar
 
 import grpc
 
@@ -45,6 +45,14 @@ class PlannerServicer(pb_grpc.PlannerServiceServicer):
     ) -> pb.GenerateTemplatesResponse:
         return await asyncio.to_thread(_generate_templates, request)
 
+    async def GenerateTemplatesWithProgress(  # noqa: N802
+        self, request: pb.GenerateTemplatesWithProgressRequest, _context: Context
+    ) -> AsyncIterator[pb.GenerateTemplatesWithProgressResponse]:
+        async for done_fraction, answer in _told(_generate_templates, request.request):
+            yield pb.GenerateTemplatesWithProgressResponse(
+                done_fraction=done_fraction, answer=answer
+            )
+
     async def Instantiate(  # noqa: N802
         self, request: pb.InstantiateRequest, _context: Context
     ) -> pb.InstantiateResponse:
@@ -53,30 +61,55 @@ class PlannerServicer(pb_grpc.PlannerServiceServicer):
     async def InstantiateWithProgress(  # noqa: N802
         self, request: pb.InstantiateWithProgressRequest, _context: Context
     ) -> AsyncIterator[pb.InstantiateWithProgressResponse]:
-        progress = Progress()
-        with progress.followed():
-            answer = asyncio.create_task(asyncio.to_thread(_instantiate, request.request))
-        while not (await asyncio.wait({answer}, timeout=PROGRESS_SECONDS))[0]:
-            yield pb.InstantiateWithProgressResponse(done_fraction=progress.fraction)
-        yield pb.InstantiateWithProgressResponse(done_fraction=1.0, answer=await answer)
+        async for done_fraction, answer in _told(_instantiate, request.request):
+            yield pb.InstantiateWithProgressResponse(done_fraction=done_fraction, answer=answer)
 
     async def Reconfigure(  # noqa: N802
         self, request: pb.ReconfigureRequest, _context: Context
     ) -> pb.ReconfigureResponse:
         return await asyncio.to_thread(_reconfigure, request)
 
+    async def ReconfigureWithProgress(  # noqa: N802
+        self, request: pb.ReconfigureWithProgressRequest, _context: Context
+    ) -> AsyncIterator[pb.ReconfigureWithProgressResponse]:
+        async for done_fraction, answer in _told(_reconfigure, request.request):
+            yield pb.ReconfigureWithProgressResponse(done_fraction=done_fraction, answer=answer)
+
     async def PlanAhead(  # noqa: N802
         self, request: pb.PlanAheadRequest, _context: Context
     ) -> AsyncIterator[pb.PlanAheadResponse]:
         problem, change = _change(request.present)
+        num_losses = sum(len(pipeline.node_ids) for pipeline in change["running"])
         outcomes = plan_ahead(problem, **change)
-        while (one := await asyncio.to_thread(next, outcomes, None)) is not None:
-            yield convert.ahead_message(*one)
+        for num_done in range(num_losses):
+            async for fraction, one in _told(next, outcomes):
+                # The first one waits for the templates: they count as half of the work.
+                if one is not None:
+                    done_fraction = (1 + (num_done + 1) / num_losses) / 2
+                    yield convert.ahead_message(*one, done_fraction=done_fraction)
+                elif num_done == 0:
+                    yield pb.PlanAheadResponse(done_fraction=fraction / 2)
 
     async def Simulate(  # noqa: N802
         self, request: pb.SimulateRequest, _context: Context
     ) -> pb.SimulateResponse:
         return await asyncio.to_thread(_simulate, request)
+
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+
+
+async def _told(
+    compute: Callable[[RequestT], AnswerT], request: RequestT
+) -> AsyncIterator[tuple[float, AnswerT | None]]:
+    """Yield now and then how much is done, and at the end the answer."""
+    progress = Progress()
+    with progress.followed():
+        answer = asyncio.create_task(asyncio.to_thread(compute, request))
+    while not (await asyncio.wait({answer}, timeout=PROGRESS_SECONDS))[0]:
+        yield progress.fraction, None
+    yield 1.0, await answer
 
 
 def planner_server(*, host: str, port: int, token: str | None) -> GrpcServer:
@@ -118,7 +151,8 @@ def _instantiate(request: pb.InstantiateRequest) -> pb.InstantiateResponse:
         plan=convert.plan_message(answer.plan),
         reason=in_words(answer, explanation),
         min_nodes=answer.templates.min_nodes,
-        next_best_iteration_seconds=explanation.next_best_seconds or 0.0,
+        next_best_iteration_seconds=explanation.next_best.iteration_seconds or 0.0,
+        next_best_proven=not explanation.next_best.unproven,
         lower_bound_seconds=answer.lower_bound_seconds,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.cost import CostModel, PipelineCost, Stage, layers_by_node
-from planaria_planner.fronts import END, KIND, LAST_ON_NODE, PARENT, WIDTH, pareto_fronts
+from planaria_planner.fronts import END, KIND, LAST_ON_NODE, PARENT, WIDTH, WORK, pareto_fronts
 from planaria_planner.profile import ModelProfile
 from planaria_planner.progress import step_counter
 from planaria_planner.tables import CostTables, Int64Array, cost_tables
@@ -44,10 +44,12 @@ class TemplateSet:
         templates: by size, kinds, and then from the fastest bottleneck to the slowest.
         min_nodes: n0, the fewest nodes that hold the model, or the request's minimum if more.
         sizes: the numbers of nodes for which there are templates.
+        mixes: whether templates that mix kinds of node are among them.
     """
 
-    def __init__(self, templates: Iterable[Template]) -> None:
+    def __init__(self, templates: Iterable[Template], *, mixes: bool) -> None:
         self.templates = tuple(templates)
+        self.mixes = mixes
         self._on_kinds: dict[tuple[int, ...], tuple[Template, ...]] = {}
         for template in self.templates:
             kinds = tuple(sorted(template.node_kinds))
@@ -89,10 +91,10 @@ def generate_templates(
         )
     tables = cost_tables(profile, max_width)
     check_layers_fit(profile, tables)
-    templates = _front(profile, tables, nodes_per_kind)
+    templates, mixes = _front(profile, tables, nodes_per_kind)
     usable = tuple(t for t in templates if t.num_nodes >= min_nodes)
     if usable:
-        return TemplateSet(usable)
+        return TemplateSet(usable, mixes=mixes)
     raise _no_template(profile, tables, nodes_per_kind, min_nodes)
 
 
@@ -106,37 +108,55 @@ The answer follows from the arguments alone, so remembering it leaves a server s
 _MOST_COUNTS = 1000
 """Different counts of nodes by kind up to which templates may mix kinds."""
 
+_MOST_WORK = 500_000_000
+"""Comparisons of partial pipelines up to which templates may mix kinds: half a second or so."""
+
 
 def _front(
     profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int]
-) -> tuple[Template, ...]:
-    most = profile.num_layers
-    if templates_mix(most, nodes_per_kind):
-        mixes = [list(nodes_per_kind)]
-    else:
-        mixes = [
-            [limit if kind == only else 0 for kind, limit in enumerate(nodes_per_kind)]
-            for only in range(len(nodes_per_kind))
-        ]
+) -> tuple[tuple[Template, ...], bool]:
+    """Return the templates, and whether all that mix kinds of node are among them."""
+    kinds = [kind for kind, limit in enumerate(nodes_per_kind) if limit]
+    pure = [
+        [limit if kind == only else 0 for kind, limit in enumerate(nodes_per_kind)]
+        for only in kinds
+    ]
+    done = step_counter(profile.num_layers * max(len(pure), 1))
+    counts = math.prod(min(limit, profile.num_layers) + 1 for limit in nodes_per_kind)
+    if len(kinds) > 1 and counts <= _MOST_COUNTS:
+        mixed = _templates_of(profile, tables, nodes_per_kind, done, _MOST_WORK)
+        if mixed or done[WORK] <= _MOST_WORK:
+            return _in_order(mixed), True
+        done[:] = 0
+    found = [
+        template
+        for mix in pure
+        for template in _templates_of(profile, tables, mix, done, _UNLIMITED)
+    ]
+    return _in_order(found), len(kinds) == 1
+
+
+_UNLIMITED = 1 << 62
+
+
+def _templates_of(
+    profile: ModelProfile,
+    tables: CostTables,
+    nodes_per_kind: Sequence[int],
+    done: Int64Array,
+    most_work: int,
+) -> list[Template]:
+    counts, without = _node_counts(nodes_per_kind, profile.num_layers)
+    labels, complete = pareto_fronts(tables, without, counts.sum(axis=1), done, most_work)
     model = CostModel(profile)
-    templates: list[Template] = []
-    steps_done = step_counter(most * len(mixes))
-    for mix in mixes:
-        counts, without = _node_counts(mix, most)
-        labels, complete = pareto_fronts(tables, without, counts.sum(axis=1), steps_done)
-        templates.extend(_template(model, labels, int(label)) for label in complete)
-    return tuple(
-        sorted(
-            templates,
-            key=lambda t: (t.num_nodes, t.node_kinds, t.cost.microbatch_seconds, t.stages),
-        )
-    )
+    return [_template(model, labels, label) for label in complete.tolist()]
 
 
-def templates_mix(num_layers: int, nodes_per_kind: Sequence[int]) -> bool:
-    """Whether templates may have nodes of several kinds: where these are not too many."""
-    counts = math.prod(min(limit, num_layers) + 1 for limit in nodes_per_kind)
-    return counts <= max(_MOST_COUNTS, num_layers + 1)
+def _in_order(templates: Iterable[Template]) -> tuple[Template, ...]:
+    def key(t: Template) -> tuple[object, ...]:
+        return t.num_nodes, t.node_kinds, t.cost.microbatch_seconds, t.stages
+
+    return tuple(sorted(templates, key=key))
 
 
 def _node_counts(nodes_per_kind: Sequence[int], most: int) -> tuple[Int64Array, Int64Array]:
@@ -210,7 +230,7 @@ def _no_template(
     more = [max(a, b) for a, b in zip(nodes_per_kind, first_kind, strict=True)]
     missing = [
         sum(max(t.node_kinds.count(kind) - n, 0) for kind, n in enumerate(nodes_per_kind))
-        for t in _front(profile, tables, more)
+        for t in _front(profile, tables, more)[0]
         if t.num_nodes >= min_nodes
     ]
     if missing:

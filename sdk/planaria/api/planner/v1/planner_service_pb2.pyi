@@ -343,6 +343,58 @@ class GenerateTemplatesResponse(_message.Message):
 Global___GenerateTemplatesResponse: _TypeAlias = GenerateTemplatesResponse  # noqa: Y015
 
 @_typing.final
+class GenerateTemplatesWithProgressRequest(_message.Message):
+    """Request of GenerateTemplatesWithProgress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___GenerateTemplatesRequest:
+        """What GenerateTemplates would be asked."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___GenerateTemplatesRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateTemplatesWithProgressRequest: _TypeAlias = GenerateTemplatesWithProgressRequest  # noqa: Y015
+
+@_typing.final
+class GenerateTemplatesWithProgressResponse(_message.Message):
+    """Response of GenerateTemplatesWithProgress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FRACTION_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    done_fraction: _builtins.float
+    """How much is done, from 0 to 1; it only grows."""
+    @_builtins.property
+    def answer(self) -> Global___GenerateTemplatesResponse:
+        """The answer, in the last response only."""
+
+    def __init__(
+        self,
+        *,
+        done_fraction: _builtins.float = ...,
+        answer: Global___GenerateTemplatesResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done_fraction", b"done_fraction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateTemplatesWithProgressResponse: _TypeAlias = GenerateTemplatesWithProgressResponse  # noqa: Y015
+
+@_typing.final
 class InstantiateRequest(_message.Message):
     """Request of Instantiate."""
 
@@ -383,15 +435,20 @@ class InstantiateResponse(_message.Message):
     MIN_NODES_FIELD_NUMBER: _builtins.int
     NEXT_BEST_ITERATION_SECONDS_FIELD_NUMBER: _builtins.int
     LOWER_BOUND_SECONDS_FIELD_NUMBER: _builtins.int
+    NEXT_BEST_PROVEN_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Why, in words: the binding stage, the cost of f, the next best plan."""
     min_nodes: _builtins.int
     """Fewest nodes that hold the model (n0)."""
     next_best_iteration_seconds: _builtins.float
-    """Seconds of one step of the best plan of another shape, 0 where there is none."""
+    """Seconds of one step of the best plan whose pipelines have other sizes, 0 where there is none."""
     lower_bound_seconds: _builtins.float
     """No plan for these nodes has a shorter step: the plan's own seconds where it is proven optimal, as
     it is unless the nodes are of several kinds and too many, or of different measured speeds too.
+    """
+    next_best_proven: _builtins.bool
+    """Whether no plan of other sizes is faster than `next_best_iteration_seconds`, or there is none. Where
+    too many would have to be compared, the next best plan is at least as fast; `reason` says why.
     """
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
@@ -405,10 +462,11 @@ class InstantiateResponse(_message.Message):
         min_nodes: _builtins.int = ...,
         next_best_iteration_seconds: _builtins.float = ...,
         lower_bound_seconds: _builtins.float = ...,
+        next_best_proven: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lower_bound_seconds", b"lower_bound_seconds", "min_nodes", b"min_nodes", "next_best_iteration_seconds", b"next_best_iteration_seconds", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lower_bound_seconds", b"lower_bound_seconds", "min_nodes", b"min_nodes", "next_best_iteration_seconds", b"next_best_iteration_seconds", "next_best_proven", b"next_best_proven", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -573,6 +631,58 @@ class ReconfigureResponse(_message.Message):
 Global___ReconfigureResponse: _TypeAlias = ReconfigureResponse  # noqa: Y015
 
 @_typing.final
+class ReconfigureWithProgressRequest(_message.Message):
+    """Request of ReconfigureWithProgress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___ReconfigureRequest:
+        """What Reconfigure would be asked."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___ReconfigureRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReconfigureWithProgressRequest: _TypeAlias = ReconfigureWithProgressRequest  # noqa: Y015
+
+@_typing.final
+class ReconfigureWithProgressResponse(_message.Message):
+    """Response of ReconfigureWithProgress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FRACTION_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    done_fraction: _builtins.float
+    """How much is done, from 0 to 1; it only grows."""
+    @_builtins.property
+    def answer(self) -> Global___ReconfigureResponse:
+        """The answer, in the last response only."""
+
+    def __init__(
+        self,
+        *,
+        done_fraction: _builtins.float = ...,
+        answer: Global___ReconfigureResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done_fraction", b"done_fraction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReconfigureWithProgressResponse: _TypeAlias = ReconfigureWithProgressResponse  # noqa: Y015
+
+@_typing.final
 class PlanAheadRequest(_message.Message):
     """Request of PlanAhead."""
 
@@ -606,12 +716,15 @@ class PlanAheadResponse(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    DONE_FRACTION_FIELD_NUMBER: _builtins.int
     lost_node_id: _builtins.str
-    """The node that would be lost."""
+    """The node that would be lost; empty in a response that only tells progress."""
     error_reason: _builtins.str
     """Why there would be none, as the ErrorInfo's reason and message; empty when there would be one."""
     error_message: _builtins.str
     """The same for people."""
+    done_fraction: _builtins.float
+    """How much is done, this response included, from 0 to 1; it only grows."""
     @_builtins.property
     def next(self) -> Global___ReconfigureResponse:
         """What would follow; absent when there would be no plan."""
@@ -623,10 +736,11 @@ class PlanAheadResponse(_message.Message):
         next: Global___ReconfigureResponse | None = ...,
         error_reason: _builtins.str = ...,
         error_message: _builtins.str = ...,
+        done_fraction: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_message", b"error_message", "error_reason", b"error_reason", "lost_node_id", b"lost_node_id", "next", b"next"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_fraction", b"done_fraction", "error_message", b"error_message", "error_reason", b"error_reason", "lost_node_id", b"lost_node_id", "next", b"next"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,11 @@ class PlannerServiceStub(object):
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesResponse.FromString,
                 _registered_method=True)
+        self.GenerateTemplatesWithProgress = channel.unary_stream(
+                '/planaria.api.planner.v1.PlannerService/GenerateTemplatesWithProgress',
+                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressRequest.SerializeToString,
+                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressResponse.FromString,
+                _registered_method=True)
         self.Instantiate = channel.unary_unary(
                 '/planaria.api.planner.v1.PlannerService/Instantiate',
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.SerializeToString,
@@ -56,6 +61,11 @@ class PlannerServiceStub(object):
                 '/planaria.api.planner.v1.PlannerService/Reconfigure',
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.FromString,
+                _registered_method=True)
+        self.ReconfigureWithProgress = channel.unary_stream(
+                '/planaria.api.planner.v1.PlannerService/ReconfigureWithProgress',
+                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressRequest.SerializeToString,
+                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressResponse.FromString,
                 _registered_method=True)
         self.PlanAhead = channel.unary_stream(
                 '/planaria.api.planner.v1.PlannerService/PlanAhead',
@@ -78,6 +88,14 @@ class PlannerServiceServicer(object):
     def GenerateTemplates(self, request, context):
         """Computes the templates of every size in a range. Idempotent.
         Fails with INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateTemplatesWithProgress(self, request, context):
+        """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
+        many accelerators take seconds. Ends after the answer. Idempotent. Fails like GenerateTemplates.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,9 +127,18 @@ class PlannerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReconfigureWithProgress(self, request, context):
+        """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
+        Reconfigure.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PlanAhead(self, request, context):
         """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-        would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+        would answer without that node. Each is sent as soon as it is known, by node id; responses before
+        the first one may tell nothing but progress. Idempotent.
         Fails like Reconfigure where the fault lies in the request and not in the loss.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -134,6 +161,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesResponse.SerializeToString,
             ),
+            'GenerateTemplatesWithProgress': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateTemplatesWithProgress,
+                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressRequest.FromString,
+                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressResponse.SerializeToString,
+            ),
             'Instantiate': grpc.unary_unary_rpc_method_handler(
                     servicer.Instantiate,
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.FromString,
@@ -148,6 +180,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.Reconfigure,
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.SerializeToString,
+            ),
+            'ReconfigureWithProgress': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReconfigureWithProgress,
+                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressRequest.FromString,
+                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressResponse.SerializeToString,
             ),
             'PlanAhead': grpc.unary_stream_rpc_method_handler(
                     servicer.PlanAhead,
@@ -190,6 +227,33 @@ class PlannerService(object):
             '/planaria.api.planner.v1.PlannerService/GenerateTemplates',
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesRequest.SerializeToString,
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateTemplatesWithProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/planaria.api.planner.v1.PlannerService/GenerateTemplatesWithProgress',
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressRequest.SerializeToString,
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -271,6 +335,33 @@ class PlannerService(object):
             '/planaria.api.planner.v1.PlannerService/Reconfigure',
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReconfigureWithProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/planaria.api.planner.v1.PlannerService/ReconfigureWithProgress',
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressRequest.SerializeToString,
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,10 @@ class PlannerServiceStub:
     """Computes the templates of every size in a range. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT.
     """
+    GenerateTemplatesWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.GenerateTemplatesWithProgressRequest, _planner_service_pb2.GenerateTemplatesWithProgressResponse]
+    """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
+    many accelerators take seconds. Ends after the answer. Idempotent. Fails like GenerateTemplates.
+    """
     Instantiate: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.InstantiateRequest, _planner_service_pb2.InstantiateResponse]
     """Computes the plan of least iteration time for a new job on named nodes. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
@@ -54,9 +58,14 @@ class PlannerServiceStub:
     Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
     in the plan and not an error.
     """
+    ReconfigureWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.ReconfigureWithProgressRequest, _planner_service_pb2.ReconfigureWithProgressResponse]
+    """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
+    Reconfigure.
+    """
     PlanAhead: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.PlanAheadRequest, _planner_service_pb2.PlanAheadResponse]
     """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-    would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+    would answer without that node. Each is sent as soon as it is known, by node id; responses before
+    the first one may tell nothing but progress. Idempotent.
     Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
     Simulate: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]
@@ -76,6 +85,10 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     """Computes the templates of every size in a range. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT.
     """
+    GenerateTemplatesWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.GenerateTemplatesWithProgressRequest, _planner_service_pb2.GenerateTemplatesWithProgressResponse]  # type: ignore[assignment]
+    """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
+    many accelerators take seconds. Ends after the answer. Idempotent. Fails like GenerateTemplates.
+    """
     Instantiate: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.InstantiateRequest, _planner_service_pb2.InstantiateResponse]  # type: ignore[assignment]
     """Computes the plan of least iteration time for a new job on named nodes. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
@@ -90,9 +103,14 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
     in the plan and not an error.
     """
+    ReconfigureWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.ReconfigureWithProgressRequest, _planner_service_pb2.ReconfigureWithProgressResponse]  # type: ignore[assignment]
+    """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
+    Reconfigure.
+    """
     PlanAhead: _aio.UnaryStreamMultiCallable[_planner_service_pb2.PlanAheadRequest, _planner_service_pb2.PlanAheadResponse]  # type: ignore[assignment]
     """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-    would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+    would answer without that node. Each is sent as soon as it is known, by node id; responses before
+    the first one may tell nothing but progress. Idempotent.
     Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
     Simulate: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]  # type: ignore[assignment]
@@ -114,6 +132,16 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_planner_service_pb2.GenerateTemplatesResponse, _abc.Awaitable[_planner_service_pb2.GenerateTemplatesResponse]]:
         """Computes the templates of every size in a range. Idempotent.
         Fails with INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT.
+        """
+
+    @_abc_1.abstractmethod
+    def GenerateTemplatesWithProgress(
+        self,
+        request: _planner_service_pb2.GenerateTemplatesWithProgressRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.GenerateTemplatesWithProgressResponse], _abc.AsyncIterator[_planner_service_pb2.GenerateTemplatesWithProgressResponse]]:
+        """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
+        many accelerators take seconds. Ends after the answer. Idempotent. Fails like GenerateTemplates.
         """
 
     @_abc_1.abstractmethod
@@ -149,13 +177,24 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ReconfigureWithProgress(
+        self,
+        request: _planner_service_pb2.ReconfigureWithProgressRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.ReconfigureWithProgressResponse], _abc.AsyncIterator[_planner_service_pb2.ReconfigureWithProgressResponse]]:
+        """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
+        Reconfigure.
+        """
+
+    @_abc_1.abstractmethod
     def PlanAhead(
         self,
         request: _planner_service_pb2.PlanAheadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.PlanAheadResponse], _abc.AsyncIterator[_planner_service_pb2.PlanAheadResponse]]:
         """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-        would answer without that node. Each is sent as soon as it is known, by node id. Idempotent.
+        would answer without that node. Each is sent as soon as it is known, by node id; responses before
+        the first one may tell nothing but progress. Idempotent.
         Fails like Reconfigure where the fault lies in the request and not in the loss.
         """
 
