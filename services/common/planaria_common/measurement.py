@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 PROFILERS = "planaria.profilers"
-"""The group of entry points; its `measure` takes a JobSpec and a MeasurementPlan and returns a
-Measurement."""
+"""The group of entry points; its `measure` takes a JobSpec, a MeasurementPlan and whom to tell how
+much is done, from 0 to 1, and returns a Measurement."""
 
 AcceleratorKind = Literal["auto", "cpu", "cuda"]
 

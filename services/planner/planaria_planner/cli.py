@@ -18,6 +18,8 @@ from planaria_planner.nodes import Node
 from planaria_planner.problem import Problem
 from planaria_planner.profile import ModelProfile
 from planaria_planner.profile_file import read_profile
+from planaria_planner.progress import Progress
+from planaria_planner.progress_bar import progress_bar
 
 USAGE_ERROR = 2
 MAX_NODES = 20_000
@@ -70,13 +72,15 @@ def plan(
             min_nodes_per_pipeline=min_nodes_per_pipeline,
             max_stage_accelerators=max_stage_accelerators,
         )
-        answer = instantiate(problem, pool)
+        progress = Progress()
+        with progress.followed(), progress_bar("planning", lambda: progress.fraction):
+            answer = instantiate(problem, pool)
+            why = explain(answer)
         if save:
             save(answer)
     except PlanariaError as error:
         sys.stderr.write(f"error: {error}\n")
         raise typer.Exit(USAGE_ERROR if isinstance(error, InvalidArgumentError) else 1) from None
-    why = explain(answer)
     if as_json:
         sys.stdout.write(json.dumps(plan_json(answer, why), indent=2) + "\n")
         return

@@ -8,6 +8,7 @@ from planaria_planner.next_best import NextBest, next_best
 from planaria_planner.plans import select
 from planaria_planner.problem import Pipeline, sizes_in_words
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """What bounds a plan.

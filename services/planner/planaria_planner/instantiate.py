@@ -114,10 +114,8 @@ def _mixes(view: View) -> bool:
     return templates.mixes and can_mix(templates.templates, view[1])
 
 
-def promise(
-    problem: Problem, selector: Selector, nodes: Sequence[Node]
-) -> tuple[int, float]:
-    """Return what a view is compared by: pipelines, at most f + 1, and negative seconds of a step."""
+def promise(problem: Problem, selector: Selector, nodes: Sequence[Node]) -> tuple[int, float]:
+    """Return what views are compared by: pipelines, at most f + 1, and negative step seconds."""
     budget = usable_nodes(problem, nodes)
     count = most_pipelines(problem, selector, budget)
     best = selector.select(budget, min_pipelines=count, num_microbatches=problem.num_microbatches)

@@ -13,6 +13,7 @@ from planaria_planner.tables import Int64Array
 Holdings = Mapping[str, frozenset[int]]
 """For each node the layers whose state it holds in a version worth copying."""
 
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inventory:
     """What every node holds; made once for a plan and all its contingencies.

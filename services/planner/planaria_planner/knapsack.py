@@ -6,6 +6,8 @@ whole front of that size. All are pipelines of T(M) = a + b*M with a cap on M; a
 the report, so the float comparison that decides is the comparison that a reader would make.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,60 @@ from planaria_planner.compiled import compiled
 from planaria_planner.tables import Int64Array
 
 Float64Array = NDArray[np.float64]
+
+
+class Options(NamedTuple):
+    """Templates to take any number of times; named tuples, since compiled loops take them as is.
+
+    Attributes:
+        sizes: [size, kind] nodes; of one kind in ascending order.
+        size_of: [option] index of its size.
+        costs: [speed, option, 2] a and b in seconds, the fastest speed first.
+        caps: [speed, option] most microbatches, 0 where the option cannot run on such nodes.
+    """
+
+    sizes: Int64Array
+    size_of: Int64Array
+    costs: Float64Array
+    caps: Int64Array
+
+
+class Nodes(NamedTuple):
+    """What options run on.
+
+    Attributes:
+        steps: [kind] how far one node less of a kind is in `counts`.
+        counts: [v, kind] nodes of v, of each kind the fastest ones; the last v has all nodes.
+        speed_of: [kind, n] the speed of the n-th fastest node of a kind; 0 for n = 0.
+        within: [v] where `counts` has a single column: how many nodes an option that ends with v
+            may have. The single kind may be a row of several, which no option may straddle.
+    """
+
+    steps: Int64Array
+    counts: Int64Array
+    speed_of: Int64Array
+    within: Int64Array
+
+
+class Groups(NamedTuple):
+    """Pipelines that are there already.
+
+    Attributes:
+        ends: [group + 1] where each group's members begin and end.
+        costs: [member, 2] a and b in seconds.
+        caps: [member] most microbatches.
+    """
+
+    ends: Int64Array
+    costs: Float64Array
+    caps: Int64Array
+
+
+class Values(NamedTuple):
+    """The costs [i, 2] and caps [i] of all options and members: T is one of a + b*m."""
+
+    costs: Float64Array
+    caps: Int64Array
 
 
 @compiled
@@ -32,13 +88,7 @@ def runs_within(seconds: float, a: float, b: float, cap: int) -> int:
 
 @compiled
 def _best_by_size(
-    seconds: float,
-    costs: Float64Array,
-    caps: Int64Array,
-    size_of: Int64Array,
-    sizes: Int64Array,
-    runs: Int64Array,
-    best: Int64Array,
+    seconds: float, options: Options, runs: Int64Array, best: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Fill runs[speed, size] and best[speed, size], the option of that size that runs the most.
 
@@ -52,9 +102,9 @@ def _best_by_size(
     for speed in range(num_speeds):
         for size in range(num_sizes):
             runs[speed, size] = 0
-        for option in range(len(size_of)):
-            size, cost = size_of[option], costs[speed, option]
-            here = runs_within(seconds, cost[0], cost[1], caps[speed, option])
+        for option in range(len(options.size_of)):
+            size, cost = options.size_of[option], options.costs[speed, option]
+            here = runs_within(seconds, cost[0], cost[1], options.caps[speed, option])
             if here > runs[speed, size]:
                 runs[speed, size], best[speed, size] = here, option
         count, most = 0, 0
@@ -62,7 +112,7 @@ def _best_by_size(
             if runs[speed, size] > most:
                 useful[speed, count] = size
                 count += 1
-                if sizes.shape[1] == 1:
+                if options.sizes.shape[1] == 1:
                     most = runs[speed, size]
         num_useful[speed] = count
     return useful, num_useful
@@ -74,10 +124,7 @@ def _fill_table(
     useful: Int64Array,
     num_useful: Int64Array,
     sizes: Int64Array,
-    steps: Int64Array,
-    counts: Int64Array,
-    speed_of: Int64Array,
-    within: Int64Array,
+    nodes: Nodes,
     table: Int64Array,
     choice: Int64Array,
 ) -> None:
@@ -86,6 +133,7 @@ def _fill_table(
     `choice[k, v]` is the size of the last option taken, -1 for none, -2 - kind for "as with one
     node of this kind less". Every option takes the slowest nodes of v.
     """
+    steps, counts, speed_of = nodes.steps, nodes.counts, nodes.speed_of
     num_kinds = counts.shape[1]
     for k in range(len(table)):
         for v in range(len(counts)):
@@ -99,7 +147,7 @@ def _fill_table(
                 size, speed, left, enough = useful[first_speed, u], first_speed, v, True
                 for kind in range(num_kinds):
                     used = sizes[size, kind]
-                    if used > (within[v] if num_kinds == 1 else counts[v, kind]):
+                    if used > (nodes.within[v] if num_kinds == 1 else counts[v, kind]):
                         enough = False
                         break
                     if used:
@@ -116,15 +164,14 @@ def _fill_table(
 
 
 @compiled
-def _group_runs(
-    seconds: float, groups: Int64Array, costs: Float64Array, caps: Int64Array, members: Int64Array
-) -> int:
+def _group_runs(seconds: float, groups: Groups, members: Int64Array) -> int:
     """Return what all groups run within `seconds`, -1 when one runs nothing; fill `members`."""
     total = 0
-    for group in range(len(groups) - 1):
+    for group in range(len(groups.ends) - 1):
         best = 0
-        for member in range(groups[group], groups[group + 1]):
-            runs = runs_within(seconds, costs[member, 0], costs[member, 1], caps[member])
+        for member in range(groups.ends[group], groups.ends[group + 1]):
+            cost = groups.costs[member]
+            runs = runs_within(seconds, cost[0], cost[1], groups.caps[member])
             if runs > best:
                 best, members[group] = runs, member
         if best == 0:
@@ -202,20 +249,28 @@ def _fewest_nodes(row: Int64Array, counts: Int64Array, needed: int) -> int:
 
 
 @compiled
+def _fastest_nodes(
+    options: Options,
+    nodes: Nodes,
+    best: Int64Array,
+    taken: Int64Array,
+    where: Int64Array,
+) -> None:
+    """Put in the place of each size taken the option that runs the most on its nodes."""
+    for i in range(len(taken)):
+        speed = 0
+        for kind in range(len(nodes.steps)):
+            if options.sizes[taken[i], kind]:
+                speed = max(speed, nodes.speed_of[kind, nodes.counts[where[i], kind]])
+        taken[i] = best[speed, taken[i]]
+
+
+@compiled
 def search(
-    sizes: Int64Array,
-    size_of: Int64Array,
-    costs: Float64Array,
-    caps: Int64Array,
-    steps: Int64Array,
-    counts: Int64Array,
-    speed_of: Int64Array,
-    within: Int64Array,
-    groups: Int64Array,
-    group_costs: Float64Array,
-    group_caps: Int64Array,
-    all_costs: Float64Array,
-    all_caps: Int64Array,
+    options: Options,
+    nodes: Nodes,
+    groups: Groups,
+    values: Values,
     min_options: int,
     num_microbatches: int,
     limit_seconds: float,
@@ -223,20 +278,10 @@ def search(
     """Find the least T within which all microbatches run.
 
     Args:
-        sizes: [size, kind] nodes; of one kind in ascending order.
-        size_of: [option] index of its size.
-        costs: [speed, option, 2] a and b in seconds, the fastest speed first.
-        caps: [speed, option] most microbatches, 0 where the option cannot run on such nodes.
-        steps: [kind] how far one node less of a kind is in `counts`.
-        counts: [v, kind] nodes of v, of each kind the fastest ones; the last v has all nodes.
-        speed_of: [kind, n] the speed of the n-th fastest node of a kind; 0 for n = 0.
-        within: [v] where `counts` has a single column: how many nodes an option that ends with v
-            may have. The single kind may be a row of several, which no option may straddle.
-        groups: [group + 1] where each group's members begin and end.
-        group_costs: [member, 2].
-        group_caps: [member].
-        all_costs: [option at a speed or member, 2] all of these costs, to search their values.
-        all_caps: [option at a speed or member].
+        options: what to choose from.
+        nodes: what they run on.
+        groups: what runs in any case.
+        values: those of T to search.
         min_options: the fewest options to take.
         num_microbatches: M.
         limit_seconds: no larger T is of interest.
@@ -245,44 +290,36 @@ def search(
         T, or -1.0 when nothing runs them in time; the member of each group; the options taken, one
         entry per pipeline, on the fewest nodes possible; for each of these the v that it ends.
     """
-    table = np.empty((min_options + 1, len(counts)), dtype=np.int64)
-    choice = np.empty((min_options + 1, len(counts)), dtype=np.int64)
-    members = np.empty(len(groups) - 1, dtype=np.int64)
-    runs = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
-    best = np.empty((costs.shape[0], len(sizes)), dtype=np.int64)
-    high, low, feasible = largest_value(limit_seconds, all_costs, all_caps), -1.0, False
-    seconds = high
+    sizes = options.sizes
+    table = np.empty((min_options + 1, len(nodes.counts)), dtype=np.int64)
+    choice = np.empty_like(table)
+    members = np.empty(len(groups.ends) - 1, dtype=np.int64)
+    runs = np.empty((len(options.costs), len(sizes)), dtype=np.int64)
+    best = np.empty_like(runs)
+    high, low, feasible = largest_value(limit_seconds, values.costs, values.caps), -1.0, False
+    seconds, done = high, False
     while True:
-        running = _group_runs(seconds, groups, group_costs, group_caps, members)
-        fits = False
+        running = _group_runs(seconds, groups, members)
+        needed = max(num_microbatches - running, 0)
         if running >= 0:
-            useful, num_useful = _best_by_size(seconds, costs, caps, size_of, sizes, runs, best)
-            _fill_table(
-                runs, useful, num_useful, sizes, steps, counts, speed_of, within, table, choice
-            )
-            fits = table[min_options, -1] >= max(num_microbatches - running, 0)
-        if fits:
+            useful, num_useful = _best_by_size(seconds, options, runs, best)
+            _fill_table(runs, useful, num_useful, sizes, nodes, table, choice)
+        if done:
+            break
+        if running >= 0 and table[min_options, -1] >= needed:
             feasible, high = True, seconds
-        elif not feasible:
+        elif feasible:
+            low = seconds
+        else:
             none = np.empty(0, dtype=np.int64)
             return -1.0, members, none, none
-        else:
-            low = seconds
-        seconds = next_value(low, high, all_costs, all_caps)
+        seconds = next_value(low, high, values.costs, values.caps)
         if seconds <= low:
-            break
+            seconds, done = high, True  # once more, to read off what runs then
 
-    running = _group_runs(high, groups, group_costs, group_caps, members)
-    useful, num_useful = _best_by_size(high, costs, caps, size_of, sizes, runs, best)
-    _fill_table(runs, useful, num_useful, sizes, steps, counts, speed_of, within, table, choice)
-    fewest = _fewest_nodes(table[min_options], counts, max(num_microbatches - running, 0))
-    taken, where = _read_choice(choice, fewest, min_options, sizes, steps)
-    for i in range(len(taken)):
-        speed = 0
-        for kind in range(len(steps)):
-            if sizes[taken[i], kind]:
-                speed = max(speed, speed_of[kind, counts[where[i], kind]])
-        taken[i] = best[speed, taken[i]]
+    fewest = _fewest_nodes(table[min_options], nodes.counts, needed)
+    taken, where = _read_choice(choice, fewest, min_options, sizes, nodes.steps)
+    _fastest_nodes(options, nodes, best, taken, where)
     return high, members, taken, where
 
 

@@ -14,7 +14,6 @@ from planaria_planner.nodes import Node
 from planaria_planner.other_sizes import MOST_WORK, fastest_of_other_sizes, work_of_other_sizes
 from planaria_planner.plans import Selection, select, share_microbatches, slowest_seconds
 
-
 Size = tuple[int, ...]
 """The kinds of a pipeline's nodes, sorted: pipelines of equal size can run on the same nodes."""
 
@@ -116,9 +115,7 @@ def _fastest_of_kinds(answer: Instantiation, sizes: Counter[Size]) -> Found | No
     return found
 
 
-def _others(
-    answer: Instantiation, sizes: Counter[Size]
-) -> Iterator[tuple[list[Size], list[Node]]]:
+def _others(answer: Instantiation, sizes: Counter[Size]) -> Iterator[tuple[list[Size], list[Node]]]:
     """Yield the sizes that a plan must have and the nodes left for any further pipelines."""
     for size in sorted(sizes):
         rest = sizes - Counter([size])

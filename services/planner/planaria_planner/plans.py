@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from planaria_planner import knapsack
 from planaria_planner.cost import PipelineCost
 from planaria_planner.knapsack import Float64Array, distribute, search
 from planaria_planner.nodes import Node, in_order, nodes_per_kind
@@ -86,19 +87,13 @@ def select(
     costs, caps = _costs_by_speed(options, pool, num_microbatches)
     member_costs, member_caps = cost_arrays(members, num_microbatches)
     seconds, chosen, taken, where = search(
-        sizes,
-        size_of,
-        costs,
-        caps,
-        pool.steps,
-        pool.counts,
-        pool.speed_of,
-        pool.within,
-        ends,
-        member_costs,
-        member_caps,
-        np.concatenate((costs.reshape(-1, 2), member_costs)),
-        np.concatenate((caps.reshape(-1), member_caps)),
+        knapsack.Options(sizes=sizes, size_of=size_of, costs=costs, caps=caps),
+        pool.nodes,
+        knapsack.Groups(ends=ends, costs=member_costs, caps=member_caps),
+        knapsack.Values(
+            costs=np.concatenate((costs.reshape(-1, 2), member_costs)),
+            caps=np.concatenate((caps.reshape(-1), member_caps)),
+        ),
         min_options,
         num_microbatches,
         limit_seconds,
@@ -199,17 +194,15 @@ def can_mix(templates: Sequence[Template], nodes: Sequence[Node]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pool:
-    """Nodes as the search wants them; see `knapsack.search`.
+    """Nodes as the search wants them.
 
     Attributes:
-        speeds: the relative speeds, or kinds and relative speeds, that `speed_of` counts.
+        speeds: the relative speeds, or kinds and relative speeds, that `nodes.speed_of` counts.
+        nodes: what the search takes.
     """
 
     speeds: tuple[tuple[int | None, float], ...]
-    steps: Int64Array
-    counts: Int64Array
-    speed_of: Int64Array
-    within: Int64Array
+    nodes: knapsack.Nodes
 
     @classmethod
     def of_counts(cls, nodes: Sequence[Node], limits: Sequence[int]) -> "_Pool":
@@ -226,10 +219,12 @@ class _Pool:
         counts = list(itertools.product(*(range(limit + 1) for limit in limits)))
         return cls(
             speeds=tuple((None, speed) for speed in speeds),
-            steps=np.array(steps, dtype=np.int64),
-            counts=np.array(counts, dtype=np.int64),
-            speed_of=speed_of,
-            within=np.zeros(len(counts), dtype=np.int64),
+            nodes=knapsack.Nodes(
+                steps=np.array(steps, dtype=np.int64),
+                counts=np.array(counts, dtype=np.int64),
+                speed_of=speed_of,
+                within=np.zeros(len(counts), dtype=np.int64),
+            ),
         )
 
     @classmethod
@@ -241,19 +236,22 @@ class _Pool:
         first = {kind: i for i, (kind, _) in reversed(list(enumerate(classes)))}
         return cls(
             speeds=speeds,
-            steps=np.array([1], dtype=np.int64),
-            counts=np.arange(len(nodes) + 1, dtype=np.int64).reshape(-1, 1),
-            speed_of=np.array([[0, *(index[one] for one in classes)]], dtype=np.int64),
-            within=np.array(
-                [0, *(i + 1 - first[kind] for i, (kind, _) in enumerate(classes))], dtype=np.int64
+            nodes=knapsack.Nodes(
+                steps=np.array([1], dtype=np.int64),
+                counts=np.arange(len(nodes) + 1, dtype=np.int64).reshape(-1, 1),
+                speed_of=np.array([[0, *(index[one] for one in classes)]], dtype=np.int64),
+                within=np.array(
+                    [0, *(i + 1 - first[kind] for i, (kind, _) in enumerate(classes))],
+                    dtype=np.int64,
+                ),
             ),
         )
 
     def uses(self, template: Template) -> tuple[int, ...]:
         """Return the nodes that a template takes, by column of `counts`."""
-        if len(self.steps) == 1:
+        if len(self.nodes.steps) == 1:
             return (template.num_nodes,)
-        return tuple(template.node_kinds.count(kind) for kind in range(len(self.steps)))
+        return tuple(template.node_kinds.count(kind) for kind in range(len(self.nodes.steps)))
 
     def runs_on(self, template: Template, speed: int) -> bool:
         """Whether a template may run on nodes of this speed."""
@@ -261,10 +259,9 @@ class _Pool:
 
     def slowest(self, template: Template, v: int) -> float:
         """Return the speed of the slowest node when a template takes the slowest nodes of v."""
+        speed_of, counts = self.nodes.speed_of, self.nodes.counts
         columns = [column for column, used in enumerate(self.uses(template)) if used]
-        return self.speeds[
-            max(int(self.speed_of[column, self.counts[v, column]]) for column in columns)
-        ][1]
+        return self.speeds[max(int(speed_of[column, counts[v, column]]) for column in columns)][1]
 
 
 def _sizes(options: Sequence[Template], pool: _Pool) -> tuple[Int64Array, Int64Array]:
@@ -273,7 +270,7 @@ def _sizes(options: Sequence[Template], pool: _Pool) -> tuple[Int64Array, Int64A
     sizes = sorted(set(uses))
     index = {size: i for i, size in enumerate(sizes)}
     return (
-        np.array(sizes, dtype=np.int64).reshape(-1, len(pool.steps)),
+        np.array(sizes, dtype=np.int64).reshape(-1, len(pool.nodes.steps)),
         np.array([index[size] for size in uses], dtype=np.int64),
     )
 

@@ -6,7 +6,7 @@ out needs nothing but the base installation; measuring is the worker's, found by
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
@@ -25,6 +25,7 @@ from planaria_planner.measured import check_step, measured_profile
 from planaria_planner.profile import ModelProfile
 from planaria_planner.profile_file import format_profile
 from planaria_planner.profile_table import draw_measurement, draw_profile
+from planaria_planner.progress_bar import progress_bar
 
 USAGE_ERROR = 2
 MIN_COLUMNS = 100
@@ -37,62 +38,77 @@ _ANALYTIC = ("huggingface", "microbatch_size", "sequence_length", "dtype", "effi
 class Profiler(Protocol):
     """The worker's part: measures a job's layers on this machine."""
 
-    def __call__(self, spec: JobSpec, plan: MeasurementPlan) -> Measurement: ...
+    def __call__(
+        self, spec: JobSpec, plan: MeasurementPlan, tell: Callable[[float], None]
+    ) -> Measurement: ...
+
+
+JobFile = Annotated[
+    Path | None, typer.Argument(metavar="JOB.yaml", help="The job whose model it is.")
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="P.json", help="Write the profile.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the profile as JSON and nothing else.")]
+AcceleratorsPerNode = Annotated[
+    int | None,
+    typer.Option(metavar="G", min=1, help="This machine's by default; with --accelerator, 8."),
+]
+InterNodeBandwidth = Annotated[
+    float | None,
+    typer.Option(metavar="B", help="What one accelerator gets of the network between nodes."),
+]
+Device = Annotated[
+    AcceleratorKind | None, typer.Option(help="What to measure on; auto by default.")
+]
+Passes = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Measured passes of a layer; 10.")
+]
+CheckSteps = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Steps to check the cost model with; 5.")
+]
+AcceleratorName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Measure nothing: work it out for h100, a100-80, ..."),
+]
+HuggingFace = Annotated[
+    Path | None,
+    typer.Option(metavar="CONFIG.json", help="With --accelerator: a model without a job."),
+]
+MicrobatchSize = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="With --accelerator: not the job's.")
+]
+SequenceLength = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="With --accelerator: not the job's.")
+]
+ComputeDtype = Annotated[
+    Dtype | None, typer.Option(help="With --accelerator: compute in this type.")
+]
+EfficiencyParts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="compute=C,memory=M,link=L",
+        help="With --accelerator: parts of its peaks; compute=0.5,memory=0.8,link=0.8.",
+    ),
+]
 
 
 def profile(
     context: typer.Context,
-    job: Annotated[
-        Path | None, typer.Argument(metavar="JOB.yaml", help="The job whose model it is.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="P.json", help="Write the profile.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the profile as JSON and nothing else.")
-    ] = False,
-    accelerators_per_node: Annotated[
-        int | None,
-        typer.Option(metavar="G", min=1, help="This machine's by default; with --accelerator, 8."),
-    ] = None,
-    inter_node_bytes_per_second: Annotated[
-        float | None,
-        typer.Option(metavar="B", help="What one accelerator gets of the network between nodes."),
-    ] = None,
-    device: Annotated[
-        AcceleratorKind | None, typer.Option(help="What to measure on; auto by default.")
-    ] = None,
-    passes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Measured passes of a layer; 10.")
-    ] = None,
-    check_steps: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Steps to check the cost model with; 5."),
-    ] = None,
-    accelerator: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Measure nothing: work it out for h100, a100-80, ..."),
-    ] = None,
-    huggingface: Annotated[
-        Path | None,
-        typer.Option(metavar="CONFIG.json", help="With --accelerator: a model without a job."),
-    ] = None,
-    microbatch_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --accelerator: not the job's.")
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --accelerator: not the job's.")
-    ] = None,
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="With --accelerator: compute in this type.")
-    ] = None,
-    efficiency: Annotated[
-        str | None,
-        typer.Option(
-            metavar="compute=C,memory=M,link=L",
-            help="With --accelerator: parts of its peaks; compute=0.5,memory=0.8,link=0.8.",
-        ),
-    ] = None,
+    job: JobFile = None,
+    output: Output = None,
+    as_json: AsJson = False,
+    accelerators_per_node: AcceleratorsPerNode = None,
+    inter_node_bytes_per_second: InterNodeBandwidth = None,
+    device: Device = None,
+    passes: Passes = None,
+    check_steps: CheckSteps = None,
+    accelerator: AcceleratorName = None,
+    huggingface: HuggingFace = None,
+    microbatch_size: MicrobatchSize = None,
+    sequence_length: SequenceLength = None,
+    dtype: ComputeDtype = None,
+    efficiency: EfficiencyParts = None,
 ) -> None:
     """Measure a model's layers on this hardware, or work them out from a data sheet."""
     out = Console(highlight=False, markup=False, soft_wrap=True, quiet=as_json)
@@ -151,7 +167,9 @@ def _measure(
     if job is None:
         raise _invalid("JOB.yaml", "missing; name a job file, or work out with --accelerator NAME")
     spec = load_job_file(job)
-    measurement = _find_profiler()(spec, plan)
+    done = [0.0]
+    with progress_bar("measuring", lambda: done[-1]):
+        measurement = _find_profiler()(spec, plan, done.append)
     made = measured_profile(
         measurement,
         microbatch_size=spec.training.microbatch_size,

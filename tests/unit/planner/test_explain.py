@@ -158,9 +158,7 @@ def best_on_named_nodes(problem: Problem, nodes: Sequence[Node]) -> dict[Sizes, 
 
 def sizes_of(answer: Instantiation) -> Sizes:
     kinds = {node.node_id: node.kind for node in answer.nodes}
-    return tuple(
-        sorted(tuple(sorted(kinds[i] for i in p.node_ids)) for p in answer.plan.pipelines)
-    )
+    return tuple(sorted(tuple(sorted(kinds[i] for i in p.node_ids)) for p in answer.plan.pipelines))
 
 
 def test_the_next_best_plan_at_measured_speeds_is_the_best_of_other_sizes() -> None:

@@ -91,7 +91,9 @@ def test_pieces_load_the_busiest_link_the_least() -> None:
         profile = equal_layers(5, state_bytes=1000)
         missing, held = random_wants(rng, 5)
         inventory = Inventory.of(profile, held)
-        missing = {n: [i for i in layers if inventory.num_holders[i]] for n, layers in missing.items()}
+        missing = {
+            n: [i for i in layers if inventory.num_holders[i]] for n, layers in missing.items()
+        }
         missing = {n: layers for n, layers in missing.items() if layers}
         wanted = [layer for layers in missing.values() for layer in layers]
         bound = max((1000 * len(layers) for layers in missing.values()), default=0)

@@ -1,5 +1,6 @@
 """Seconds and bytes of each layer; those that are alike are measured once."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from planaria_common.measurement import LayerMeasurement
@@ -12,10 +13,21 @@ from planaria_worker.profiling.timing import timing
 _NUM_WARM_UP = 2
 
 
-def measure_layers(job: Job, num_passes: int) -> tuple[LayerMeasurement, ...]:
-    """All layers of a job in order, each run by itself on the job's device."""
+def measure_layers(
+    job: Job, num_passes: int, one_done: Callable[[], None] = lambda: None
+) -> tuple[LayerMeasurement, ...]:
+    """All layers of a job in order, each run by itself on the job's device.
+
+    Args:
+        job: what to measure.
+        num_passes: how often each layer runs, besides its warm-up.
+        one_done: called after each layer measured: once for all that are alike.
+    """
     kinds = kinds_of_layers(job)
-    measured = {kind: _measure(job, kind, num_passes) for kind in sorted(set(kinds))}
+    measured = {}
+    for kind in sorted(set(kinds)):
+        measured[kind] = _measure(job, kind, num_passes)
+        one_done()
     return tuple(
         replace(measured[kind], name=_name(layer, job.num_layers))
         for layer, kind in enumerate(kinds)

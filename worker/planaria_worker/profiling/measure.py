@@ -1,6 +1,7 @@
 """What `planaria profile` measures with: this process, and one helper for the link."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from planaria_common.model_sizes import LayerSize, ModelConfig, layer_sizes
 from planaria_worker.engine.data.dataset import Dataset
 from planaria_worker.engine.data.token_file import TokenFile
 from planaria_worker.engine.job import Job, make_job, model_config
+from planaria_worker.engine.lone_layer import kinds_of_layers
 from planaria_worker.engine.numerics import kernels
 from planaria_worker.engine.numerics.pins import pin_numerics
 from planaria_worker.profiling.layers import measure_layers
@@ -27,10 +29,17 @@ from planaria_worker.profiling.steps import measure_steps
 _MIN_SEQUENCES = 64
 
 
-def measure_job(spec: JobSpec, plan: MeasurementPlan) -> Measurement:
+def measure_job(
+    spec: JobSpec, plan: MeasurementPlan, tell: Callable[[float], None] = lambda _fraction: None
+) -> Measurement:
     """Measures on one accelerator, with the arithmetic that engines are pinned to.
 
     The job's data need not be here: random tokens take as long as real ones.
+
+    Args:
+        spec: the job.
+        plan: how thoroughly to measure.
+        tell: told how much is done, from 0 to 1, after each layer and each step.
 
     Raises:
         PlanariaError: INVALID_ARGUMENT for an accelerator that is not there, INVALID_JOB for a
@@ -55,10 +64,17 @@ def measure_job(spec: JobSpec, plan: MeasurementPlan) -> Measurement:
     pin_numerics()
     kernels.warm_up()
     _check_fit(sizes, _free_bytes(device))
-    layers = measure_layers(job, plan.num_passes)
-    step = None
-    if plan.num_steps and _needed_bytes(sizes) <= _free_bytes(device):
-        step = measure_steps(job, plan.num_steps, plan.max_step_microbatches)
+    num_steps = plan.num_steps if _needed_bytes(sizes) <= _free_bytes(device) else 0
+    parts = itertools.count(1)
+    num_parts = len(set(kinds_of_layers(job))) + (1 + num_steps if num_steps else 0)
+
+    def one_done() -> None:
+        tell(next(parts) / num_parts)
+
+    layers = measure_layers(job, plan.num_passes, one_done)
+    step = (
+        measure_steps(job, num_steps, plan.max_step_microbatches, one_done) if num_steps else None
+    )
     return Measurement(
         accelerator=_description(device),
         accelerator_kind="cuda" if device.type == "cuda" else "cpu",

@@ -1,6 +1,7 @@
 """Whole training steps of all layers on one accelerator: what the cost model is checked with."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -22,7 +23,9 @@ _ENGINE = "profiler"
 _GENERATION = 1
 
 
-def measure_steps(job: Job, num_steps: int, max_microbatches: int) -> StepMeasurement:
+def measure_steps(
+    job: Job, num_steps: int, max_microbatches: int, one_done: Callable[[], None] = lambda: None
+) -> StepMeasurement:
     """Trains by the engine's own step, alone in its plan, after one step of warm-up."""
     job = replace(job, num_microbatches=min(job.num_microbatches, max_microbatches))
     place = _place(job)
@@ -31,6 +34,7 @@ def measure_steps(job: Job, num_steps: int, max_microbatches: int) -> StepMeasur
         start = _now(job)
         run_step(place, step)
         samples.append(_now(job) - start)
+        one_done()
     return StepMeasurement(num_microbatches=job.num_microbatches, step=timing(samples[1:]))
 
 
