@@ -80,8 +80,26 @@ def _best_view(
         else:
             found.append((*view, templates, Selector(templates.templates)))
     if not found:
-        raise refusal
+        raise refusal_on(problem, nodes, refusal)
     return found[0] if len(found) == 1 else max(found, key=lambda f: promise(f[0], f[3], f[1]))
+
+
+def refusal_on(problem: Problem, nodes: Sequence[Node], refusal: PlanariaError) -> PlanariaError:
+    """Return why there is no template: where a kind without nodes holds the model, these lack."""
+    if refusal.reason is not ErrorReason.MODEL_DOES_NOT_FIT:
+        return refusal
+    there = {node.kind for node in nodes}
+    missing = []
+    for kind in range(len(problem.profile.hardware.node_kinds)):
+        limits = [0] * len(problem.profile.hardware.node_kinds)
+        limits[kind] = problem.profile.num_layers if kind not in there else 0
+        try:
+            missing.append(templates_within(problem, limits).min_nodes)
+        except PlanariaError:
+            continue  # nor does this kind
+    if not missing:
+        return refusal
+    return not_enough_nodes(len(nodes), len(nodes) + min(missing))
 
 
 View = tuple[Problem, tuple[Node, ...]]
@@ -127,9 +145,14 @@ def templates_for(problem: Problem, nodes: Sequence[Node]) -> TemplateSet:
     limits = nodes_per_kind(nodes, len(problem.profile.hardware.node_kinds))
     if problem.max_nodes is not None:
         limits = tuple(min(limit, problem.max_nodes) for limit in limits)
+    return templates_within(problem, limits)
+
+
+def templates_within(problem: Problem, nodes_per_kind: Sequence[int]) -> TemplateSet:
+    """Return the templates of at most so many nodes of each kind; raises likewise."""
     return remembered_templates(
         problem.profile,
-        limits,
+        tuple(nodes_per_kind),
         min_nodes=problem.min_nodes_per_pipeline,
         max_width=problem.max_stage_accelerators,
     )

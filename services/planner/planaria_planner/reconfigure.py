@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planaria_common.errors import PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.candidates import (
     CandidateKind,
     PipelineCosts,
@@ -26,6 +26,7 @@ from planaria_planner.instantiate import (
     most_pipelines,
     nodes_needed,
     promise,
+    refusal_on,
     templates_for,
     usable_nodes,
     views,
@@ -118,7 +119,8 @@ def reconfigure(
 
     Raises:
         PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
-            `generate_templates`; NOT_ENOUGH_NODES when not even one pipeline can run.
+            `generate_templates`; NOT_ENOUGH_NODES when not even one pipeline can run. A model that
+            ran always fits: where the nodes left are too small for it, there are not enough.
     """
     check_change(problem, running, holdings, horizon_seconds)
     inventory = Inventory.of(problem.profile, holdings)
@@ -194,8 +196,20 @@ def groundworks(
         except PlanariaError as error:
             refusal = error
     if not found:
-        raise refusal
+        raise _refusal(nodes, running, refusal_on(problem, nodes, refusal))
     return tuple(found)
+
+
+def _refusal(
+    nodes: Sequence[Node],
+    running: Sequence[RunningPipeline],
+    refusal: PlanariaError,
+) -> PlanariaError:
+    """Return why there is no next plan: a model that ran fits, if not on the nodes left."""
+    if refusal.reason is not ErrorReason.MODEL_DOES_NOT_FIT or not running:
+        return refusal
+    smallest = min(len(pipeline.node_ids) for pipeline in running)
+    return not_enough_nodes(len(nodes), len(nodes) + smallest)
 
 
 def best_ground(

@@ -224,15 +224,17 @@ def check_layers_fit(profile: ModelProfile, tables: CostTables) -> None:
 def _no_template(
     profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int], min_nodes: int
 ) -> PlanariaError:
-    """Say whether more nodes, of the first kind, would help, and how many."""
+    """Say whether more nodes, of any one kind, would help, and how many."""
     have = sum(nodes_per_kind)
-    first_kind = [profile.num_layers, *[0] * (len(nodes_per_kind) - 1)]
-    more = [max(a, b) for a, b in zip(nodes_per_kind, first_kind, strict=True)]
-    missing = [
-        sum(max(t.node_kinds.count(kind) - n, 0) for kind, n in enumerate(nodes_per_kind))
-        for t in _front(profile, tables, more)[0]
-        if t.num_nodes >= min_nodes
-    ]
+    missing = []
+    for kind in range(len(nodes_per_kind)):
+        more = list(nodes_per_kind)
+        more[kind] = max(more[kind], profile.num_layers)
+        missing += [
+            sum(max(t.node_kinds.count(kind) - n, 0) for kind, n in enumerate(nodes_per_kind))
+            for t in _front(profile, tables, more)[0]
+            if t.num_nodes >= min_nodes
+        ]
     if missing:
         return not_enough_nodes(have, have + min(missing))
     need = sum(layer.state_bytes for layer in profile.layers)

@@ -1,5 +1,6 @@
 """The pure parts: liveness, ledger, replicas, plans and profiles."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -19,7 +20,7 @@ from planaria_coordinator.domain.ledger import Activity, Ledger
 from planaria_coordinator.domain.liveness import Liveness, observe_progress, why_node_lost
 from planaria_coordinator.domain.plan import plan_problem
 from planaria_coordinator.domain.planning import LayerCopy
-from planaria_coordinator.domain.profile import measured_layers
+from planaria_coordinator.domain.profile import measured_layers, model_profile
 from planaria_coordinator.domain.replicas import (
     MAX_SOURCES,
     assign_places,
@@ -30,9 +31,16 @@ from planaria_coordinator.domain.replicas import (
     target_steps,
     witness_record,
 )
+from planaria_coordinator.domain.requirements import NodeFacts
 from planaria_coordinator.domain.run import Engine, Placement
 from unit.coordinator.fakes import job_document, make_plan
 
+NODE = NodeFacts(
+    node_id="a",
+    num_accelerators=1,
+    accelerator_kind="cpu",
+    accelerator_memory_bytes=1 << 30,
+)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -283,6 +291,29 @@ def test_a_model_for_large_machines_is_not_refused_for_being_slow_on_small_ones(
     seconds = [layer.forward_seconds + layer.backward_seconds for layer in layers]
     assert 1 < sum(seconds) < 100
     assert seconds[1] == seconds[2] > seconds[0]
+
+
+def test_a_model_for_fast_links_is_not_refused_for_being_slow_on_slow_ones() -> None:
+    """Six trillion parameters would take hours over the links of a model of millions."""
+    small = requirements_of(JobSpec.model_validate(job_document()), "secret").layers
+    document = job_document(model={"hidden_size": 49_152, "num_layers": 200, "num_heads": 128})
+    huge = requirements_of(JobSpec.model_validate(document), "secret").layers
+    bandwidths = []
+    for layers in (small, huge):
+        hardware = model_profile(layers, 1, [NODE]).hardware
+        moved_bytes = sum(layer.parameter_bytes + layer.output_bytes for layer in layers)
+        assert moved_bytes / hardware.inter_node_bytes_per_second <= 60 * (1 + 1e-9)
+        assert hardware.intra_node_bytes_per_second > hardware.inter_node_bytes_per_second
+        bandwidths.append(hardware.inter_node_bytes_per_second)
+    assert bandwidths[0] == 1e9 < bandwidths[1]
+
+
+def test_the_kind_of_node_that_holds_most_comes_first() -> None:
+    """In nodes of the first kind the planner counts how many hold the model."""
+    layers = requirements_of(JobSpec.model_validate(job_document()), "secret").layers
+    large = replace(NODE, node_id="b", accelerator_memory_bytes=1 << 35)
+    kinds = model_profile(layers, 1, [NODE, large]).hardware.node_kinds
+    assert [kind.accelerator_memory_bytes for kind in kinds] == [1 << 35, 1 << 30]
 
 
 def test_a_model_that_cannot_be_built_is_refused_naming_the_field() -> None:

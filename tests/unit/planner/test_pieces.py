@@ -8,15 +8,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria_planner.candidates import RunningPipeline
 from planaria_planner.copies import LayerCopy, busiest_bytes, choose_sources
-from planaria_planner.instantiate import instantiate
 from planaria_planner.inventory import Inventory
-from planaria_planner.nodes import Node
 from planaria_planner.pieces import choose_pieces
-from planaria_planner.problem import Problem
 from planaria_planner.profile import ModelProfile
-from planaria_planner.reconfigure import reconfigure
 from unit.planner.profiles import equal_layers, random_profile
 
 Missing = dict[str, list[int]]
@@ -124,45 +119,3 @@ def test_sizes_beyond_32_bits() -> None:
     copies = choose_pieces({"x": [0], "y": [1], "z": [0]}, inventory, 1)
     check_every_byte_comes_once(profile, {"x": [0], "y": [1], "z": [0]}, inventory, copies)
     assert busiest_bytes(copies) <= 1.51 * (1 << 42)
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), lost=st.integers(1, 4), joined=st.integers(0, 3))
-def test_no_more_bytes_than_filling_the_same_places_one_by_one(
-    seed: int, lost: int, joined: int
-) -> None:
-    """The plan's places, each given in turn to the free node that lacks the fewest bytes of it."""
-    rng = random.Random(seed)
-    problem = Problem(
-        profile=random_profile(rng, num_layers=rng.randint(3, 10)),
-        num_microbatches=16,
-        min_nodes_per_pipeline=rng.choice([1, 2]),
-    )
-    nodes = [Node(node_id=f"n{i:02}") for i in range(rng.randint(6, 14))]
-    before = instantiate(problem, nodes).plan
-    left = rng.sample(nodes, len(nodes) - lost) + [Node(node_id=f"j{i}") for i in range(joined)]
-    names = {node.node_id for node in left}
-    held = {
-        name: frozenset(layers)
-        for pipeline in before.pipelines
-        for name, layers in zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
-        if name in names
-    }
-    running = [RunningPipeline(node_ids=p.node_ids, stages=p.stages) for p in before.pipelines]
-    answer = reconfigure(problem, left, running, held, horizon_seconds=rng.choice([1.0, 1e7]))
-
-    sizes = [layer.state_bytes for layer in problem.profile.layers]
-    kept = {(pipeline.node_ids, pipeline.stages) for pipeline in running}
-    for candidate in answer.candidates:
-        new = [p for p in candidate.plan.pipelines if (p.node_ids, p.stages) not in kept]
-        staying = {n for p in candidate.plan.pipelines if p not in new for n in p.node_ids}
-        free = sorted(names - staying)
-        copied = 0
-        for layers in (layers for pipeline in new for layers in pipeline.layers_by_node()):
-            lacking = {
-                name: sum(sizes[i] for i in layers if i not in held.get(name, ())) for name in free
-            }
-            chosen = min(free, key=lambda name: (lacking[name], name))
-            copied += lacking[chosen]
-            free.remove(chosen)
-        assert sum(copy.num_bytes for copy in candidate.copies) <= copied

@@ -26,7 +26,8 @@ _INTRA_NODE_BYTES_PER_SECOND = 1e10
 _INTER_NODE_BYTES_PER_SECOND = 1e9
 _LINK_LATENCY_SECONDS = 1e-4
 _MOST_SECONDS = 60.0
-"""A microbatch of a model that would take longer than this is meant for faster accelerators."""
+"""A model of which a microbatch would compute, or its layers be sent, for longer than this is meant
+for faster accelerators and links."""
 _LEAST_SECONDS = 1e-5
 """A layer without arithmetic, such as the embedding, still takes time."""
 
@@ -149,16 +150,23 @@ def model_profile(
         )
         for facts in nodes
     }
+    moved_bytes = sum(layer.parameter_bytes + layer.output_bytes for layer in layers)
+    faster = max(1.0, moved_bytes / (_INTER_NODE_BYTES_PER_SECOND * _MOST_SECONDS))
     return ModelProfile(
         microbatch_size=microbatch_size,
         hardware=HardwareProfile(
-            node_kinds=tuple(kinds[name] for name in sorted(kinds)),
-            intra_node_bytes_per_second=_INTRA_NODE_BYTES_PER_SECOND,
-            inter_node_bytes_per_second=_INTER_NODE_BYTES_PER_SECOND,
+            node_kinds=tuple(sorted(kinds.values(), key=_largest_first)),
+            intra_node_bytes_per_second=_INTRA_NODE_BYTES_PER_SECOND * faster,
+            inter_node_bytes_per_second=_INTER_NODE_BYTES_PER_SECOND * faster,
             link_latency_seconds=_LINK_LATENCY_SECONDS,
         ),
         layers=layers,
     )
+
+
+def _largest_first(kind: NodeKind) -> tuple[int, str]:
+    """Order kinds: the fewest nodes that hold a model are counted in nodes of the first one."""
+    return -kind.accelerators_per_node * kind.accelerator_memory_bytes, kind.name
 
 
 def planning_problem(

@@ -87,7 +87,7 @@ class PlannerServiceServicer(object):
 
     def GenerateTemplates(self, request, context):
         """Computes the templates of every size in a range. Idempotent.
-        Fails with INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT.
+        Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,8 @@ class PlannerServiceServicer(object):
     def Reconfigure(self, request, context):
         """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
         Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
-        in the plan and not an error.
+        in the plan and not an error, and that a model that ran always fits: where the nodes left are too
+        small for it, the reason is NOT_ENOUGH_NODES.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class PlannerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> PlannerServiceAsyncStub: ...
     GenerateTemplates: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.GenerateTemplatesRequest, _planner_service_pb2.GenerateTemplatesResponse]
     """Computes the templates of every size in a range. Idempotent.
-    Fails with INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT.
+    Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
     """
     GenerateTemplatesWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.GenerateTemplatesWithProgressRequest, _planner_service_pb2.GenerateTemplatesWithProgressResponse]
     """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
@@ -56,7 +56,8 @@ class PlannerServiceStub:
     Reconfigure: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.ReconfigureRequest, _planner_service_pb2.ReconfigureResponse]
     """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
     Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
-    in the plan and not an error.
+    in the plan and not an error, and that a model that ran always fits: where the nodes left are too
+    small for it, the reason is NOT_ENOUGH_NODES.
     """
     ReconfigureWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.ReconfigureWithProgressRequest, _planner_service_pb2.ReconfigureWithProgressResponse]
     """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
@@ -83,7 +84,7 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GenerateTemplates: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.GenerateTemplatesRequest, _planner_service_pb2.GenerateTemplatesResponse]  # type: ignore[assignment]
     """Computes the templates of every size in a range. Idempotent.
-    Fails with INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT.
+    Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
     """
     GenerateTemplatesWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.GenerateTemplatesWithProgressRequest, _planner_service_pb2.GenerateTemplatesWithProgressResponse]  # type: ignore[assignment]
     """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
@@ -101,7 +102,8 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     Reconfigure: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.ReconfigureRequest, _planner_service_pb2.ReconfigureResponse]  # type: ignore[assignment]
     """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
     Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
-    in the plan and not an error.
+    in the plan and not an error, and that a model that ran always fits: where the nodes left are too
+    small for it, the reason is NOT_ENOUGH_NODES.
     """
     ReconfigureWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.ReconfigureWithProgressRequest, _planner_service_pb2.ReconfigureWithProgressResponse]  # type: ignore[assignment]
     """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
@@ -131,7 +133,7 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_planner_service_pb2.GenerateTemplatesResponse, _abc.Awaitable[_planner_service_pb2.GenerateTemplatesResponse]]:
         """Computes the templates of every size in a range. Idempotent.
-        Fails with INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT.
+        Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
         """
 
     @_abc_1.abstractmethod
@@ -173,7 +175,8 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_planner_service_pb2.ReconfigureResponse, _abc.Awaitable[_planner_service_pb2.ReconfigureResponse]]:
         """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
         Fails like Instantiate, except that a fault tolerance that can no longer be met is reported
-        in the plan and not an error.
+        in the plan and not an error, and that a model that ran always fits: where the nodes left are too
+        small for it, the reason is NOT_ENOUGH_NODES.
         """
 
     @_abc_1.abstractmethod
