@@ -89,6 +89,18 @@ class FakePlanner(PlannerServiceServicer):
         raise AssertionError("the coordinator asks for no progress")
         yield
 
+    async def GenerateTemplatesWithProgress(
+        self, request: pb.GenerateTemplatesWithProgressRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateTemplatesWithProgressResponse]:
+        raise AssertionError("the coordinator asks for no progress")
+        yield
+
+    async def ReconfigureWithProgress(
+        self, request: pb.ReconfigureWithProgressRequest, context: Context
+    ) -> AsyncIterator[pb.ReconfigureWithProgressResponse]:
+        raise AssertionError("the coordinator asks for no progress")
+        yield
+
     async def PlanAhead(
         self, request: pb.PlanAheadRequest, context: Context
     ) -> AsyncIterator[pb.PlanAheadResponse]:

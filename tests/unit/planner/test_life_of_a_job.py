@@ -1,4 +1,4 @@
-"""Whatever happens to the nodes of a job, there is a next plan: whole, fitting, fast, cheap to reach.
+"""Whatever happens to its nodes, a job has a next plan: whole, fitting, fast, cheap to reach.
 
 Hypothesis makes up the lives: which nodes are lost, join, leave on notice or turn slow, and how
 soon the next change is expected.
