@@ -138,12 +138,14 @@ def _fastest_of_some(answer: Instantiation, sizes: Counter[Size]) -> Found | Non
     problem, plan = answer.problem, answer.plan
     found: Found | None = None
     if len(plan.pipelines) > problem.fault_tolerance + 1:
-        for left_out in range(len(plan.pipelines)):
-            rest = [p for index, p in enumerate(plan.pipelines) if index != left_out]
+        by_speed = sorted(plan.pipelines, key=lambda p: p.cost.microbatch_seconds)
+        slowest = {len(pipeline.node_ids): pipeline for pipeline in by_speed}
+        for left_out in slowest.values():
+            rest = [pipeline for pipeline in plan.pipelines if pipeline is not left_out]
             costs = [pipeline.cost for pipeline in rest]
             shares = share_microbatches(costs, problem.num_microbatches)
             seconds = slowest_seconds(costs, shares) if shares else math.inf
-            if seconds <= _less_than(found) and seconds < math.inf:
+            if seconds < math.inf and seconds <= _less_than(found):
                 found = seconds, tuple(sorted((len(p.node_ids) for p in rest), reverse=True))
     for size in sorted(sizes):
         selection = select(

@@ -87,7 +87,7 @@ def test_the_worker_measures_as_the_command_asks() -> None:
     """The two parts do not import each other: here the types of both ends meet."""
     profiler: Profiler = measure_job
     with pytest.raises(PlanariaError, match=r"^model.head_dim: 15 is odd"):
-        profiler(spec(head_dim=15), MeasurementPlan())
+        profiler(spec(head_dim=15), MeasurementPlan(), lambda _fraction: None)
 
 
 def test_sequences_longer_than_the_model_are_one_line() -> None:
@@ -127,6 +127,9 @@ def test_what_is_measured_can_be_planned(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_is_measured_where_there_is_one() -> None:
-    measurement = measure_job(spec(), MeasurementPlan(num_passes=2, num_steps=1))
+    told: list[float] = []
+    measurement = measure_job(spec(), MeasurementPlan(num_passes=2, num_steps=1), told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1
     assert measurement.accelerator_kind == "cuda"
     assert measurement.step is not None
