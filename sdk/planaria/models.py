@@ -118,6 +118,9 @@ class StepMetrics(_Resource):
     learning_rate: float = 0.0
     num_tokens: int = 0
     step_seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    model_flops_utilization: float | None = None
+    """Of what the plan's accelerators could do; None when it is not known."""
     generation: int = 0
     commit_time: datetime | None = None
 

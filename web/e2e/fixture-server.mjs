@@ -113,6 +113,8 @@ const METRICS = Array.from({ length: 120 }, (_, step) => ({
   learning_rate: 3e-4,
   num_tokens: 4096,
   step_seconds: 0.4,
+  tokens_per_second: 10_240,
+  model_flops_utilization: 0.3,
   generation: step < 60 ? 1 : 2,
   commit_time: at(6 + step * 0.6),
 }));

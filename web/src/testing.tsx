@@ -41,6 +41,8 @@ export function aStep(step: number, changes: Partial<StepMetrics> = {}): StepMet
     learning_rate: 3e-4,
     num_tokens: 4096,
     step_seconds: 0.4,
+    tokens_per_second: 10_240,
+    model_flops_utilization: 0.3,
     generation: 1,
     commit_time: "2026-01-01T00:00:00Z",
     ...changes,

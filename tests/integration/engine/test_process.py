@@ -79,6 +79,8 @@ def test_a_prepared_engine_tells_what_it_found(cluster: EngineCluster) -> None:
     assert prepared.fingerprint["threads"] == "1"
     assert [measured.layer for measured in prepared.measured_layers] == list(range(7))
     assert all(measured.forward_seconds > 0 for measured in prepared.measured_layers)
+    assert all(measured.forward_flops > 0 for measured in prepared.measured_layers[1:])
+    assert prepared.peak_flops_per_second > 1e8
 
 
 def test_a_directive_takes_effect_once(cluster: EngineCluster) -> None:

@@ -41,7 +41,7 @@ from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.storage import checkpoint_plan, job_base
 from planaria_worker.engine.trainer import StepDone, Trainer
 from planaria_worker.engine.vitals import Vitals
-from planaria_worker.engine.warmup import warm_up
+from planaria_worker.engine.warmup import peak_flops_per_second, warm_up
 from planaria_worker.engine_config import EngineConfig
 from planaria_worker.models.imported import ImportedModelError
 
@@ -153,6 +153,7 @@ class Engine:
         self._job = _open_job(config, device)
         self._base = job_base(config, self._job)
         self._measured = warm_up(self._job)
+        self._peak_flops_per_second = peak_flops_per_second(self._job)
         store = LayerStore()
         checkpointer = Checkpointer(
             checkpoint_plan(config, self._job, self._base),
@@ -213,6 +214,7 @@ class Engine:
             fingerprint=fingerprint(str(self._job.device)),
             measured_layers=[_measured(*item) for item in self._measured.items()],
             model_digest=self._job.model_digest,
+            peak_flops_per_second=self._peak_flops_per_second,
             base=convert.base(self._base.facts),
         )
 
@@ -238,6 +240,7 @@ def _measured(layer: int, cost: LayerCost) -> MeasuredLayer:
         state_bytes=cost.state_bytes,
         activation_bytes=cost.activation_bytes,
         output_bytes=cost.output_bytes,
+        forward_flops=cost.forward_flops,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.accumulate import GradientSums
@@ -37,6 +38,7 @@ class LayerCost:
     state_bytes: int
     activation_bytes: int
     output_bytes: int
+    forward_flops: int
 
 
 def kinds_of_layers(job: Job) -> tuple[int, ...]:
@@ -117,6 +119,13 @@ class LoneLayer:
         second, outputs = self._kept()
         activations = sum(second[place] for place in second.keys() - first.keys())
         return activations, 0 if self._stage.is_last else outputs.nbytes
+
+    def forward_flops(self) -> int:
+        """Operations of matrix products and attention, by torch's own count."""
+        inputs, targets = self._microbatch()
+        with FlopCounterMode(display=False) as counter:
+            self._forward(inputs, targets)
+        return int(counter.get_total_flops())
 
     def _kept(self) -> tuple[dict[int, int], Tensor]:
         """Bytes of the storages that autograd keeps, by address."""

@@ -2,6 +2,10 @@
 
 import gc
 import statistics
+import time
+
+import torch
+from torch import Tensor
 
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.lone_layer import LayerCost, LoneLayer, PassSeconds, kinds_of_layers
@@ -9,6 +13,9 @@ from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import empty_state
 
 _NUM_MEASURED = 3
+_NUM_PRODUCTS = 8
+_PRODUCT_SIZES = {"cpu": 512, "cuda": 8192}
+"""Large enough for the full rate, and done in milliseconds."""
 
 
 def warm_up(job: Job) -> dict[int, LayerCost]:
@@ -43,7 +50,24 @@ def _measure(job: Job, layer: int) -> LayerCost:
         state_bytes=alone.state_bytes,
         activation_bytes=activation_bytes,
         output_bytes=output_bytes,
+        forward_flops=alone.forward_flops(),
     )
+
+
+def peak_flops_per_second(job: Job) -> float:
+    """The best rate of some products of large matrices: what utilisation is measured against."""
+    size = _PRODUCT_SIZES[job.device.type]
+    left, right = torch.ones((2, size, size), dtype=job.compute_dtype, device=job.device)
+    seconds = min(_product_seconds(left, right) for _ in range(_NUM_PRODUCTS))
+    return 2 * size**3 / seconds
+
+
+def _product_seconds(left: Tensor, right: Tensor) -> float:
+    start = time.perf_counter()
+    torch.mm(left, right)
+    if left.device.type == "cuda":
+        torch.cuda.synchronize(left.device)
+    return time.perf_counter() - start
 
 
 def _freeze() -> None:

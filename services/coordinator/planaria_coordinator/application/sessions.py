@@ -34,6 +34,7 @@ from planaria_coordinator.domain.signals import (
     ResultArrived,
     StepCommitted,
 )
+from planaria_coordinator.domain.utilization import model_flops_utilization
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -237,6 +238,7 @@ class AgentSession:
                 generation=record.generation,
                 commit_time=report.commit_time,
                 seconds=report.seconds,
+                model_flops_utilization=model_flops_utilization(actor.run, report.step_seconds),
             )
         )
         actor.post(

@@ -235,6 +235,7 @@ class MeasuredLayer:
     state_bytes: int = 0
     activation_bytes: int = 0
     output_bytes: int = 0
+    forward_flops: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +249,7 @@ class Prepared:
     measured_layers: tuple[MeasuredLayer, ...]
     model_digest: str = ""
     """Of the source of a model by import path."""
+    peak_flops_per_second: float = 0.0
     base: Base | None = None
     """Where the job begins; None: from its seed."""
     kind: Literal["prepared"] = "prepared"

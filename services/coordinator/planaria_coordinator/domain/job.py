@@ -83,6 +83,13 @@ class StepMetrics:
     commit_time: datetime
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the step by what they went to, of the engine that reported it."""
+    model_flops_utilization: float | None = None
+    """Of the accelerators of the plan; None when it is not known."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens over the time of the step."""
+        return self.num_tokens / self.step_seconds if self.step_seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

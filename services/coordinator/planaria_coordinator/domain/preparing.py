@@ -44,6 +44,7 @@ def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
         fingerprint=dict(outcome.fingerprint),
         measured_layers=outcome.measured_layers,
         model_digest=outcome.model_digest,
+        peak_flops_per_second=outcome.peak_flops_per_second,
         base=outcome.base,
     )
     turn.change(engines={**turn.run.engines, engine.id: engine})

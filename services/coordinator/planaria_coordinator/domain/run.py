@@ -128,6 +128,7 @@ class Engine:
     fingerprint: dict[str, str] = field(default_factory=dict)
     measured_layers: tuple[MeasuredLayer, ...] = ()
     model_digest: str = ""
+    peak_flops_per_second: float = 0.0
     base: Base | None = None
 
 

@@ -433,6 +433,8 @@ class StepMetrics(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     COMMIT_TIME_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    MODEL_FLOPS_UTILIZATION_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step, counted from 0."""
     loss: _builtins.float
@@ -447,6 +449,12 @@ class StepMetrics(_message.Message):
     """Wall seconds of the step."""
     generation: _builtins.int
     """Generation of the plan that computed it."""
+    tokens_per_second: _builtins.float
+    """Tokens a second."""
+    model_flops_utilization: _builtins.float
+    """Model FLOPs utilisation: the operations of the step's forward and backward passes, over the
+    time of the step and what the plan's accelerators could do in it. Absent when not known.
+    """
     @_builtins.property
     def commit_time(self) -> _timestamp_pb2.Timestamp:
         """When it was committed."""
@@ -462,12 +470,16 @@ class StepMetrics(_message.Message):
         step_seconds: _builtins.float = ...,
         generation: _builtins.int = ...,
         commit_time: _timestamp_pb2.Timestamp | None = ...,
+        tokens_per_second: _builtins.float = ...,
+        model_flops_utilization: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit_time", b"commit_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_model_flops_utilization", b"_model_flops_utilization", "commit_time", b"commit_time", "model_flops_utilization", b"model_flops_utilization"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_time", b"commit_time", "generation", b"generation", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "num_tokens", b"num_tokens", "step", b"step", "step_seconds", b"step_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_flops_utilization", b"_model_flops_utilization", "commit_time", b"commit_time", "generation", b"generation", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_utilization", b"model_flops_utilization", "num_tokens", b"num_tokens", "step", b"step", "step_seconds", b"step_seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__model_flops_utilization: _TypeAlias = _typing.Literal["model_flops_utilization"]  # noqa: Y015
+    _WhichOneofArgType__model_flops_utilization: _TypeAlias = _typing.Literal["_model_flops_utilization", b"_model_flops_utilization"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__model_flops_utilization) -> _WhichOneofReturnType__model_flops_utilization | None: ...
 
 Global___StepMetrics: _TypeAlias = StepMetrics  # noqa: Y015
 

@@ -313,6 +313,7 @@ class Prepared(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     MEASURED_LAYERS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PEAK_FLOPS_PER_SECOND_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     data_digest: _builtins.str
     """SHA-256 of the contents of the data and tokenizer files."""
@@ -320,6 +321,10 @@ class Prepared(_message.Message):
     """Number of tokens in the data."""
     model_digest: _builtins.str
     """SHA-256 of the source of a model by import path; empty for other models."""
+    peak_flops_per_second: _builtins.float
+    """Floating-point operations a second at which the accelerator multiplies large matrices of the
+    type that is computed with, as measured.
+    """
     @_builtins.property
     def engine(self) -> Global___EngineSnapshot:
         """The engine, with its addresses."""
@@ -345,11 +350,12 @@ class Prepared(_message.Message):
         fingerprint: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         measured_layers: _abc.Iterable[Global___MeasuredLayer] | None = ...,
         model_digest: _builtins.str = ...,
+        peak_flops_per_second: _builtins.float = ...,
         base: Global___Base | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens", "peak_flops_per_second", b"peak_flops_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -402,6 +408,7 @@ class MeasuredLayer(_message.Message):
     STATE_BYTES_FIELD_NUMBER: _builtins.int
     ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
     OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
+    FORWARD_FLOPS_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """The layer."""
     forward_seconds: _builtins.float
@@ -416,6 +423,8 @@ class MeasuredLayer(_message.Message):
     """Bytes kept for the backward pass, for each microbatch in flight."""
     output_bytes: _builtins.int
     """Bytes sent to the next layer for each microbatch."""
+    forward_flops: _builtins.int
+    """Floating-point operations of the forward pass: those of matrix products and attention."""
     def __init__(
         self,
         *,
@@ -426,10 +435,11 @@ class MeasuredLayer(_message.Message):
         state_bytes: _builtins.int = ...,
         activation_bytes: _builtins.int = ...,
         output_bytes: _builtins.int = ...,
+        forward_flops: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "backward_seconds", b"backward_seconds", "forward_seconds", b"forward_seconds", "layer", b"layer", "output_bytes", b"output_bytes", "parameter_bytes", b"parameter_bytes", "state_bytes", b"state_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "backward_seconds", b"backward_seconds", "forward_flops", b"forward_flops", "forward_seconds", b"forward_seconds", "layer", b"layer", "output_bytes", b"output_bytes", "parameter_bytes", b"parameter_bytes", "state_bytes", b"state_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

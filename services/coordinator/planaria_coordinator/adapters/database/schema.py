@@ -177,6 +177,7 @@ STEP_METRICS = Table(
     Column("generation", BigInteger, nullable=False),
     Column("commit_time", UtcTime, nullable=False),
     Column("seconds", Document(dict[str, float]), nullable=False),
+    Column("model_flops_utilization", Double, nullable=True),
 )
 
 LOG_LINES = Table(

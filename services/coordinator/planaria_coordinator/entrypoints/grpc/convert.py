@@ -128,6 +128,8 @@ def metrics_message(metrics: StepMetrics) -> resources_pb2.StepMetrics:
         learning_rate=metrics.learning_rate,
         num_tokens=metrics.num_tokens,
         step_seconds=metrics.step_seconds,
+        tokens_per_second=metrics.tokens_per_second,
+        model_flops_utilization=metrics.model_flops_utilization,
         generation=metrics.generation,
         commit_time=timestamp(metrics.commit_time),
     )

@@ -262,10 +262,12 @@ def _prepared_of(message: report_pb2.Prepared) -> words.Prepared:
                 state_bytes=measured.state_bytes,
                 activation_bytes=measured.activation_bytes,
                 output_bytes=measured.output_bytes,
+                forward_flops=measured.forward_flops,
             )
             for measured in message.measured_layers
         ),
         model_digest=message.model_digest,
+        peak_flops_per_second=message.peak_flops_per_second,
     )
 
 

@@ -132,6 +132,10 @@ class StepMetrics(Body):
     step_seconds: float = Field(description="Wall seconds of the step.")
     generation: int = Field(description="Of the plan that computed it.")
     commit_time: Time = Field(description="When it was committed.")
+    tokens_per_second: float
+    model_flops_utilization: float | None = Field(
+        description="Of what the plan's accelerators could do; null when it is not known."
+    )
 
 
 class RecoveryPhase(Body):
