@@ -10,6 +10,7 @@ sum must hold each microbatch once, and no engine may have been restarted that d
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -29,6 +30,7 @@ SHORT_STEPS = 150
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end every process then, too
     arguments = _arguments()
     folder = Path(tempfile.mkdtemp(prefix="planaria-chaos-", dir=arguments.folder))
     where = surroundings()

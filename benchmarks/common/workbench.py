@@ -38,6 +38,8 @@ class Hurt:
     node_id: str
     at: float
     """Seconds of CLOCK_MONOTONIC."""
+    time: float
+    """Seconds since 1970, of the same moment."""
     generation: int
     """Of the plan at that moment."""
     plan: Plan
@@ -223,7 +225,12 @@ class Run:
     def _before(self, node_id: str) -> Callable[[float], Hurt]:
         generation, plan, count = self.job.generation, self.plan, len(self.recoveries)
         return lambda at: Hurt(
-            node_id=node_id, at=at, generation=generation, plan=plan, num_recoveries=count
+            node_id=node_id,
+            at=at,
+            time=time.time() - (time.perf_counter() - at),
+            generation=generation,
+            plan=plan,
+            num_recoveries=count,
         )
 
 

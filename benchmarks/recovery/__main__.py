@@ -9,6 +9,7 @@ for what a layer would take, so that six ranks on a few cores overlap and idle a
 """
 
 import argparse
+import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ PARTS: dict[str, Part] = {
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end every process then, too
     arguments = _arguments()
     amount = SHORT if arguments.short else FULL
     chosen = arguments.parts or list(PARTS)

@@ -21,6 +21,8 @@ class Anatomy:
     The recovery lasts from the kill until the last survivor that had to stop computes again.
     """
 
+    seconds_to_noticed: float
+    """From the kill until somebody noticed, as the coordinator recorded it."""
     seconds_to_all_fenced: float
     """From the kill until the last survivor had seen the new generation."""
     seconds_to_all_active: float
@@ -82,6 +84,7 @@ def dissect(traces: Sequence[EngineTrace], hurt: Hurt, recovery: Recovery) -> An
     window = hurt.at, end
     begun = [times_computed(traces, number) for number in (step, step + 1)]
     return Anatomy(
+        seconds_to_noticed=_noticed(recovery) - hurt.time,
         seconds_to_all_fenced=max(fences) - hurt.at,
         seconds_to_all_active=max(active) - hurt.at,
         recovery_seconds=end - hurt.at,
@@ -139,6 +142,12 @@ def _engines_of_nodes(traces: Iterable[EngineTrace], hurt: Hurt) -> dict[str, En
     nodes = {node_id for pipeline in hurt.plan.pipelines for node_id in node_ids(pipeline)}
     placed = (e for e in traces if e.node_id in nodes and e.place(hurt.at) is not None)
     return {engine.node_id: engine for engine in placed}  # a later engine of a node wins
+
+
+def _noticed(recovery: Recovery) -> float:
+    if recovery.start_time is None:
+        raise AssertionError(f"recovery {recovery.id} has no beginning")
+    return recovery.start_time.timestamp()
 
 
 def _after(engine: EngineTrace, name: str, at: float) -> float:

@@ -78,6 +78,7 @@ def _kill_one(run: Run, rng: random.Random) -> Kill:
 def summarize(figures: Sequence[Anatomy], control: float) -> dict[str, dict[str, float]]:
     """Return median, 95th percentile and maximum of every figure."""
     columns: dict[str, Iterable[float]] = {
+        "kill to noticed, s": (f.seconds_to_noticed for f in figures),
         "kill to all fenced, s": (f.seconds_to_all_fenced for f in figures),
         "kill to all taking part in the step again, s": (f.seconds_to_all_active for f in figures),
         "kill to the last survivor computing again, s": (f.recovery_seconds for f in figures),

@@ -1,5 +1,6 @@
 """What is read from traces: a kill of one of three nodes that each hold the whole model."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ STEP_SECONDS = 1.0
 KILL = Hurt(
     node_id="c",
     at=10.5,
+    time=1000.5,
     generation=1,
     num_recoveries=0,
     plan=Plan(
@@ -69,11 +71,14 @@ def traces() -> list[EngineTrace]:
 
 
 def dissected(traces: list[EngineTrace]) -> Anatomy:
-    return dissect(traces, KILL, Recovery(id=1, cause="node_lost", pause_seconds=0.1))
+    noticed = datetime.fromtimestamp(1000.55, UTC)
+    recovery = Recovery(id=1, cause="node_lost", pause_seconds=0.1, start_time=noticed)
+    return dissect(traces, KILL, recovery)
 
 
 def test_times_count_from_the_kill(traces: list[EngineTrace]) -> None:
     anatomy = dissected(traces)
+    assert anatomy.seconds_to_noticed == pytest.approx(0.05)
     assert anatomy.seconds_to_all_fenced == pytest.approx(0.1)
     assert anatomy.seconds_to_all_active == pytest.approx(0.2)
     assert anatomy.recovery_seconds == pytest.approx(0.2)  # nobody who lives had to stop
