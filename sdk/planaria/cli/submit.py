@@ -74,7 +74,7 @@ def _spec(path: Path | None, resume: str | None, address: str | None) -> JobSpec
             raise InvalidArgumentError(
                 "JOB.yaml: give a job file, or --resume JOB to go on from an earlier job",
                 reason="INVALID_ARGUMENT",
-                metadata={"argument": "JOB.yaml"},
+                metadata={"option": "JOB.yaml"},
             )
         return spec
     with Client(address) as client:

@@ -336,7 +336,10 @@ def told(decision: Decision) -> list[str]:
     return [action.event.type for action in decision.actions if isinstance(action, Emit)]
 
 
-def said(run: JobRun, report: CheckpointTaken | LayerWritten | Failure) -> CheckpointReported:
+Report = CheckpointTaken | LayerWritten | Failure
+
+
+def said(run: JobRun, report: Report) -> CheckpointReported:
     return CheckpointReported(engine_id=next(iter(run.engines)), version=2, report=report)
 
 
@@ -371,13 +374,13 @@ def test_a_version_with_a_gap_is_given_up_at_its_deadline(run: JobRun) -> None:
 def test_a_seal_names_every_layer_once_and_none_follows_a_failure(
     run: JobRun, story: list[tuple[str, int]]
 ) -> None:
-    reports = {"taken": lambda x: CheckpointTaken(layers=(x,)), "written": written}
     seen: set[int] = set()
     sent: list[SealCheckpoint] = []
     has_failed = False
     for word, layer in story:
-        report = FULL if word == "failed" else reports[word](layer)
-        decision = decided(run, said(run, report))
+        taken = CheckpointTaken(layers=(layer,))
+        reports: dict[str, Report] = {"taken": taken, "written": written(layer), "failed": FULL}
+        decision = decided(run, said(run, reports[word]))
         run = decision.run
         if not sent and not has_failed:
             seen |= {layer} if word == "written" else set()
