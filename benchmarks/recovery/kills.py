@@ -88,6 +88,7 @@ def summarize(figures: Sequence[Anatomy], control: float) -> dict[str, dict[str,
             f.whole_pipelines_idle_share for f in figures
         ),
         "the same in undisturbed steps": (f.usual_idle_share for f in figures),
+        "the difference": (f.whole_pipelines_idle_share - f.usual_idle_share for f in figures),
         "excess_seconds": (f.excess_seconds(control) for f in figures),
         "begun again, share of the lost microbatches": (
             f.redone_microbatches / f.lost_microbatches for f in figures

@@ -17,7 +17,7 @@ _WANTED = {
     "kill to all fenced, s": "0.08, p95 0.2",
     "pause_seconds as recorded, s": "0.12, p95 0.3",
     "nobody computed, s": "0.03",
-    "whole pipelines idle, share of the recovery": "0.05, paced",
+    "the difference": "0.05, paced",
     "begun again, share of the lost microbatches": "never over 1",
 }
 _WANTED_TIMES = {"torchft": "5", "torchrun": "20"}
