@@ -69,12 +69,15 @@ class Workbench:
         self.cluster = Cluster(folder / "cluster", **coordinator_settings)
 
     def __enter__(self) -> Self:
-        self.cluster.__enter__()
-        self.cluster.start_planner()
-        self.cluster.start_coordinator()
-        for _ in range(self._num_nodes):
-            self.add_node()
-        self.cluster.wait_for_nodes(self._num_nodes)
+        try:
+            self.cluster.start_planner()
+            self.cluster.start_coordinator()
+            for _ in range(self._num_nodes):
+                self.add_node()
+            self.cluster.wait_for_nodes(self._num_nodes)
+        except BaseException:
+            self.cluster.stop()
+            raise
         return self
 
     def __exit__(
