@@ -24,6 +24,9 @@ from planaria.models import (
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+POLLS_AFTER_THE_END = 3
+"""The last steps of a job may be stored a moment after its end, and some are never reported."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):

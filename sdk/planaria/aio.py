@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from planaria import _calls
-from planaria._calls import Call
+from planaria._calls import POLLS_AFTER_THE_END, Call
 from planaria._connection import (
     API_PREFIX,
     body_of,
@@ -77,17 +77,20 @@ class AsyncClient:
         """Send a call and return the body as REST sent it; the pages of a list are joined."""
         whole: dict[str, Any] | None = None
         while True:
-            with self._transport_errors():
-                response = await self._http.request(
-                    call.method, API_PREFIX + call.path, params=dict(call.query), json=call.body
-                )
-            body = body_of(response)
+            body = await self._fetch_page(call)
             if not call.list_key:
                 return body
             whole = merge_page(call, whole, body)
             if not whole.get("next_page_token"):
                 return whole
             call = call.after_page(whole["next_page_token"])
+
+    async def _fetch_page(self, call: Call[Any]) -> Any:
+        with self._transport_errors():
+            response = await self._http.request(
+                call.method, API_PREFIX + call.path, params=dict(call.query), json=call.body
+            )
+        return body_of(response)
 
     async def send(self, call: Call[T]) -> T:
         """Send a call and return its typed result."""
@@ -135,6 +138,34 @@ class AsyncClient:
     async def job_metrics(self, job_id: str) -> tuple[StepMetrics, ...]:
         """Return the committed steps, the oldest first."""
         return await self.send(_calls.job_metrics(job_id))
+
+    async def steps(
+        self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0
+    ) -> AsyncGenerator[StepMetrics]:
+        """Yield each committed step once, the oldest first.
+
+        Args:
+            job_id: the job.
+            follow: go on until the job has ended.
+            poll_seconds: how long to wait before asking for more.
+        """
+        call = page = _calls.job_metrics(job_id)
+        newest, polls_left = -1, POLLS_AFTER_THE_END
+        while True:
+            job = await self.get_job(job_id)
+            while True:
+                body = await self._fetch_page(page)
+                for step in read(call, body):
+                    if step.step > newest:
+                        newest = step.step
+                        yield step
+                if not body.get("next_page_token"):
+                    break
+                page = call.after_page(body["next_page_token"])
+            polls_left -= job.is_done
+            if not follow or newest + 1 >= job.steps or not polls_left:
+                return
+            await asyncio.sleep(poll_seconds)
 
     async def job_recoveries(self, job_id: str) -> tuple[Recovery, ...]:
         """Return the changes from one plan to the next, the oldest first."""

@@ -241,6 +241,22 @@ class CheckpointSpec(_Section):
     """Number of complete checkpoints that are kept; older ones are removed."""
 
 
+class WandbSpec(_Section):
+    """A project of Weights & Biases."""
+
+    project: str = Field(min_length=1)
+    """The project; the run has the job's id."""
+
+
+class MetricsSpec(_Section):
+    """Where `planaria submit --follow` and `planaria jobs track` write each step."""
+
+    tensorboard: str | None = Field(default=None, min_length=1)
+    """A folder on the machine of the command, in which the job gets one of its own."""
+    wandb: WandbSpec | None = None
+    """A project of Weights & Biases."""
+
+
 class JobSpec(_Section):
     """A training job."""
 
@@ -263,6 +279,8 @@ class JobSpec(_Section):
     """Where and how often checkpoints are written; never by default."""
     output: OutputSpec | None = None
     """Where the trained model goes; nowhere by default."""
+    metrics: MetricsSpec | None = None
+    """Where commands that follow the job write each step; nowhere by default."""
     scheduler: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     """`default`, or the name of a connected custom scheduler."""
 

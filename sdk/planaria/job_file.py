@@ -212,6 +212,9 @@ def _resolve_paths(job: JobSpec, folder: Path) -> JobSpec:
     checkpoint = job.checkpoint and job.checkpoint.model_copy(
         update={"path": resolve(job.checkpoint.path)}
     )
+    metrics = job.metrics
+    if metrics is not None and metrics.tensorboard is not None:
+        metrics = metrics.model_copy(update={"tensorboard": resolve(metrics.tensorboard)})
     init_from = job.init_from and resolve(job.init_from)
     return job.model_copy(
         update={
@@ -219,5 +222,6 @@ def _resolve_paths(job: JobSpec, folder: Path) -> JobSpec:
             "init_from": init_from,
             "checkpoint": checkpoint,
             "output": output,
+            "metrics": metrics,
         }
     )

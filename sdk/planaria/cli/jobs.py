@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from planaria import _calls
+from planaria import _calls, tracking
 from planaria._calls import Call
 from planaria._connection import read
 from planaria.cli import options
@@ -55,6 +55,14 @@ def _row(job: Job) -> tuple[str | Text, ...]:
         number(job.tokens_per_second or None, ",.0f"),
         local_time(job.create_time),
     )
+
+
+@app.command("track")
+def track(job_id: options.JobId, address: options.Address = None) -> None:
+    """Write the steps of a job to what its file names under `metrics`, until it ends."""
+    with Client(address) as client:
+        count = tracking.track(client, client.get_job(job_id))
+    typer.echo(f"{count} steps written")
 
 
 @app.command("get")

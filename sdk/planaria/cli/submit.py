@@ -1,12 +1,15 @@
 """`planaria submit`: start a job, ask what it would do, or watch it."""
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from planaria import _calls
+from planaria import _calls, tracking
 from planaria._connection import read
 from planaria.aio import AsyncClient
 from planaria.cli import options
@@ -18,6 +21,9 @@ from planaria.errors import InvalidArgumentError
 from planaria.job import ImportedSpec, JobSpec
 from planaria.job_file import load_job_file, parse_job
 from planaria.models import Job
+
+_TRACKING_SECONDS = 30.0
+"""How long a job's last metrics may take to be written after its end."""
 
 
 def register(app: typer.Typer) -> None:
@@ -50,16 +56,41 @@ def submit(
     if dry_run:
         _show_plan(spec, address, as_json)
         return
+    if follow:
+        tracking.require_installed(spec.metrics)
     call = _calls.submit(spec)
     with Client(address) as client:
         body = client.fetch(call)
     job = read(call, body)
     if not follow:
+        if spec.metrics is not None and not as_json:
+            print_note(f"`planaria jobs track {job.id}` writes its metrics")
         print_json(body) if as_json else typer.echo(job.id)
         return
     if not as_json:
         typer.echo(job.id)
-    _follow(address, job.id, as_json)
+    with _tracking(address, spec, job):
+        _follow(address, job.id, as_json)
+
+
+@contextmanager
+def _tracking(address: str | None, spec: JobSpec, job: Job) -> Iterator[None]:
+    """Write the job's metrics meanwhile; what goes wrong with that is only told."""
+    if spec.metrics is None:
+        yield
+        return
+
+    def run() -> None:
+        try:
+            with Client(address) as client:
+                tracking.track(client, job)
+        except Exception as error:  # whatever a tracker's library raises
+            print_error(f"metrics are not written any more: {error}")
+
+    thread = threading.Thread(target=run, name="tracking", daemon=True)
+    thread.start()
+    yield
+    thread.join(_TRACKING_SECONDS)
 
 
 def _spec(path: Path | None, resume: str | None, address: str | None) -> JobSpec:
