@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from oracle.reference import ReferenceResult
+from oracle.small import initial_states
 from planaria.api.common.v1.errors_pb2 import ErrorReason
+from planaria_common.model_sizes import ModelConfig
+from planaria_worker.engine.export import export_huggingface
+from planaria_worker.models.state import LayerState
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed
 from support.engine_harness import EngineCluster, JobFiles, Pipeline
@@ -216,3 +220,47 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(
         refused = cluster.start("a")
     assert refused.failure.reason == ErrorReason.ERROR_REASON_CHECKPOINT_FAILED
     assert "node a: checkpoint.path: cannot write" in refused.failure.message
+
+
+def save_huggingface(folder: Path, job: TrainingJob, seed: int) -> dict[int, LayerState]:
+    """Writes the job's model with the initial values of a seed; returns them."""
+    config = job.reference.model
+    assert isinstance(config, ModelConfig)
+    states = initial_states(config, seed)
+    views = ((layer, state.layout.views(state.parameters)) for layer, state in states.items())
+    export_huggingface(folder, config, views)
+    return states
+
+
+def test_training_begins_from_a_hugging_face_folder_bit_for_bit(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are of another seed; order of samples and optimizer are those of the job."""
+    states = save_huggingface(tmp_path / "model", job, seed=11)
+    monkeypatch.setattr("oracle.reference.initial_state", lambda model, layer, seed: states[layer])
+    expected = job.run_reference()
+    files = beginning_from(job.files, tmp_path / "model")
+    with training(tmp_path, files, zygote, ON_THREE) as cluster:
+        cluster.wait_until_finished()
+        assert cluster.base_steps == 0
+        assert cluster.digest(ON_THREE) == expected.digest
+        assert cluster.losses() == expected.losses
+
+
+def test_weights_that_differ_between_nodes_are_told_apart(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote
+) -> None:
+    """By what each engine says of them, as for data; and a folder without the model is refused."""
+    bases = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        save_huggingface(tmp_path / name, job, seed)
+        files = beginning_from(job.files, tmp_path / name)
+        with EngineCluster(tmp_path / f"cluster-{name}", files, zygote) as cluster:
+            bases.append(cluster.start(name).prepared.base.sha256)
+    assert bases[0] == bases[1] != bases[2]
+    (tmp_path / "empty").mkdir()
+    files = beginning_from(job.files, tmp_path / "empty")
+    with EngineCluster(tmp_path / "cluster", files, zygote) as cluster:
+        refused = cluster.start("a")
+    assert refused.failure.reason == ErrorReason.ERROR_REASON_INIT_UNUSABLE
+    assert "holds neither checkpoints nor Hugging Face safetensors" in refused.failure.message

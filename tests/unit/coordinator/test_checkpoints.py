@@ -181,6 +181,35 @@ async def test_the_coordinator_may_crash_between_the_layers_and_the_seal() -> No
     await world.stop()
 
 
+async def test_a_drained_node_takes_its_unwritten_layers_with_it() -> None:
+    """No fence follows its departure; nobody waits for a deadline either."""
+    world = await checkpointed_world(resilience={"fault_tolerance": 0})
+    await world.train()
+    shares = announce(world, 2)
+    leaver = next(engine_id for engine_id, layers in shares.items() if layers)
+    await write(world, 2, {e: layers for e, layers in shares.items() if e != leaver})
+    await world.coordinator.cluster.drain(node_of(leaver))
+    await world.settle()
+    await world.train(3)
+    assert ("checkpoint_incomplete", 2) in checkpoint_events(world)
+    await world.stop()
+
+
+async def test_after_a_crash_at_the_end_the_last_checkpoint_is_written_again() -> None:
+    """What engines said meanwhile is lost: replicas that stand still write what is not known."""
+    world = await checkpointed_world(training={"steps": 2})
+    await world.train()
+    shares = announce(world, 2)
+    await write(world, 2, dict(list(shares.items())[:1]))
+    await world.crash_coordinator()
+    await world.reconnect()
+    await world.settle()
+    await write(world, 2, writers(world.run.checkpoints[2]))
+    assert (await world.job()).state is JobState.SUCCEEDED
+    assert checkpoint_events(world) == [("checkpoint_written", 2)]
+    await world.stop()
+
+
 async def test_the_job_ends_when_its_last_checkpoint_is_complete() -> None:
     world = await checkpointed_world(training={"steps": 4})
     await world.train(3)

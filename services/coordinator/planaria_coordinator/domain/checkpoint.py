@@ -1,7 +1,7 @@
 """A checkpoint while it is made: what is written, and by whom the rest is."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planaria_coordinator.domain.directive import LayerWritten
 
@@ -29,6 +29,11 @@ class Checkpoint:
             for layer in range(num_layers)
             if layer not in self.written and self.writers.get(layer) not in engine_ids
         )
+
+    def without_writer(self, engine_id: str) -> "Checkpoint":
+        """Return it without what an engine was to write."""
+        writers = {layer: e for layer, e in self.writers.items() if e != engine_id}
+        return replace(self, writers=writers)
 
     def is_written(self, num_layers: int) -> bool:
         """Return whether all layers are."""

@@ -44,13 +44,6 @@ def reported(turn: Turn, signal: CheckpointReported) -> None:
             _give_up(turn, checkpoint, message, failed=True)
 
 
-def taken(turn: Turn, pending: Pending, outcome: CheckpointTaken) -> None:
-    """An engine writes what nobody else does any more."""
-    checkpoint = turn.run.checkpoints.get(pending.version)
-    if checkpoint is not None:
-        _note_writers(turn, checkpoint, pending.engine_id, outcome.layers)
-
-
 def sealed(turn: Turn, pending: Pending, outcome: CheckpointSealed) -> None:
     """A checkpoint is complete; older ones that are not have lost their worth."""
     version = pending.version
@@ -71,9 +64,13 @@ def sealed(turn: Turn, pending: Pending, outcome: CheckpointSealed) -> None:
 
 
 def write_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
-    """Nobody else had these layers in this version."""
+    """The engine does not have these layers, or was fenced before it was told."""
     checkpoint = turn.run.checkpoints.get(pending.version)
-    if checkpoint is not None:
+    if checkpoint is None:
+        return
+    if failure.reason is ErrorReason.STALE_GENERATION and turn.run.transition is not None:
+        _put(turn, checkpoint.without_writer(pending.engine_id))  # the next fence says who can
+    else:
         _give_up(turn, checkpoint, failure.message)
 
 
@@ -109,6 +106,21 @@ def fill_gaps(turn: Turn) -> None:
             _give_up(turn, checkpoint, message)
 
 
+def give_up_what_is_lost(turn: Turn) -> None:
+    """Between transitions: a writer that left without a fence takes its layers with it."""
+    run = turn.run
+    if run.transition is not None:
+        return
+    for checkpoint in tuple(run.checkpoints.values()):
+        gone = {e for layer, e in checkpoint.writers.items() if layer not in checkpoint.written}
+        gone -= run.engines.keys()
+        if checkpoint.sealer:
+            if checkpoint.sealer not in run.engines:
+                _seal_again(turn, checkpoint, f"{checkpoint.sealer} is gone")
+        elif gone:
+            _give_up(turn, checkpoint, f"{min(gone)} is gone, and had not written its layers")
+
+
 def overdue(turn: Turn) -> None:
     """Give up versions of which nothing more was written for too long."""
     for checkpoint in tuple(turn.run.checkpoints.values()):
@@ -136,9 +148,13 @@ def shift_deadlines(turn: Turn, seconds: float) -> None:
 
 
 def restart_deadlines(turn: Turn) -> None:
-    """Count from now on: the coordinator has started again, with another clock."""
+    """Count from now on: the coordinator has started again, with another clock.
+
+    What was said meanwhile may be lost: at a fence, layers count as missing that are not known to
+    be written.
+    """
     restarted = {
-        version: replace(checkpoint, deadline_seconds=_deadline(turn))
+        version: replace(checkpoint, writers={}, deadline_seconds=_deadline(turn))
         for version, checkpoint in turn.run.checkpoints.items()
     }
     turn.run = replace(turn.run, checkpoints=restarted)
@@ -262,6 +278,7 @@ def _hand_over(turn: Turn, checkpoint: Checkpoint, missing: tuple[int, ...]) -> 
         writer = min(holders, key=lambda engine_id: len(parts.get(engine_id, ())))
         parts.setdefault(writer, []).append(layer)
     for engine_id, layers in sorted(parts.items()):
+        _note_writers(turn, turn.run.checkpoints[checkpoint.version], engine_id, layers)
         turn.because(f"{engine_id} writes layers {layers} of step {checkpoint.version}")
         turn.send(
             turn.run.engines[engine_id],

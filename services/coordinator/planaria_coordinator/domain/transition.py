@@ -113,6 +113,7 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
             losses.lose_silent_engines(turn)
             losses.retry_or_give_up(turn)
         regrow_when_due(turn)
+        checkpointing.give_up_what_is_lost(turn)
         go_on_when_checkpointed(turn)
         wishes.follow_up(turn)
     return Decision(
@@ -227,7 +228,7 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
         case Exported(), "export":
             exported(turn, outcome)
         case CheckpointTaken(), "write_checkpoint":
-            checkpointing.taken(turn, pending, outcome)
+            pass  # it is known as the writer since it was told
         case CheckpointSealed(), "seal_checkpoint":
             checkpointing.sealed(turn, pending, outcome)
         case ((CheckpointDiscarded() | Failure()), "discard_checkpoint"):

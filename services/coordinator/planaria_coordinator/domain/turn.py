@@ -33,7 +33,13 @@ from planaria_coordinator.domain.run import (
     make_engine_id,
 )
 
-_SURVIVES_A_FENCE = ("prepare", "stop", "seal_checkpoint", "discard_checkpoint")
+_SURVIVES_A_FENCE = (
+    "prepare",
+    "stop",
+    "write_checkpoint",
+    "seal_checkpoint",
+    "discard_checkpoint",
+)
 """Kinds of directives that mean the same in whatever generation they are answered."""
 
 
