@@ -300,6 +300,24 @@ async def test_lost_state_is_told_with_the_way_to_go_on() -> None:
     await world.stop()
 
 
+async def test_fresh_engines_alone_never_begin_a_job_again() -> None:
+    """All who had state die at once while a newcomer is prepared: nothing is lost silently [10]."""
+    world = await checkpointed_world()
+    await world.train(4)
+    newcomer = await world.add_node("n9")
+    await world.settle()
+    for agent in world.agents.values():
+        if agent is not newcomer:
+            for engine_id in list(agent.engines):
+                agent.lose_engine(engine_id)
+    await world.settle()
+    job = await world.job()
+    assert job.error is not None
+    assert job.error.reason is ErrorReason.STATE_LOST
+    assert "is gone at step 5" in job.error.message
+    await world.stop()
+
+
 async def test_a_newcomer_is_told_the_base_and_one_that_sees_another_is_refused() -> None:
     world = await world_from(BASE)
     await world.train()
