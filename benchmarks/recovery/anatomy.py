@@ -1,7 +1,7 @@
 """What a kill did to a job, read from the engines' traces: exact, nothing inferred."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,7 +18,8 @@ NUM_STEPS_BEFORE = 4
 class Anatomy:
     """The figures of one kill; seconds are of one clock.
 
-    The recovery lasts from the kill until the last survivor that had to stop computes again.
+    The recovery lasts from the kill until the last survivor of the broken pipeline computes again,
+    and everybody can take part in sums.
     """
 
     seconds_to_noticed: float
@@ -28,7 +29,7 @@ class Anatomy:
     seconds_to_all_active: float
     """From the kill until every survivor can take part in the step's sums again."""
     recovery_seconds: float
-    """From the kill until the last survivor that had to stop could compute again."""
+    """From the kill until all of them are where they can compute and commit."""
     reported_pause_seconds: float
     """What the coordinator recorded: from when the loss was noticed."""
     nobody_computed_seconds: dict[str, float]
@@ -77,7 +78,7 @@ def dissect(traces: Sequence[EngineTrace], hurt: Hurt, recovery: Recovery) -> An
     ]
     fences = [_after(engine, "fence", hurt.at) for engine in survivors]
     active = active_times(traces, hurt)
-    end = max([*_resume_times(survivors, hurt), *active])
+    end = max([*_resume_times(engines, hurt), *active])
     commits = commit_times(survivors)
     step = min(number for number, at in commits.items() if at > hurt.at)
     before = commits[step - 1 - NUM_STEPS_BEFORE], commits[step - 1]
@@ -157,12 +158,17 @@ def _after(engine: EngineTrace, name: str, at: float) -> float:
     return event.at
 
 
-def _resume_times(survivors: Iterable[EngineTrace], hurt: Hurt) -> Iterable[float]:
-    """Yield when those that had to stop computed again; one without a place never does."""
-    for engine in survivors:
-        place = engine.first("place", hurt.at, generation=hurt.generation + 1, num_layers=1)
-        if place is not None and engine.first("rest", hurt.at) is not None:
-            yield place.at
+def _resume_times(engines: Mapping[str, EngineTrace], hurt: Hurt) -> Iterable[float]:
+    """Yield when survivors of the broken pipeline computed again; one without a place never does."""
+    for pipeline in hurt.plan.pipelines:
+        if hurt.node_id not in node_ids(pipeline):
+            continue
+        for node_id in set(node_ids(pipeline)) - {hurt.node_id}:
+            place = engines[node_id].first(
+                "place", hurt.at, generation=hurt.generation + 1, num_layers=1
+            )
+            if place is not None:
+                yield place.at
 
 
 def _idle_share(pipeline: Iterable[EngineTrace], window: Interval) -> float:
