@@ -78,7 +78,7 @@ def dissect(traces: Sequence[EngineTrace], hurt: Hurt, recovery: Recovery) -> An
     ]
     fences = [_after(engine, "fence", hurt.at) for engine in survivors]
     active = active_times(traces, hurt)
-    end = max([*_resume_times(engines, hurt), *active])
+    end = max([*_resume_times(engines, hurt, recovery), *active])
     commits = commit_times(survivors)
     step = min(number for number, at in commits.items() if at > hurt.at)
     before = commits[step - 1 - NUM_STEPS_BEFORE], commits[step - 1]
@@ -158,8 +158,10 @@ def _after(engine: EngineTrace, name: str, at: float) -> float:
     return event.at
 
 
-def _resume_times(engines: Mapping[str, EngineTrace], hurt: Hurt) -> Iterable[float]:
-    """Yield when survivors of the broken pipeline computed again; one without a place never does."""
+def _resume_times(
+    engines: Mapping[str, EngineTrace], hurt: Hurt, recovery: Recovery
+) -> Iterable[float]:
+    """Yield when survivors of the broken pipeline could compute; one without a place never can."""
     for pipeline in hurt.plan.pipelines:
         if hurt.node_id not in node_ids(pipeline):
             continue
@@ -167,7 +169,7 @@ def _resume_times(engines: Mapping[str, EngineTrace], hurt: Hurt) -> Iterable[fl
             place = engines[node_id].first(
                 "place", hurt.at, generation=hurt.generation + 1, num_layers=1
             )
-            if place is not None:
+            if place is not None and place.detail["generation"] <= recovery.generation:
                 yield place.at
 
 
