@@ -47,7 +47,9 @@ async def serve(settings: WorkerSettings) -> None:
             on_first_welcome=lambda: announce_ready(node_id=settings.node_id, pid=os.getpid()),
         )
         try:
-            await until_first_ends(session.run(), agent.keep_leases(), _until_stopped())
+            await until_first_ends(
+                session.run(), agent.keep_leases(), agent.end_silent_engines(), _until_stopped()
+            )
         finally:
             await agent.engines.stop_all()
 

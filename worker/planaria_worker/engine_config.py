@@ -55,6 +55,9 @@ class EngineConfig:
     """Tokens seen in the steps of the base."""
     lease_seconds: float = 10.0
     """How long the engine goes on before the first Lease of its agent."""
+    progress_deadline_seconds: float = 0.0
+    """How long the training thread may take for an action at least before it is taken to hang; 0:
+    nobody looks."""
     log_format: LogFormat = "json"
     log_level: LogLevel = "info"
 

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from planaria.api.worker.v1.directive_pb2 import Commit, Copy, Directive, Export, Prepare, Stop
+from planaria.api.worker.v1.worker_service_pb2 import Welcome
 from planaria_common.errors import PlanariaError
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.engine_process import (
@@ -168,6 +169,19 @@ async def test_the_end_of_an_engine_is_reported_with_its_last_words(node: Node) 
     exited = await node.coordinator.next("engine_exited")
     assert exited.exit_code == -signal.SIGKILL
     assert exited.log_tail[-1] == "last words"
+
+
+async def test_an_engine_that_says_nothing_is_ended(node: Node) -> None:
+    """The fake engine speaks only when spoken to."""
+    await node.coordinator.send(node.prepare(str(node.text)))
+    await node.coordinator.next("result")
+    welcome = Welcome()
+    welcome.agent_lease.FromSeconds(10)
+    welcome.progress_deadline.FromMilliseconds(100)
+    node.agent.welcomed(welcome)
+    node.tasks.append(asyncio.create_task(node.agent.end_silent_engines()))
+    exited = await node.coordinator.next("engine_exited")
+    assert exited.exit_code == -signal.SIGKILL
 
 
 async def test_what_an_engine_sees_reaches_the_coordinator(node: Node) -> None:

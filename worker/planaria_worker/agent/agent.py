@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import signal
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from planaria.api.worker.v1.report_pb2 import (
     DirectiveResult,
     EngineExited,
     EngineSnapshot,
+    EngineState,
     Failure,
     Stopped,
 )
@@ -39,7 +41,9 @@ from planaria_worker.engine_config import AcceleratorKind, EngineConfig
 NUM_KEPT_RESULTS = 1_000
 NUM_TAIL_LINES = 20
 DEFAULT_LEASE_SECONDS = 10.0
+DEFAULT_PROGRESS_DEADLINE_SECONDS = 5.0
 LEASES_PER_LEASE = 5
+LOOKS_PER_DEADLINE = 10
 
 log = get_logger("agent")
 
@@ -62,6 +66,7 @@ class Agent:
         self._pid = pid
         self._agent_id = secrets.token_hex(8)
         self._lease_seconds = DEFAULT_LEASE_SECONDS
+        self._progress_deadline_seconds = DEFAULT_PROGRESS_DEADLINE_SECONDS
         self._results: OrderedDict[str, DirectiveResult | None] = OrderedDict()
         self._stopping: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,6 +95,8 @@ class Agent:
 
     def welcomed(self, welcome: Welcome) -> None:
         self._lease_seconds = welcome.agent_lease.ToTimedelta().total_seconds()
+        if welcome.HasField("progress_deadline"):
+            self._progress_deadline_seconds = welcome.progress_deadline.ToNanoseconds() / 1e9
 
     def snapshots(self) -> Sequence[EngineSnapshot]:
         return [handle.snapshot for handle in self.engines]
@@ -126,6 +133,20 @@ class Agent:
             for handle in self.engines:
                 handle.renew_lease(self._lease_seconds)
             await asyncio.sleep(self._lease_seconds / LEASES_PER_LEASE)
+
+    async def end_silent_engines(self) -> None:
+        """Kill engines that say nothing: stopped, or stuck with all their threads.
+
+        The rest follows from the end of the process. An engine that starts may be silent: imports
+        keep all its threads busy.
+        """
+        while True:
+            await asyncio.sleep(self._progress_deadline_seconds / LOOKS_PER_DEADLINE)
+            for handle in self.engines:
+                starts = handle.snapshot.state == EngineState.ENGINE_STATE_STARTING
+                if handle.count_silence() > LOOKS_PER_DEADLINE and not starts:
+                    log.warning("engine_silent", engine_id=handle.engine_id)
+                    handle.process.signal(signal.SIGKILL)
 
     # -- directives that are the agent's own ------------------------------------------------------
 
@@ -166,6 +187,7 @@ class Agent:
             base_sha256=prepare.base.sha256.hex(),
             base_tokens=prepare.base.num_tokens,
             lease_seconds=self._lease_seconds,
+            progress_deadline_seconds=self._progress_deadline_seconds,
             log_level=self._settings.log_level,
         )
 

@@ -48,6 +48,7 @@ class EngineHandle:
             pid=process.pid,
         )
         self._on_event = on_event
+        self._num_silent_looks = 0
         self._commands: asyncio.Queue[EngineCommand] = asyncio.Queue()
         self._unsent: EngineCommand | None = None
 
@@ -64,6 +65,14 @@ class EngineHandle:
             lease = Lease()
             lease.duration.FromNanoseconds(round(seconds * 1e9))
             self._commands.put_nowait(EngineCommand(lease=lease))
+
+    def count_silence(self) -> int:
+        """Return how often this was called since the engine last said something.
+
+        Looks are counted, not seconds: an agent that was stopped for a while has heard nothing.
+        """
+        self._num_silent_looks += 1
+        return self._num_silent_looks
 
     async def run(self) -> int | None:
         """Hold the link until the process has ended; returns its exit code, if known."""
@@ -93,6 +102,7 @@ class EngineHandle:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while (event := await read_message(reader, EngineEvent)) is not None:
+            self._num_silent_looks = 0
             if event.HasField("snapshot"):
                 self.snapshot = event.snapshot
             else:

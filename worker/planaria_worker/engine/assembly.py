@@ -1,5 +1,6 @@
 """Puts an engine together from its parts; the only place that knows all of them."""
 
+import threading
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +43,7 @@ from planaria_worker.engine.storage import checkpoint_plan, job_base
 from planaria_worker.engine.trainer import StepDone, Trainer
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine.warmup import peak_flops_per_second, warm_up
+from planaria_worker.engine.watchdog import Watchdog
 from planaria_worker.engine_config import EngineConfig
 from planaria_worker.models.imported import ImportedModelError
 
@@ -72,6 +74,10 @@ class Reports:
             self._config.job_id, self._config.engine_id, generation, fault, self._clock.now()
         )
         self._post(EngineEvent(fault=event))
+
+    def hang(self, fault: Fault) -> None:
+        _log.error("hangs", cause=fault.message)
+        self.fault(self._fence.newest, fault)
 
     def peer_lost(self, lost_engine_id: str, detect_time: datetime) -> None:
         lost = PeerLost(
@@ -148,6 +154,7 @@ class Engine:
             torch.cuda.set_device(device)
         self._config = config
         self._vitals = vitals
+        self._stopwatch = stopwatch
         self._stop = stop
         self._reports = Reports(config, post, fence, clock)
         self._job = _open_job(config, device)
@@ -220,6 +227,14 @@ class Engine:
 
     def run(self) -> None:
         """Trains when it is told to, for ever; call it on the main thread."""
+        if self._config.progress_deadline_seconds:
+            Watchdog(
+                deadline_seconds=self._config.progress_deadline_seconds,
+                stopwatch=self._stopwatch,
+                vitals=self._vitals,
+                report=self._reports.hang,
+                thread_id=threading.get_ident(),
+            ).start()
         self._trainer.run()
 
     def _peer_lost(self, engine_id: str, detect_time: datetime) -> None:

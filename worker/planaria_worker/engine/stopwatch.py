@@ -5,12 +5,15 @@ from collections.abc import Callable
 
 from planaria_worker.engine.trace import Trace
 
+_COMPUTING = frozenset(("forward", "backward", "update"))
+
 
 class Stopwatch:
     """Splits the time of one thread into kinds, without gaps.
 
     Attributes:
         laps: number of splits since the start; stands still when the thread hangs.
+        longest_seconds: of the laps that went to computing.
         trace: where every lap is written.
     """
 
@@ -23,6 +26,7 @@ class Stopwatch:
         self._step = 0
         self._seconds: dict[str, float] = {}
         self.laps = 0
+        self.longest_seconds = 0.0
 
     def restart(self, step: int) -> None:
         """Begins a new step."""
@@ -37,6 +41,8 @@ class Stopwatch:
         seconds, self._last = now - self._last, now
         self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
         self.laps += 1
+        if kind in _COMPUTING:
+            self.longest_seconds = max(self.longest_seconds, seconds)
         return seconds
 
     @property

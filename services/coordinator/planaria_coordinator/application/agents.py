@@ -36,6 +36,7 @@ class Welcome:
     heartbeat_interval_seconds: float
     node_deadline_seconds: float
     agent_lease_seconds: float
+    progress_deadline_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,7 @@ class AgentSession:
             heartbeat_interval_seconds=options.heartbeat_interval_seconds,
             node_deadline_seconds=options.node_deadline_seconds,
             agent_lease_seconds=options.agent_lease_seconds,
+            progress_deadline_seconds=options.progress_deadline_seconds,
         )
 
     # -- to the agent ------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class Supervisor:
         seen = observe_progress(now, self._progress.get(actor.job_id), counts)
         self._progress[actor.job_id] = seen
         stood_still = now - seen.since_seconds
-        if stood_still <= self._state.options.progress_deadline_seconds:
+        if stood_still <= self._least_seconds:
             return  # in most cases there is no need to work out how long a job may stand still
         if stood_still > self._progress_deadline(actor):
             del self._progress[actor.job_id]
@@ -119,8 +119,18 @@ class Supervisor:
         return factor * progress_deadline_seconds(
             action_seconds,
             run.last_step_seconds,
-            least_seconds=self._state.options.progress_deadline_seconds,
+            least_seconds=self._least_seconds,
         )
+
+    @property
+    def _least_seconds(self) -> float:
+        """How long a job may stand still.
+
+        By then an engine that hangs has said so, and one that is silent was ended by its agent:
+        what is left is that all wait for each other.
+        """
+        options = self._state.options
+        return options.progress_deadline_seconds + options.node_deadline_seconds
 
     def _lose_patience(self, actor: JobActor) -> None:
         """When a fence found nobody hanging, the job is slow: wait twice as long the next time."""

@@ -200,6 +200,7 @@ class Welcome(_message.Message):
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     NODE_DEADLINE_FIELD_NUMBER: _builtins.int
     AGENT_LEASE_FIELD_NUMBER: _builtins.int
+    PROGRESS_DEADLINE_FIELD_NUMBER: _builtins.int
     coordinator_id: _builtins.str
     """Identifies this run of the coordinator."""
     @_builtins.property
@@ -214,6 +215,10 @@ class Welcome(_message.Message):
     def agent_lease(self) -> _duration_pb2.Duration:
         """How long engines go on without their agent."""
 
+    @_builtins.property
+    def progress_deadline(self) -> _duration_pb2.Duration:
+        """How long an engine's action may take at least before the engine is taken to hang."""
+
     def __init__(
         self,
         *,
@@ -221,10 +226,11 @@ class Welcome(_message.Message):
         heartbeat_interval: _duration_pb2.Duration | None = ...,
         node_deadline: _duration_pb2.Duration | None = ...,
         agent_lease: _duration_pb2.Duration | None = ...,
+        progress_deadline: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "heartbeat_interval", b"heartbeat_interval", "node_deadline", b"node_deadline"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "heartbeat_interval", b"heartbeat_interval", "node_deadline", b"node_deadline", "progress_deadline", b"progress_deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval", "node_deadline", b"node_deadline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval", "node_deadline", b"node_deadline", "progress_deadline", b"progress_deadline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

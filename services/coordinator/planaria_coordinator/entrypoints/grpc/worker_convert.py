@@ -299,6 +299,7 @@ def welcome_message(welcome: Welcome) -> worker_service_pb2.Welcome:
         heartbeat_interval=duration(welcome.heartbeat_interval_seconds),
         node_deadline=duration(welcome.node_deadline_seconds),
         agent_lease=duration(welcome.agent_lease_seconds),
+        progress_deadline=duration(welcome.progress_deadline_seconds),
     )
 
 
