@@ -115,6 +115,15 @@ def test_who_waits_for_a_peer_does_not_hang() -> None:
         assert seen.look(3 * LOOKS_PER_DEADLINE) is None
 
 
+def test_who_has_waited_for_long_is_given_time_when_it_goes_on() -> None:
+    """It was told that the peer is gone, and has finished nothing for as long as it waited."""
+    with stuck_in(waiting) as waits, stuck_in(computing) as computes:
+        waits.look(3 * LOOKS_PER_DEADLINE)
+        waits.watchdog._thread_id = computes.watchdog._thread_id
+        assert waits.look(LOOKS_PER_DEADLINE - 1) is None
+        assert waits.look(1) is not None
+
+
 def test_who_advances_does_not_hang() -> None:
     with stuck_in(computing) as seen:
         seen.look(LOOKS_PER_DEADLINE - 1)

@@ -1,8 +1,7 @@
 """Notices that this engine's training thread hangs, though the engine answers and beats.
 
-Whoever waits for a peer does not hang: one engine that hangs makes all others wait. So a thread
-that has finished no action for too long is looked at: what it does is in its stack, and costs
-nothing while all is well.
+Whoever waits for a peer does not hang: one engine that hangs makes all others wait. What the thread
+does is in its stack, so that waiting costs nothing more.
 """
 
 import sys
@@ -73,16 +72,14 @@ class Watchdog:
         """
         laps = self._stopwatch.laps
         is_training = self._vitals.state == EngineState.ENGINE_STATE_TRAINING
-        if laps != self._laps or not is_training:
+        frame = sys._current_frames().get(self._thread_id)
+        if laps != self._laps or not is_training or frame is None or _waits_for_a_peer(frame):
             self._laps, self._num_looks = laps, 0
             return None
         self._num_looks += 1
         seconds = self._num_looks * self._pause_seconds
         usual_seconds = self._stopwatch.longest_seconds
         if self._num_looks < LOOKS_PER_DEADLINE or seconds < USUAL_ACTIONS * usual_seconds:
-            return None
-        frame = sys._current_frames().get(self._thread_id)
-        if frame is None or _waits_for_a_peer(frame):
             return None
         return _hang(frame, self._vitals.committed_steps, seconds)
 
