@@ -26,7 +26,7 @@ def _list_by_default(
     if context.invoked_subcommand is None:
         list_jobs(address, as_json)
     else:
-        options.refuse_before_subcommand(address, as_json)
+        options.hand_down(context, address, as_json=as_json)
 
 
 @app.command("list")

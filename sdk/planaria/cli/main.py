@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from planaria.cli import cluster, jobs, nodes, plugins, reference, submit
+from planaria.cli import cluster, jobs, nodes, options, plugins, reference, submit
 from planaria.cli.output import print_error
 from planaria.errors import InvalidArgumentError, InvalidJobError, PlanariaError
 
@@ -24,9 +24,11 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
+def _root(context: typer.Context, address: options.Address = None) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+    else:
+        options.hand_down(context, address)
 
 
 submit.register(app)

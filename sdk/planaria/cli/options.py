@@ -1,7 +1,8 @@
 """Options and arguments that several commands share."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,16 +23,26 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")]
 
 
-def refuse_before_subcommand(address: str | None, as_json: bool) -> None:
-    """Refuse options that stand where a group takes them only for its own list.
+def hand_down(context: typer.Context, address: str | None, *, as_json: bool = False) -> None:
+    """Let subcommands take an address that stands before them; their own one wins.
 
     Raises:
-        InvalidArgumentError: one was given.
+        InvalidArgumentError: --json stands before the subcommand, which alone knows what it prints.
     """
-    given = "--address" if address else "--json" if as_json else ""
-    if given:
+    if as_json:
         raise InvalidArgumentError(
-            f"{given}: belongs behind the subcommand",
+            "--json: belongs behind the subcommand",
             reason="INVALID_ARGUMENT",
-            metadata={"option": given},
+            metadata={"option": "--json"},
         )
+    if address:
+        context.default_map = _with_default(context.command, address)
+
+
+def _with_default(command: object, address: str) -> dict[str, Any]:
+    """Return the address as the default of a command and of all commands below it."""
+    commands: Mapping[str, object] = getattr(command, "commands", {})
+    return {
+        "address": address,
+        **{name: _with_default(below, address) for name, below in commands.items()},
+    }

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-_PATIENCE_SECONDS = 0.7
+PATIENCE_SECONDS = 0.7
 """What is done sooner needs no bar."""
 _WIDTH = 40
 
@@ -33,7 +33,7 @@ def progress_bar(
     if not out.is_terminal:
         yield
         return
-    shown_from = time.monotonic() + _PATIENCE_SECONDS
+    shown_from = time.monotonic() + PATIENCE_SECONDS
 
     def bar() -> RenderableType:
         if time.monotonic() < shown_from:

@@ -268,6 +268,24 @@ def test_wrong_usage_is_one_line_and_status_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--address", "http://127.0.0.1:1", "jobs", "list"),
+        ("--address", "http://127.0.0.1:1", "jobs"),
+        ("jobs", "--address", "http://127.0.0.1:1", "list"),
+        ("--address", "http://127.0.0.1:1", "nodes", "drain", "a"),
+        ("--address", "http://127.0.0.1:2", "jobs", "list", "--address", "http://127.0.0.1:1"),
+    ],
+)
+def test_an_address_may_stand_before_the_command_and_the_last_one_wins(
+    run: Run, arguments: tuple[str, ...]
+) -> None:
+    status, _, err = run(*arguments)
+    assert status == 1
+    assert err.startswith("error: no coordinator answers at http://127.0.0.1:1:")
+
+
 def test_no_coordinator_is_one_line_and_status_1(run: Run) -> None:
     assert run("jobs", "list", "--address", "http://127.0.0.1:1") == (
         1,

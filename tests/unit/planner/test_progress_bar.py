@@ -1,0 +1,34 @@
+"""What takes its time says so on a terminal, and nowhere else."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from planaria_planner import progress_bar as module
+from planaria_planner.progress_bar import progress_bar
+
+
+def drawn(*, terminal: bool) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    with progress_bar("planning", lambda: 0.25, console):
+        pass
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_what_takes_long_shows_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
+    text = drawn(terminal=True)
+    assert "planning" in text
+    assert "25%" in text
+
+
+def test_what_is_done_soon_shows_nothing() -> None:
+    assert "planning" not in drawn(terminal=True)
+
+
+def test_where_there_is_no_terminal_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
+    assert drawn(terminal=False) == ""
