@@ -8,6 +8,7 @@ from measure import cpu_seconds
 
 from planaria_planner.ahead import plan_ahead
 from planaria_planner.candidates import RunningPipeline
+from planaria_planner.explain import explain
 from planaria_planner.instantiate import instantiate
 from planaria_planner.nodes import Node
 from planaria_planner.problem import Plan, Problem
@@ -83,8 +84,12 @@ def plans() -> Iterator[Row]:
         )
         nodes = named(num_nodes)
         instantiate(problem, nodes)
-        seconds = cpu_seconds(lambda: instantiate(problem, nodes), known=True)  # noqa: B023
-        yield row(f"plan: {num_nodes:,} nodes, templates known", limit, seconds)
+        for known, how in ((True, "templates known"), (False, "templates included")):
+            seconds = cpu_seconds(lambda: instantiate(problem, nodes), known=known)  # noqa: B023
+            yield row(f"plan: {num_nodes:,} nodes, {how}", limit, seconds)
+        answer = instantiate(problem, nodes)
+        seconds = cpu_seconds(lambda: explain(answer))  # noqa: B023
+        yield row(f"why, and the next best plan: {num_nodes:,} nodes", limit, seconds)
 
 
 def changes() -> Iterator[Row]:

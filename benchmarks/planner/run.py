@@ -1,4 +1,4 @@
-"""How fast the planner plans: `python benchmarks/planner/run.py [--write]`.
+"""How fast the planner plans: `python benchmarks/planner/run.py [--write] [--only SECTION]`.
 
 Warm CPU seconds of one core, medians; importing and compiling are reported apart. For comparison
 on the same machine: Oobleck 2023 (C++) 12.9 CPU-s for 26 layers and 24 nodes of one accelerator,
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,19 +50,37 @@ def markdown(rows: Rows) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+SECTIONS: dict[str, Callable[[], Rows]] = {
+    "Cold": cold_rows,
+    "Speed": lambda: list(all_figures()),
+    "Growth": growth,
+    "Accuracy of the cost model": distribution,
+}
+
+
+def everything() -> dict[str, Rows]:
+    """Measure every section anew."""
+    facts = [{"measured on": name, "": value} for name, value in surroundings().items()]
+    return {"Where": facts, **{title: measure() for title, measure in SECTIONS.items()}}
+
+
+def only(title: str) -> dict[str, Rows]:
+    """Measure one section anew, and say so; the others are as they were kept."""
+    results: dict[str, Rows] = json.loads((RESULTS / "results.json").read_text())
+    results[title] = SECTIONS[title]()
+    here = surroundings()
+    note = {"measured on": f"{title}, later", "": f"{here['date']}, load: {here['load']}"}
+    kept = [row for row in results["Where"] if row["measured on"] != note["measured on"]]
+    return {**results, "Where": [*kept, note]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="keep the results in the repository")
+    parser.add_argument("--only", choices=SECTIONS, help="measure one section, keep the others'")
     arguments = parser.parse_args()
     warm_up()
-    facts = [{"measured on": name, "": value} for name, value in surroundings().items()]
-    results = {
-        "Where": facts,
-        "Cold": cold_rows(),
-        "Speed": list(all_figures()),
-        "Growth": growth(),
-        "Accuracy of the cost model": distribution(),
-    }
+    results = only(arguments.only) if arguments.only else everything()
     out = Console()
     for title, rows in results.items():
         table = Table(*rows[0], title=title)

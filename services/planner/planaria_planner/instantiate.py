@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.bounds import is_proven, lower_bound_seconds
-from planaria_planner.kinds import MAX_KINDS, are_few, merge_kinds
+from planaria_planner.kinds import MAX_KINDS, MOST_PURE_KINDS, are_few, merge_kinds
 from planaria_planner.nodes import Node, check_nodes, in_order, nodes_per_kind
 from planaria_planner.plans import Choice, Selection, Selector, can_mix
 from planaria_planner.problem import Plan, Problem, make_plan
@@ -110,13 +110,16 @@ def views(problem: Problem, nodes: Sequence[Node]) -> tuple[View, ...]:
     """Return the ways to look at a job that are worth it.
 
     A single one that merges no more than it must, where pipelines may mix its kinds. Where these
-    would be too many, also one of a single kind: on it pipelines may have any nodes.
+    would be too many, also one of more kinds, on which each pipeline is of one kind; and one of a
+    single kind, on which pipelines may have any nodes.
     """
     check_nodes(nodes)
     least = _merged(problem, nodes, MAX_KINDS)
     if len(least[0].profile.hardware.node_kinds) == 1 or _mixes(least):
         return (least,)
-    return least, _merged(problem, nodes, 1)
+    many = _merged(problem, nodes, MOST_PURE_KINDS)
+    others = (many,) if len(many[0].profile.hardware.node_kinds) > MAX_KINDS else ()
+    return least, *others, _merged(problem, nodes, 1)
 
 
 def _merged(problem: Problem, nodes: Sequence[Node], most_kinds: int) -> View:

@@ -14,6 +14,10 @@ from planaria_planner.nodes import Node
 from planaria_planner.profile import ModelProfile, NodeKind
 
 MAX_KINDS = 3
+"""Up to so many a pipeline may mix."""
+
+MOST_PURE_KINDS = 8
+"""Up to so many are told apart where each pipeline is of one kind."""
 
 
 def merge_kinds(

@@ -105,8 +105,9 @@ def widths_up_to(limit: int) -> tuple[int, ...]:
 
 
 def invalid_profile(field: str, wrong: str) -> PlanariaError:
-    """Return the error of a profile whose `field` is `wrong`."""
-    return PlanariaError(ErrorReason.INVALID_PROFILE, f"{field}: {wrong}", {"field": field})
+    """Return the error of a profile whose `field` is `wrong`; an empty one is the whole."""
+    message = f"{field}: {wrong}" if field else wrong
+    return PlanariaError(ErrorReason.INVALID_PROFILE, message, {"field": field})
 
 
 Mistake = tuple[str, str]

@@ -88,7 +88,9 @@ def _widths(profile: ModelProfile, max_width: int | None) -> tuple[int, ...]:
     for width in widths:
         if width not in profile.layers[0].forward_seconds:
             raise invalid_profile(
-                "layers[0].forward_seconds", f"no measurement for {width} accelerator(s)"
+                "layers[0].forward_seconds",
+                f"no measurement for {width} accelerator(s), which a node has; limit stages to"
+                f" {max(profile.layers[0].forward_seconds)} with max_stage_accelerators",
             )
     return widths
 

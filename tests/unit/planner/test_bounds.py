@@ -1,14 +1,16 @@
 """A stated bound is one: no grouping of the nodes is faster; what is proven is optimal."""
 
 import random
+from dataclasses import replace
 
 from planaria_common.errors import PlanariaError
 from planaria_planner.explain import explain, in_words
 from planaria_planner.instantiate import instantiate
 from planaria_planner.nodes import Node
 from planaria_planner.problem import Problem
+from planaria_planner.profile import NodeKind
 from unit.planner.brute_force import best_seconds_on_named_nodes, every_partition
-from unit.planner.profiles import random_profile
+from unit.planner.profiles import equal_layers, random_profile
 
 
 def test_no_plan_beats_the_bound() -> None:
@@ -59,3 +61,30 @@ def test_no_plan_beats_the_bound() -> None:
             assert "not proven the fastest" in in_words(answer, explain(answer))
     assert proven > 60
     assert gaps > 20
+
+
+def test_many_kinds_with_many_measured_speeds_are_close_to_the_bound() -> None:
+    """Five kinds that differ in everything: the plan is within a fifth of what cannot be beaten."""
+    base = equal_layers(50, accelerators=8)
+    machines = (
+        *((8, 1 << 16, 1.0), (4, 1 << 16, 1.0), (8, 1 << 15, 0.6)),
+        *((2, 1 << 17, 1.4), (4, 1 << 15, 0.5)),
+    )
+    kinds = tuple(
+        NodeKind(
+            name=f"kind-{index}",
+            accelerators_per_node=accelerators,
+            accelerator_memory_bytes=memory_bytes,
+            relative_speed=speed,
+        )
+        for index, (accelerators, memory_bytes, speed) in enumerate(machines)
+    )
+    profile = replace(base, hardware=replace(base.hardware, node_kinds=kinds))
+    rng = random.Random(5)
+    nodes = [
+        Node(node_id=f"n{i}", kind=rng.randrange(5), relative_speed=rng.uniform(0.7, 1))
+        for i in range(60)
+    ]
+    answer = instantiate(Problem(profile=profile, num_microbatches=2048, fault_tolerance=1), nodes)
+    assert answer.lower_bound_seconds < answer.plan.iteration_seconds
+    assert answer.plan.iteration_seconds < 1.2 * answer.lower_bound_seconds
