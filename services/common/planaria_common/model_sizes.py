@@ -218,7 +218,7 @@ def layer_sizes(
     block_activations = (
         hidden_bytes
         if activation_checkpointing
-        else _block_activation_bytes(config, num_tokens, width)
+        else _block_activation_bytes(config, num_tokens, sequence_length, width)
     )
     block_flops = num_tokens * (
         2 * _block_matrix_parameters(config)
@@ -229,7 +229,7 @@ def layer_sizes(
             "embedding",
             embedding,
             embedding,
-            _embedding_activation_bytes(config, num_tokens, sequence_length),
+            _embedding_activation_bytes(config, num_tokens, sequence_length, width),
             0,
         ),
         *(
@@ -389,33 +389,58 @@ def _state_bytes_per_parameter(reproducible: bool) -> int:
     return master_and_moments + gradient_sum + gradient
 
 
-def _embedding_activation_bytes(config: ModelConfig, num_tokens: int, sequence_length: int) -> int:
-    """The indices, int64."""
-    positions = sequence_length if config.family == "gpt2" else 0
-    return 8 * (num_tokens + positions)
+def _embedding_activation_bytes(
+    config: ModelConfig, num_tokens: int, sequence_length: int, width: int
+) -> int:
+    """The indices, int64, and what gpt2's dropout multiplies with."""
+    if config.family != "gpt2":
+        return 8 * num_tokens
+    masks = num_tokens * config.hidden_size * width if config.dropout else 0
+    return 8 * (num_tokens + sequence_length) + masks
 
 
-def _block_activation_bytes(config: ModelConfig, num_tokens: int, width: int) -> int:
-    """What autograd keeps, per token; exact in float32 (a test counts the saved tensors)."""
+def _block_activation_bytes(
+    config: ModelConfig, num_tokens: int, sequence_length: int, width: int
+) -> int:
+    """What autograd keeps on the CPU; a test counts the saved tensors."""
     query, key_value = _projection_size(config)
-    heads, key_value_heads = config.num_heads, config.num_key_value_heads
     attention = 2 * query + 2 * key_value  # queries, keys, values and the result
     if config.family == "gpt2":
-        norms = 4 * config.hidden_size  # each norm's input and output
-        statistics = 4 + heads  # means and deviations; the softmax's normalizers
-        activations = 5 * config.intermediate_size
+        values = 4 * config.hidden_size + 5 * config.intermediate_size
+        norms = 4 * width  # means and deviations of two norms
     else:
-        norms = 6 * config.hidden_size  # each norm's input, its scaled form and its output
-        statistics = 2 + heads
-        activations = 4 * config.intermediate_size
+        # Of each norm its input, in float32, its scaled form and its output.
+        values = 4 * config.hidden_size + 4 * config.intermediate_size
+        norms = 4 * 2 * config.hidden_size + 4 * 2
     if config.family == "qwen3":
-        norms += 2 * query + 2 * key_value
-        statistics += heads + key_value_heads
-    return num_tokens * (width * (norms + attention + activations) + 4 * statistics)
+        values += query + key_value
+        norms += 4 * (query + key_value) + 4 * (config.num_heads + config.num_key_value_heads)
+    normalizers = 4 * config.num_heads  # of the softmax
+    per_token = width * (values + attention) + norms + normalizers
+    return num_tokens * (per_token + _dropout_bytes(config, sequence_length, width))
+
+
+def _dropout_bytes(config: ModelConfig, sequence_length: int, width: int) -> int:
+    """What dropout in a block keeps more, per token.
+
+    Attention then goes by its definition: it keeps the probabilities of every pair of positions,
+    and keys and values as often as there are queries, instead of the normalizers.
+    """
+    if not config.dropout:
+        return 0
+    query, key_value = _projection_size(config)
+    attention = config.num_heads * (12 * sequence_length - 4)
+    attention += 2 * (query - key_value) * width
+    if width < 4:
+        attention += 6 * query  # computed in float32
+    masks = 2 * config.hidden_size * width if config.family == "gpt2" else 0
+    return attention + masks
 
 
 def _head_activation_bytes(config: ModelConfig, num_tokens: int, width: int) -> int:
     """The norm, and for the loss the targets and the logarithms of the probabilities."""
-    is_gpt2 = config.family == "gpt2"
-    norm = (2 if is_gpt2 else 3) * config.hidden_size * width + (8 if is_gpt2 else 4)
+    if config.family == "gpt2":
+        norm = 2 * config.hidden_size * width + 2 * width
+    else:
+        norm = config.hidden_size * (2 * width + 4) + 4
     return num_tokens * (norm + 4 * config.vocab_size + 8) + 4
