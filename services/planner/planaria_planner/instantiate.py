@@ -13,6 +13,9 @@ from planaria_planner.plans import Choice, Selection, Selector, can_mix
 from planaria_planner.problem import Plan, Problem, make_plan
 from planaria_planner.templates import TemplateSet, not_enough_nodes, remembered_templates
 
+View = tuple[Problem, tuple[Node, ...]]
+"""A job and its nodes as the search sees them: in order, some kinds of node merged."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instantiation:
@@ -43,8 +46,8 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
             `generate_templates`; NOT_ENOUGH_NODES when the model, or the microbatches, need more;
             FAULT_TOLERANCE_IMPOSSIBLE when the pipelines that f asks for need more.
     """
-    asked = problem
-    problem, pool, templates, selector = _best_view(problem, nodes)
+    asked, seen = problem, views(problem, nodes)
+    problem, pool, templates, selector = _best_view(problem, nodes, seen)
     budget = usable_nodes(problem, pool)
     selection = selector.select(
         budget,
@@ -55,7 +58,9 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
         raise _refusal(problem, templates, selector, budget)
     plan = _placed(problem, selection, pool)
     bound = plan.iteration_seconds
-    is_exhaustive = are_few(asked.profile, nodes) and is_proven(problem, pool, templates)
+    is_exhaustive = (
+        len(seen) == 1 and are_few(asked.profile, nodes) and is_proven(problem, pool, templates)
+    )
     if not is_exhaustive:
         bound = min(bound, lower_bound_seconds(asked, nodes))
     return Instantiation(
@@ -69,10 +74,10 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
 
 
 def _best_view(
-    problem: Problem, nodes: Sequence[Node]
+    problem: Problem, nodes: Sequence[Node], seen: Sequence[View]
 ) -> tuple[Problem, tuple[Node, ...], TemplateSet, Selector]:
     found = []
-    for view in views(problem, nodes):
+    for view in seen:
         try:
             templates = templates_for(*view)
         except PlanariaError as error:
@@ -100,10 +105,6 @@ def refusal_on(problem: Problem, nodes: Sequence[Node], refusal: PlanariaError) 
     if not missing:
         return refusal
     return not_enough_nodes(len(nodes), len(nodes) + min(missing))
-
-
-View = tuple[Problem, tuple[Node, ...]]
-"""A job and its nodes as the search sees them: in order, some kinds of node merged."""
 
 
 def views(problem: Problem, nodes: Sequence[Node]) -> tuple[View, ...]:

@@ -88,3 +88,17 @@ def test_many_kinds_with_many_measured_speeds_are_close_to_the_bound() -> None:
     answer = instantiate(Problem(profile=profile, num_microbatches=2048, fault_tolerance=1), nodes)
     assert answer.lower_bound_seconds < answer.plan.iteration_seconds
     assert answer.plan.iteration_seconds < 1.2 * answer.lower_bound_seconds
+
+
+def test_two_kinds_too_many_to_mix_of_which_neither_holds_the_model_hold_it_together() -> None:
+    """By a pipeline that counts on the least of what they have, which is not said to be optimal."""
+    base = equal_layers(40, memory_bytes=1900)  # a layer a node
+    (kind,) = base.hardware.node_kinds
+    other = replace(kind, name="other", accelerator_memory_bytes=1950, relative_speed=1.1)
+    profile = replace(base, hardware=replace(base.hardware, node_kinds=(kind, other)))
+    nodes = [Node(node_id=f"n{i}", kind=i % 2) for i in range(78)]
+    answer = instantiate(Problem(profile=profile, num_microbatches=8), nodes)
+    assert [len(pipeline.node_ids) for pipeline in answer.plan.pipelines] == [40]
+    assert not answer.is_exhaustive
+    assert answer.lower_bound_seconds < answer.plan.iteration_seconds
+    assert "not proven the fastest" in in_words(answer, explain(answer))
