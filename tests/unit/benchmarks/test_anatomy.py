@@ -1,5 +1,6 @@
 """What is read from traces: a kill of one of three nodes that each hold the whole model."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,10 +71,12 @@ def traces() -> list[EngineTrace]:
     return engines
 
 
-def dissected(traces: list[EngineTrace]) -> Anatomy:
+def dissected(traces: list[EngineTrace], kill: Hurt = KILL) -> Anatomy:
     noticed = datetime.fromtimestamp(1000.55, UTC)
-    recovery = Recovery(id=1, cause="node_lost", pause_seconds=0.1, start_time=noticed)
-    return dissect(traces, KILL, recovery)
+    recovery = Recovery(
+        id=1, cause="node_lost", pause_seconds=0.1, start_time=noticed, generation=3
+    )
+    return dissect(traces, kill, recovery)
 
 
 def test_times_count_from_the_kill(traces: list[EngineTrace]) -> None:
@@ -82,6 +85,26 @@ def test_times_count_from_the_kill(traces: list[EngineTrace]) -> None:
     assert anatomy.seconds_to_all_fenced == pytest.approx(0.1)
     assert anatomy.seconds_to_all_active == pytest.approx(0.2)
     assert anatomy.recovery_seconds == pytest.approx(0.2)  # nobody who lives had to stop
+
+
+def test_the_recovery_lasts_until_the_wounded_compute_again(traces: list[EngineTrace]) -> None:
+    wounded = EngineTrace(
+        name="job.d.0.1",
+        events=[
+            event("place", 0.0, generation=1, first_layer=1, num_layers=1),
+            event("fence", 10.6, generation=2),
+            event("activated", 10.7),
+            event("place", 10.7, generation=2, first_layer=0, num_layers=0),
+            event("place", 11.2, generation=3, first_layer=1, num_layers=1),
+            event("place", 20.0, generation=4, first_layer=0, num_layers=2),
+        ],
+    )
+    stages = tuple(
+        Stage(first_layer=layer, num_layers=1, node_id=node) for layer, node in enumerate("cd")
+    )
+    plan = Plan(pipelines=(*KILL.plan.pipelines[:2], Pipeline(stages=stages)))
+    anatomy = dissected([*traces, wounded], replace(KILL, plan=plan))
+    assert anatomy.recovery_seconds == pytest.approx(0.7)
 
 
 def test_the_step_that_was_hit_is_compared_with_one_that_others_do_from_its_start(
