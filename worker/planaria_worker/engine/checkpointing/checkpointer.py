@@ -97,6 +97,8 @@ class Checkpointer:
         if not is_due(version, every_steps=plan.every_steps, num_steps=plan.num_steps):
             return ()
         layers = layers_to_write(view.runs, self._engine_id, version, every_steps=plan.every_steps)
+        if not layers:
+            return ()
         unwritten = writer.unwritten_versions()
         if len(unwritten) >= _MAX_UNWRITTEN and version != plan.num_steps:
             detail = (
@@ -106,8 +108,7 @@ class Checkpointer:
             path = partial_folder(plan.root, version)
             self._listener.failed(version, CheckpointError(detail, path=path))
             return ()
-        if layers:
-            self._listener.taken(version, layers)
+        self._listener.taken(version, layers)
         return layers
 
     def take(self, version: int, layers: Sequence[int]) -> None:
