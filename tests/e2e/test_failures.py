@@ -1,7 +1,7 @@
 """What may happen to a running job, on real processes: it goes on, and ends with the same model.
 
-Every test ends with the digest of the oracle. Places of failures are named failpoints in the engine
-of the node "victim"; nothing is placed by sleeping.
+Every test ends with the digest of the oracle. Every place of the engine x every way to fail is in
+the matrix (e2e/matrix); here is what happens to nodes, agents and the coordinator.
 """
 
 import json
@@ -62,47 +62,9 @@ def failpoint(at: str, action: str, step: int = FAILED_STEP) -> dict[str, str]:
     return {"PLANARIA_ENGINE_FAILPOINTS": json.dumps([point])}
 
 
-def train_with_victim(cluster: Cluster, spec: JobSpec, environment: dict[str, str]) -> Job:
-    """Run the job with the last node started anew, its engine with a failpoint."""
-    victim = f"node-{NUM_NODES - 1}"
-    cluster.kill_node(victim)
-    cluster.start_node(victim, environment)
-    cluster.wait_for(f"{victim} to be ready", lambda: cluster.is_ready(victim))
-    job = cluster.client.submit(spec)
-    end = cluster.wait_for_end(job.id)
-    cluster.kill_node(victim)  # the next test gets one without a failpoint
-    return end
-
-
 def recoveries_of(cluster: Cluster, job: Job) -> list[Recovery]:
     assert job.state == "SUCCEEDED", job.error
     return list(cluster.client.job_recoveries(job.id))
-
-
-PLACES = ("forward", "backward", "wait_peer", "reduce", "before_exchange", "after_exchange")
-QUICK = ("backward", "after_exchange")
-
-
-@pytest.mark.parametrize(
-    "at", [pytest.param(at, marks=() if at in QUICK else pytest.mark.slow) for at in PLACES]
-)
-def test_an_engine_dies_at_each_place_of_a_step(
-    cluster: Cluster, spec: JobSpec, digest: str, at: str
-) -> None:
-    """[1, 2, 6] Its agent lives, so the engine is lost and made again."""
-    job = train_with_victim(cluster, spec, failpoint(at, "kill"))
-    recoveries = recoveries_of(cluster, job)
-    assert recoveries[0].cause == "engine_lost"
-    assert job.final_digest == digest
-
-
-@pytest.mark.parametrize("action", [pytest.param("raise", marks=pytest.mark.slow), "segfault"])
-def test_an_engine_fails_by_itself(
-    cluster: Cluster, spec: JobSpec, digest: str, action: str
-) -> None:
-    job = train_with_victim(cluster, spec, failpoint("forward", action))
-    assert recoveries_of(cluster, job)
-    assert job.final_digest == digest
 
 
 def test_a_stopped_node_is_lost_and_fenced_and_joins_afresh(

@@ -75,6 +75,8 @@ class Cluster:
 
     def __init__(self, folder: Path, **coordinator_settings: object) -> None:
         self.folder = folder
+        self.host = "127.0.0.1"
+        self.environment: dict[str, str] = {}
         self.nodes: dict[str, Part] = {}
         self.planner: Part | None = None
         self.coordinator: Part | None = None
@@ -105,7 +107,7 @@ class Cluster:
 
     @property
     def grpc_address(self) -> str:
-        return f"127.0.0.1:{self._grpc_port}"
+        return f"{self.host}:{self._grpc_port}"
 
     @property
     def token(self) -> str:
@@ -114,7 +116,7 @@ class Cluster:
     @property
     def client(self) -> Client:
         if self._client is None:
-            url = f"http://127.0.0.1:{self._http_port}"
+            url = f"http://{self.host}:{self._http_port}"
             self._client = Client(url, token=self.token)
         return self._client
 
@@ -135,6 +137,7 @@ class Cluster:
         assert self.planner is not None
         options: dict[str, object] = {
             "data-dir": self.folder / "coordinator",
+            "host": self.host,
             "http-port": self._http_port,
             "grpc-port": self._grpc_port,
             "planner-addresses": self.planner.ready["grpc_address"],
@@ -151,23 +154,38 @@ class Cluster:
             "data-dir": self.folder / node_id,
             "token-file": self.token_file,
             "accelerator-memory-bytes": 2**30,
+            **self.node_options(node_id),
         }
         self.nodes[node_id] = self._start(
-            node_id, "planaria_worker", _flags(options), environment or {}
+            node_id,
+            "planaria_worker",
+            _flags(options),
+            environment={**self.environment, **(environment or {})},
+            prefix=self.node_prefix(node_id),
         )
+
+    def node_options(self, node_id: str) -> Mapping[str, object]:
+        """Further options of an agent, for clusters of another kind."""
+        return {}
+
+    def node_prefix(self, node_id: str) -> Sequence[str]:
+        """What an agent's command line begins with, for clusters of another kind."""
+        return ()
 
     def _start(
         self,
         name: str,
         module: str,
         arguments: Sequence[str],
+        *,
         environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> Part:
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / f"{name}.log"
         with log.open("ab") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*prefix, sys.executable, "-m", module, *arguments],
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -1,0 +1,114 @@
+"""What must hold whatever failed; each check names the invariant it is about."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from e2e.matrix.scenario import Played
+from e2e.matrix.table import Count, During
+from oracle.reference import ReferenceResult
+from support.pool import Pool, Traced, is_alive, node_of
+
+BUSY = ("forward", "backward")
+
+
+def check(pool: Pool, played: Played, expected: ReferenceResult) -> None:
+    """Raise AssertionError when the failure was not invisible."""
+    job = played.job
+    assert job.state == "SUCCEEDED", job.error
+    assert job.final_digest == expected.digest, "[6] another model came out"
+    traces = pool.trace(job.id)
+    check_losses(pool, played, expected)
+    check_ledger(traces, expected)
+    check_nobody_else_restarted(pool, played)
+    check_awake(pool, played, traces)
+    check_healthy_went_on(played, traces)
+
+
+def check_losses(pool: Pool, played: Played, expected: ReferenceResult) -> None:
+    """[1] Every step was reported, with the loss of the undisturbed run."""
+    job_id = played.job.id
+    pool.wait_for(
+        "the metrics of all steps",
+        lambda: len(pool.client.job_metrics(job_id)) == len(expected.losses),
+    )
+    metrics = pool.client.job_metrics(job_id)
+    assert [each.step for each in metrics] == list(range(len(expected.losses)))
+    assert [each.loss for each in metrics] == expected.losses
+
+
+def check_ledger(traces: list[Traced], expected: ReferenceResult) -> None:
+    """[1, 2] A commit's sums hold each microbatch of each layer once, and nobody commits twice."""
+    claims: dict[tuple[int, int], dict[int, Counter[int]]] = defaultdict(
+        lambda: defaultdict(Counter)
+    )
+    commits: dict[int, set[int]] = defaultdict(set)
+    for trace in traces:
+        last_claims: dict[tuple[int, int], Mapping[str, Any]] = {}
+        for line in trace.events("claim"):
+            last_claims[line["step"], line["generation"]] = line
+        for key, line in last_claims.items():
+            for layer in range(line["first_layer"], line["first_layer"] + line["num_layers"]):
+                claims[key][layer].update(line["microbatches"])
+        steps = [line["step"] for line in trace.events("commit")]
+        assert len(set(steps)) == len(steps), f"{trace.engine} committed a step twice: {steps}"
+        for line in trace.events("commit"):
+            commits[line["step"]].add(line["generation"])
+    assert sorted(commits) == list(range(len(expected.losses)))
+    for step, generations in commits.items():
+        assert len(generations) == 1, f"step {step} was committed in generations {generations}"
+        layers = claims[step, generations.pop()]
+        counts = {tuple(sorted(layer.items())) for layer in layers.values()}
+        assert len(counts) == 1, f"step {step}: layers hold different microbatches: {layers}"
+        assert set(next(iter(layers.values())).values()) == {1}, f"step {step}: {layers}"
+
+
+def check_nobody_else_restarted(pool: Pool, played: Played) -> None:
+    """Who did not fail is still the process it was, agent and engine."""
+    for node_id, engine in played.engines.items():
+        if node_id in played.hurt_nodes:
+            continue
+        started = pool.engines_of(played.job.id, node_id)
+        assert list(started.values()) == [engine.pid], f"{node_id} had the engines {started}"
+    for node_id, pid in played.agent_pids.items():
+        if not (node_id in played.hurt_nodes and played.case.action.is_of_node):
+            assert pool.nodes[node_id].process.pid == pid
+            assert is_alive(pid), f"the agent of {node_id} is gone"
+
+
+def check_awake(pool: Pool, played: Played, traces: list[Traced]) -> None:
+    """Once somebody knows of a failure, everybody does: nobody waits for a timeout of their own."""
+    if played.case.place.during is not During.STEP:
+        return  # a fence may already be on its way, of the change
+    for fault in played.all_faults:
+        fenced = {}
+        for trace in traces:
+            times = [line["at"] for line in trace.events("fence") if line["at"] > fault.seconds]
+            if times and node_of(trace.engine) not in played.hurt_nodes:
+                fenced[trace.engine] = min(times)
+        assert fenced, "nobody was fenced"
+        spread = max(fenced.values()) - min(fenced.values())
+        assert spread < pool.node_deadline_seconds, f"fenced {spread:.1f} s apart: {fenced}"
+
+
+def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
+    """[8] Pipelines that lost nobody finish microbatches before the wounded compute again."""
+    if played.case.place.during is not During.STEP or played.case.count is Count.SECOND:
+        return
+    broken = {played.engines[node_id].pipeline for node_id in played.hurt_nodes}
+    fault_time = max(fault.seconds for fault in played.faults)
+    healthy: list[float] = []
+    returned: list[float] = []
+    for trace in traces:
+        node_id = node_of(trace.engine)
+        if node_id in played.hurt_nodes or node_id not in played.engines:
+            continue
+        fence_time = min(at for line in trace.events("fence") if (at := line["at"]) > fault_time)
+        after_fence = [s["end"] for s in trace.spans(*BUSY) if s["start"] > fence_time]
+        if played.engines[node_id].pipeline in broken:
+            returned += after_fence
+        else:
+            healthy += after_fence
+    assert healthy, "healthy pipelines computed nothing"
+    if returned:
+        assert min(healthy) < min(returned), "the wounded were back first"

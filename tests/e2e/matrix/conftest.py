@@ -1,0 +1,104 @@
+"""One pool and one oracle for the whole matrix."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.matrix.scenario import NUM_NODES, SPARE
+from e2e.matrix.table import Case
+from oracle.from_spec import reference_job
+from oracle.reference import ReferenceResult, train
+from planaria.job import JobSpec
+from planaria_worker.engine.numerics.pins import pin_numerics
+from support.jobs import small_job
+from support.network import Network, NetworkError
+from support.pool import Pool
+
+SEED = int(os.environ.get("PLANARIA_MATRIX_SEED", "1"))
+SUMMARY_VARIABLE = "PLANARIA_MATRIX_SUMMARY"
+NUM_STEPS = 30
+
+
+@pytest.fixture(scope="package")
+def spec(text: Path) -> JobSpec:
+    """Three pipelines of two nodes each, so that two may be lost at once."""
+    return small_job(
+        text,
+        training__steps=NUM_STEPS,
+        training__global_batch_size=14,  # seven microbatches: a seventh node makes the job faster
+        resilience__fault_tolerance=2,
+        resources__min_nodes=NUM_NODES,
+        resources__max_nodes=NUM_NODES + 1,
+        resources__min_nodes_per_pipeline=2,
+    )
+
+
+@pytest.fixture(scope="package")
+def expected(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> ReferenceResult:
+    pin_numerics()
+    return train(reference_job(spec, tmp_path_factory.mktemp("oracle")))
+
+
+@pytest.fixture(scope="package")
+def network() -> Iterator[Network | NetworkError]:
+    """Network namespaces for the nodes, or why there are none."""
+    try:
+        with Network([f"node-{index}" for index in range(NUM_NODES + 1)]) as network:
+            yield network
+    except NetworkError as error:
+        yield error
+
+
+@pytest.fixture(scope="package")
+def shared_pool(
+    network: Network | NetworkError, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pool]:
+    folder = tmp_path_factory.mktemp("matrix") / "cluster"
+    with Pool(
+        folder,
+        network=network if isinstance(network, Network) else None,
+        heartbeat_interval_seconds=0.5,
+        node_deadline_seconds=4,
+        directive_deadline_seconds=4,
+        progress_deadline_seconds=4,
+    ) as pool:
+        pool.start(num_nodes=NUM_NODES + 1)
+        yield pool
+
+
+@pytest.fixture
+def pool(shared_pool: Pool) -> Pool:
+    """Seven nodes that are well, the last one kept in reserve."""
+    shared_pool.heal(NUM_NODES + 1)
+    shared_pool.client.cordon_node(SPARE)
+    shared_pool.wait_until_idle()
+    return shared_pool
+
+
+class Summary:
+    """One line for each case that was played, as JSON; logs of failed cases beside it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def add(self, **values: object) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(values) + "\n")
+
+    def explain(self, case: Case, text: str) -> None:
+        """Say what happened in a case that failed."""
+        sys.stderr.write(text)
+        if self._path is not None:
+            self._path.with_name(f"{self._path.name}.{case}.log").write_text(text)
+
+
+@pytest.fixture(scope="package")
+def summary() -> Summary:
+    """Lines go to the file that PLANARIA_MATRIX_SUMMARY names."""
+    path = os.environ.get(SUMMARY_VARIABLE, "")
+    return Summary(Path(path) if path else None)

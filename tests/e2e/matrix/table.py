@@ -1,0 +1,131 @@
+"""The failure matrix: every place where an engine can fail x how it fails x how many fail.
+
+A new place is one line in PLACES, with the failpoint that the engine passes there.
+"""
+
+import itertools
+import zlib
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+
+class During(Enum):
+    """What must be under way for an engine to pass a place."""
+
+    STEP = "step"
+    CHANGE = "change"
+    """A change of the plan: a node joins, or the job recovers from the loss of an engine."""
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place in the engine."""
+
+    name: str
+    at: str
+    """The failpoint."""
+    during: During = During.STEP
+    joiner_only: bool = False
+    """Only the node that joins fails there."""
+    has_microbatch: bool = False
+
+
+PLACES = (
+    Place(name="forward", at="forward", has_microbatch=True),
+    Place(name="backward", at="backward", has_microbatch=True),
+    Place(name="waiting-for-a-neighbour", at="wait_peer"),
+    Place(name="in-all-reduce", at="reduce"),
+    Place(name="before-the-exchange", at="before_exchange"),
+    Place(name="after-the-exchange", at="after_exchange"),
+    Place(name="before-the-update", at="before_update"),
+    Place(name="rebuilding", at="rebuild", during=During.CHANGE),
+    Place(name="copying", at="copy", during=During.CHANGE),
+    Place(name="serving-a-copy", at="serve_copy", during=During.CHANGE),
+    Place(name="checkpointing", at="checkpoint", during=During.CHECKPOINT),
+    Place(name="joining", at="rebuild", during=During.CHANGE, joiner_only=True),
+)
+
+
+class Action(Enum):
+    """How an engine or its node fails."""
+
+    KILL = "kill"
+    """SIGKILL to the engine."""
+    KILL_NODE = "kill-node"
+    """SIGKILL to the engine and its agent."""
+    STOP = "stop"
+    """SIGSTOP to the engine; its agent lives."""
+    RAISE = "exception"
+    SEGFAULT = "segmentation-fault"
+    HANG = "hung-computation"
+    """The thread hangs, and the engine goes on to answer and to beat."""
+    CUT = "cut-network"
+    """The node's network carries nothing until the node is declared lost; then it heals."""
+    RETURN = "return-after-fencing"
+    """Engine and agent are stopped until the node is declared lost; then they go on."""
+
+    @property
+    def failpoint(self) -> str:
+        """What the failpoint does; the rest is done from outside."""
+        return _FAILPOINTS[self]
+
+    @property
+    def is_of_node(self) -> bool:
+        """Whether the whole node fails."""
+        return self in (Action.KILL_NODE, Action.CUT, Action.RETURN)
+
+    @property
+    def is_seen_at_once(self) -> bool:
+        """Whether it is found without a deadline that must pass."""
+        return self in (Action.KILL, Action.KILL_NODE, Action.RAISE, Action.SEGFAULT)
+
+    @property
+    def returns(self) -> bool:
+        """Whether the node comes back by itself."""
+        return self in (Action.CUT, Action.RETURN)
+
+
+_FAILPOINTS = {
+    Action.KILL: "kill",
+    Action.KILL_NODE: "hold",
+    Action.STOP: "stop",
+    Action.RAISE: "raise",
+    Action.SEGFAULT: "segfault",
+    Action.HANG: "hang",
+    Action.CUT: "hold",
+    Action.RETURN: "stop",
+}
+
+
+class Count(Enum):
+    """How many fail."""
+
+    ONE = "one"
+    TWO = "two-at-once"
+    SECOND = "second-during-recovery"
+    """An engine was killed a moment before; this one fails in the recovery."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One cell of the matrix."""
+
+    place: Place
+    action: Action
+    count: Count
+
+    def __str__(self) -> str:
+        return f"{self.place.name}-{self.action.value}-{self.count.value}"
+
+    def random(self, seed: int) -> Random:
+        """Return what the case's choices are made with."""
+        return Random(zlib.crc32(f"{self}/{seed}".encode()))
+
+
+CASES = tuple(
+    Case(place=place, action=action, count=count)
+    for place, action, count in itertools.product(PLACES, Action, Count)
+    if not (place.joiner_only and count is Count.TWO)  # one node joins
+)

@@ -1,0 +1,62 @@
+"""Whatever fails wherever: the same model, each microbatch once, and nobody else disturbed.
+
+A few cases are in `make test`, all of them in `make test-all`. PLANARIA_MATRIX_SEED chooses other
+victims and other few cases; PLANARIA_MATRIX_SUMMARY names a file for the outcomes.
+"""
+
+import time
+from random import Random
+
+import pytest
+
+from e2e.matrix.checks import check
+from e2e.matrix.conftest import SEED, Summary
+from e2e.matrix.scenario import Scenario
+from e2e.matrix.table import CASES, Action, Case
+from oracle.reference import ReferenceResult
+from planaria.job import JobSpec
+from support.network import Network, NetworkError
+from support.pool import Pool
+
+pytestmark = [pytest.mark.e2e]
+
+NUM_QUICK = 3
+QUICK = Random(SEED).sample([case for case in CASES if case.action.is_seen_at_once], NUM_QUICK)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=() if case in QUICK else pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_a_failure_is_invisible_to_the_model(
+    network: Network | NetworkError,
+    pool: Pool,
+    spec: JobSpec,
+    expected: ReferenceResult,
+    summary: Summary,
+    case: Case,
+) -> None:
+    """[1, 2, 4, 5, 6, 8]"""
+    if case.action is Action.CUT and isinstance(network, NetworkError):
+        pytest.skip(f"no network namespaces: {network}")
+    started = time.monotonic()
+    outcome = "failed"
+    try:
+        played = Scenario(pool, spec, case, case.random(SEED)).play()
+        check(pool, played, expected)
+        outcome = "passed"
+    except BaseException as error:
+        summary.explain(case, f"{error}\n{pool.describe_newest_job()}")
+        raise
+    finally:
+        summary.add(
+            place=case.place.name,
+            action=case.action.value,
+            count=case.count.value,
+            seed=SEED,
+            seconds=round(time.monotonic() - started, 2),
+            outcome=outcome,
+        )
