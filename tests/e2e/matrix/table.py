@@ -77,9 +77,9 @@ class Action(Enum):
         return self in (Action.KILL_NODE, Action.CUT, Action.RETURN)
 
     @property
-    def is_seen_at_once(self) -> bool:
-        """Whether it is found without a deadline that must pass."""
-        return self in (Action.KILL, Action.KILL_NODE, Action.RAISE, Action.SEGFAULT)
+    def is_quick(self) -> bool:
+        """Whether no deadline must pass before it is found, and no agent is started again."""
+        return self in (Action.KILL, Action.RAISE, Action.SEGFAULT)
 
     @property
     def returns(self) -> bool:
