@@ -1,6 +1,6 @@
 """What losing, stopping, draining and adding a node costs, and what it costs others.
 
-    python -m benchmarks.recovery --write              everything, a few hours
+    python -m benchmarks.recovery --write              everything, an hour and a half
     python -m benchmarks.recovery --short              everything a little, to try
     python -m benchmarks.recovery kills goodput        these parts
 
