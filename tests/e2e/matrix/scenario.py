@@ -20,7 +20,7 @@ HOLD_STEP = 1
 FAILED_STEP = 3
 CHECKPOINT_STEPS = 4
 PACED_STEPS = range(8, 28)
-PACE_SECONDS = 0.5
+PACE_SECONDS = 1.0
 """Each of these steps takes so long until the change of the plan has begun that an engine fails in:
 a node takes seconds to join, and standing still as long would be taken for hanging."""
 
@@ -95,7 +95,7 @@ class Scenario:
         self._random.shuffle(pipelines)
         lines = self._place_failures(pipelines)
         gate.touch()
-        self._pace(gates.values(), lambda: self._has_happened(job, lines))
+        self._pace(gates.values(), lambda: self._has_begun(job, lines))
         faults = self._fail(lines)
         first_loss = None if self._first_loss is None else script.fired(self._first_loss)
         end = pool.wait_for_end(job.id)
@@ -125,13 +125,14 @@ class Scenario:
         """Open one gate after the other, and all of them as soon as there is no need to wait."""
         for each in gates:
             with contextlib.suppress(AssertionError):
-                self._pool.wait_for("the change to begin", is_enough, timeout=PACE_SECONDS)
+                self._pool.wait_for("an engine to join", is_enough, timeout=PACE_SECONDS)
             each.touch()
 
-    def _has_happened(self, job: Job, lines: list[int]) -> bool:
+    def _has_begun(self, job: Job, lines: list[int]) -> bool:
         if any(self._script.fired(line) is not None for line in lines):
             return True
-        return "join_started" in {e.type for e in self._pool.client.events(job_id=job.id)}
+        events = self._pool.client.events(job_id=job.id)
+        return sum(event.type == "engine_ready" for event in events) > NUM_NODES
 
     # -- placing -----------------------------------------------------------------------------------
 
