@@ -33,6 +33,8 @@ class _Shared:
 class _Done:
     """A work that was complete when it was started."""
 
+    is_over = True
+
     def wait(self, timeout_seconds: float | None = None) -> None: ...
 
 

@@ -106,14 +106,15 @@ def microbatch_gradients(job: Job) -> list[dict[int, Tensor]]:
     """Each microbatch's gradient of the summed loss, by layer, from the whole model at once."""
     states = {x: initial_state(job.model, x, seed=job.seed) for x in range(job.num_layers)}
     stage = build_stage(job.model, 0, job.num_layers, states, seed=job.seed)
+    sums = GradientSums(job.layouts, FloatingPoint())
+    sums.collect(stage.leaves)
     gradients = []
     for index in range(job.num_microbatches):
         rows = torch.from_numpy(job.dataset.rows(job.order.microbatch(0, index)))
         logits = stage(rows[:, :-1], Microbatch(step=0, index=index))
         torch.autograd.backward(summed_cross_entropy(logits, rows[:, 1:]))
-        sums = GradientSums(job.layouts, FloatingPoint())
-        sums.take(stage.leaves)
-        gradients.append(sums.sums)
+        gradients.append({x: total.clone() for x, total in sums.sums.items()})
+        sums.clear()
     return gradients
 
 

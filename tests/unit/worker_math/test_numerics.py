@@ -134,7 +134,6 @@ def _gradients_of_one_microbatch(family: str) -> tuple[GradientSums, GradientSum
     """Fixed-point and floating-point sums of the same gradients."""
     config = small_model(family, tie_word_embeddings=True)
     states = initial_states(config)
-    stage = build_stage(transformer(config), 0, 5, states)
     layouts = [state.layout for state in states.values()]
     fixed = GradientSums(
         layouts,
@@ -143,12 +142,14 @@ def _gradients_of_one_microbatch(family: str) -> tuple[GradientSums, GradientSum
     floating = GradientSums(layouts, FloatingPoint())
     generator = torch.Generator().manual_seed(3)
     for sums in (fixed, floating):
+        stage = build_stage(transformer(config), 0, 5, states)
+        sums.collect(stage.leaves)
         generator.manual_seed(3)
         for _ in range(3):
             tokens = torch.randint(0, 256, (2, 24), generator=generator)
             torch.autograd.backward(stage(tokens).square().sum())
-            assert sums.take(stage.leaves) == ()
             assert all(leaf.parameter.grad is None for leaf in stage.leaves)
+        assert sums.out_of_range() == ()
     return fixed, floating
 
 
@@ -173,11 +174,13 @@ def test_the_layer_out_of_range_is_named() -> None:
         [state.layout for state in states.values()],
         FixedPoint(unit_exponent=40, limit_exponent=60),
     )
+    sums.collect(stage.leaves)
+    weight = stage.layers[2]["model.layers.1.mlp.up_proj.weight"]
+    weight.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor(3), math.nan))
     torch.autograd.backward(stage(torch.zeros(1, 24, dtype=torch.int64)).sum())
-    gradient = stage.layers[2]["model.layers.1.mlp.up_proj.weight"].grad
-    assert gradient is not None
-    gradient[3, 4] = math.nan
-    assert sums.take(stage.leaves) == (2,)
+    assert sums.out_of_range() == (2,)
+    sums.clear()
+    assert sums.out_of_range() == ()
 
 
 def test_clear_starts_the_next_step() -> None:

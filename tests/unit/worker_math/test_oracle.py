@@ -45,6 +45,8 @@ def _run_worker(
         has_tied_weight=model.tied is not None,
     )
     sums = GradientSums([state.layout for state in states.values()], accumulation)
+    for stage in stages:
+        sums.collect(stage.leaves)
     order = SampleOrder(
         num_sequences=job.dataset.num_sequences,
         num_microbatches=job.num_microbatches,
@@ -59,8 +61,7 @@ def _run_worker(
             rows = torch.from_numpy(job.dataset.rows(order.microbatch(step, index)))
             loss = _forward_backward(stages, rows, Microbatch(step=step, index=index))
             units += loss_units(loss) or 0
-            for stage in stages:
-                assert sums.take(stage.leaves) == ()
+        assert sums.out_of_range() == ()
         squared = {
             layer: squared_norm(states[layer].layout, total, accumulation.unit)
             for layer, total in sums.sums.items()

@@ -67,6 +67,7 @@ class LoneLayer:
         )
         layouts = [state.layout for state in self._stage.states.values()]
         self._sums = GradientSums(layouts, job.accumulation, str(job.device))
+        self._sums.collect(self._stage.leaves)
         generator = torch.Generator().manual_seed(0)
         shape = (job.microbatch_size, job.dataset.sequence_length)
         tokens = torch.randint(job.vocab_size, (2, *shape), generator=generator)
@@ -83,7 +84,6 @@ class LoneLayer:
         outputs = self._forward(inputs, targets)
         middle = self._now()
         torch.autograd.backward(outputs, None if self._stage.is_last else self._gradient)
-        self._sums.take(self._stage.leaves)
         return PassSeconds(forward_seconds=middle - start, backward_seconds=self._now() - middle)
 
     def update(self) -> float:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class PipelineStage:
         self._job = job
         self._stage = stage
         self._sums = sums
+        sums.collect(stage.leaves)
         self._forward_group = forward_group
         self._backward_group = backward_group
         self._stopwatch = stopwatch
@@ -69,19 +70,35 @@ class PipelineStage:
         self._outputs: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
         self._ledger = Ledger(step=-1, generation=-1)
+        self._last = -1
+        self._when_summed: Callable[[int], None] | None = None
 
-    def run(self, ledger: Ledger, microbatches: Sequence[int]) -> None:
+    def run(
+        self,
+        ledger: Ledger,
+        microbatches: Sequence[int],
+        when_summed: Callable[[int], None] | None = None,
+    ) -> None:
         """Computes microbatches of the step; what is finished is entered in the ledger.
+
+        Args:
+            ledger: of the step.
+            microbatches: in the order of their backward passes.
+            when_summed: called for each layer within the last backward pass, as soon as its local
+                sum holds all these microbatches.
 
         Raises:
             GroupBroken: a neighbour is gone, the group was shut, or the stage was halted.
         """
         self._ledger = ledger
+        self._last, self._when_summed = microbatches[-1], when_summed
         self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
         for action in one_forward_one_backward(microbatches, self._rank, self._num_stages):
             if self._halt.is_set():
                 raise GroupBroken("the pipeline was halted")
             self._do(action)
+        self._when_summed = None
+        self._ledger.out_of_range.update(self._sums.out_of_range())
         self._finish_sends(0)
         self._stopwatch.lap("wait")
 
@@ -136,8 +153,12 @@ class PipelineStage:
     def _backward(self, microbatch: int) -> None:
         self._failpoints.hit("backward", self._ledger.step, microbatch)
         outputs = self._outputs.pop(microbatch)
-        torch.autograd.backward(outputs, self._gradients.pop(microbatch, None))
-        self._ledger.out_of_range.update(self._sums.take(self._stage.leaves))
+        gradient = self._gradients.pop(microbatch, None)
+        if self._when_summed is not None and microbatch == self._last:
+            with self._sums.last_pass(self._when_summed):
+                torch.autograd.backward(outputs, gradient)
+        else:
+            torch.autograd.backward(outputs, gradient)
         self._ledger.finished.append(microbatch)
         self._ledger.compute_seconds += self._stopwatch.lap("backward", microbatch)
 

@@ -88,13 +88,18 @@ class Run:
     """Layers that use the run's parameters: only a tied layer has more than itself."""
 
     @property
+    def is_tied(self) -> bool:
+        """Whether several layers use its parameters."""
+        return len(self.users) > 1
+
+    @property
     def whole_count(self) -> int:
         """What a microbatch counts when it is in the sum once for each use."""
         return self.count(range(max(self.users) + 1))
 
     def count(self, own_layers: range) -> int:
         """What a microbatch counts that an engine with these layers adds."""
-        if len(self.users) == 1:
+        if not self.is_tied:
             return 1
         return sum(_DIGIT**place for place, user in enumerate(self.users) if user in own_layers)
 

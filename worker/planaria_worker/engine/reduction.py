@@ -1,27 +1,31 @@
-"""The sum of gradients over everybody who holds a layer: an all-reduce per run of layers.
+"""The sum of gradients over everybody who holds a layer: an all-reduce per bucket of layers.
 
-An all-reduce works on a copy, so that a failure at any moment leaves the local sums as they were
-(ALGORITHMS.md 6). The copy is kept until the next attempt: whoever misses the verdict can still be
-told to apply it. So the layers that others hold as well take the memory of their sums twice. Behind
-the sums, each bucket carries how often every microbatch is in them.
+A bucket starts as soon as the last backward pass has come through its layers, so that it overlaps
+with the rest of that pass. An all-reduce works on a copy, so that a failure at any moment leaves
+the local sums as they were (ALGORITHMS.md 6). The copy is kept until the next attempt: whoever
+misses the verdict can still be told to apply it. So the layers that others hold as well take the
+memory of their sums twice. Behind the sums, each bucket carries how often every microbatch is in
+them.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from planaria_worker.engine.communication import Group, GroupBroken, Work
 from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.launches import LaunchOrder, LayersOfBucket
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.plan_view import PlanView, Run
 from planaria_worker.engine.stopwatch import Stopwatch
 
-BUCKET_BYTES = 32 << 20
-"""Layers are reduced together up to this size; a larger one alone."""
-MAX_BUCKETS_IN_FLIGHT = 2
+BUCKET_BYTES = 8 << 20
+"""Layers are reduced together up to this size; a larger one alone. Small enough that the first
+bucket starts early in the last backward pass."""
+MAX_BUCKETS_IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,7 @@ class _Bucket:
 
     run: Run
     layers: tuple[int, ...]
+    """The highest first."""
     own_count: int
     """What each of this engine's microbatches counts."""
     group: Group | None
@@ -78,33 +83,85 @@ class Reduction:
         self._failpoints = failpoints
         self.reduced: dict[int, Tensor] = {}
         self._buckets = tuple(self._cut(view, groups, sizes, dtype, device))
+        self._attempt: _Attempt | None = None
 
-    def run(self, ledger: Ledger) -> None:
+    @property
+    def is_begun(self) -> bool:
+        """Whether an attempt was begun, and not run yet."""
+        return self._attempt is not None
+
+    def begin(
+        self,
+        ledger: Ledger,
+        check: Callable[[], None],
+        upcoming: Sequence[int] = (),
+    ) -> None:
+        """Begins an attempt, ahead of the last microbatches that it sums; nothing starts yet.
+
+        Args:
+            ledger: of the step.
+            check: raises FencedError when no sum may start any more.
+            upcoming: microbatches that will be in every local sum that is said to be complete.
+        """
+        counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
+        for microbatch in (*ledger.finished, *upcoming):
+            counts[microbatch] += 1
+        buckets = [
+            LayersOfBucket(layers=bucket.layers, is_tied=bucket.run.is_tied)
+            for bucket in self._buckets
+        ]
+        order = LaunchOrder(buckets, MAX_BUCKETS_IN_FLIGHT)
+        self._attempt = _Attempt(ledger=ledger, check=check, counts=counts, order=order)
+
+    def complete(self, layer: int) -> None:
+        """The local sum of a layer is complete: starts what may start now. Never waits, or raises.
+
+        It comes from within a backward pass, whose gradients stay true whatever becomes of sums.
+        """
+        attempt = self._attempt
+        if attempt is None or attempt.failure is not None:
+            return
+        attempt.order.complete(layer)
+        try:
+            self._launch(attempt)
+        except (GroupBroken, FencedError) as error:
+            attempt.failure = error.with_traceback(None)
+
+    def run(self) -> None:
         """Reduces every layer, the highest first, and enters it in the ledger when it is complete.
 
         Raises:
             GroupBroken: an owner is gone, or a group was shut; the local sums are what they were.
+            FencedError: no sum may start any more.
         """
-        counts = self._finished(ledger)
-        in_flight: deque[tuple[_Bucket, Work]] = deque()
-        for bucket in self._buckets:
-            if bucket.group is None or bucket.buffer is None:
-                self._enter(ledger, bucket, counts * bucket.own_count)
-                continue
-            if len(in_flight) == MAX_BUCKETS_IN_FLIGHT:
-                self._finish(ledger, *in_flight.popleft())
-            self._fill(bucket, counts)
-            ledger.launch(bucket.layers)
-            in_flight.append((bucket, bucket.group.iall_reduce(bucket.buffer)))
-        while in_flight:
-            self._finish(ledger, *in_flight.popleft())
+        attempt, self._attempt = self._attempt, None
+        assert attempt is not None  # noqa: S101 - it was begun
+        if attempt.failure is not None:
+            raise attempt.failure
+        attempt.order.end_pass()
+        for place, bucket in enumerate(self._buckets):
+            self._launch(attempt)
+            self._finish(attempt, bucket, attempt.works[place])
         self._stopwatch.lap("reduce")
 
-    def _finish(self, ledger: Ledger, bucket: _Bucket, work: Work) -> None:
-        self._failpoints.hit("reduce", ledger.step, bucket.layers[0])
+    def _launch(self, attempt: "_Attempt") -> None:
+        """Starts the buckets that may start."""
+        while (place := attempt.order.take(attempt.num_in_flight)) is not None:
+            bucket, work = self._buckets[place], None
+            attempt.check()
+            if bucket.group is not None and bucket.buffer is not None:
+                self._fill(bucket, attempt.counts)
+                attempt.ledger.launch(bucket.layers)
+                work = bucket.group.iall_reduce(bucket.buffer)
+            attempt.works.append(work)
+
+    def _finish(self, attempt: "_Attempt", bucket: _Bucket, work: Work | None) -> None:
+        if work is None or bucket.buffer is None:
+            self._enter(attempt.ledger, bucket, attempt.counts * bucket.own_count)
+            return
+        self._failpoints.hit("reduce", attempt.ledger.step, min(bucket.layers))
         work.wait()
-        assert bucket.buffer is not None  # noqa: S101 - what is in flight has one
-        self._enter(ledger, bucket, bucket.buffer[-self._num_microbatches :])
+        self._enter(attempt.ledger, bucket, bucket.buffer[-self._num_microbatches :])
         self._stopwatch.lap("reduce")
 
     def _enter(self, ledger: Ledger, bucket: _Bucket, counts: Tensor) -> None:
@@ -113,12 +170,6 @@ class Reduction:
             # On CUDA nobody has waited before the line above: what came may be half a sum.
             raise GroupBroken(f"group {bucket.group.name}: shut during an all-reduce")
         ledger.enter(bucket.layers, num_counted)
-
-    def _finished(self, ledger: Ledger) -> Tensor:
-        counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
-        for microbatch in ledger.finished:
-            counts[microbatch] += 1
-        return counts
 
     def _fill(self, bucket: _Bucket, counts: Tensor) -> None:
         """Copies the local sums and counts."""
@@ -141,7 +192,7 @@ class Reduction:
         """Cuts every run into buckets; from the plan alone, hence alike on all owners."""
         for run in view.runs:
             spec = view.owner_group(run)
-            for layers in _cut_by_size(run.layers, sizes, BUCKET_BYTES // dtype.itemsize):
+            for layers in cut_into_buckets(run.layers, sizes, BUCKET_BYTES // dtype.itemsize):
                 buffer = None
                 if spec is not None:
                     length = sum(sizes[layer] for layer in layers) + self._num_microbatches
@@ -166,11 +217,37 @@ class Reduction:
             start = end
 
 
-def _cut_by_size(
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Attempt:
+    """What has started of one attempt."""
+
+    ledger: Ledger
+    check: Callable[[], None]
+    counts: Tensor
+    """How often each microbatch is in the local sums."""
+    order: LaunchOrder
+    works: list[Work | None] = field(default_factory=list)
+    """Of each bucket that has started; None where nobody else has to be asked."""
+    failure: GroupBroken | FencedError | None = None
+    """Why nothing more starts."""
+
+    @property
+    def num_in_flight(self) -> int:
+        return sum(work is not None and not work.is_over for work in self.works)
+
+
+def cut_into_buckets(
     layers: Sequence[int], sizes: Mapping[int, int], limit: int
 ) -> Iterator[tuple[int, ...]]:
+    """Consecutive layers together, up to `limit` elements; the highest first.
+
+    Args:
+        layers: ascending.
+        sizes: elements of each layer.
+        limit: elements of a bucket; a larger layer is a bucket of its own.
+    """
     part: list[int] = []
-    for layer in layers:
+    for layer in reversed(layers):
         if part and sum(sizes[other] for other in (*part, layer)) > limit:
             yield tuple(part)
             part = []

@@ -16,6 +16,7 @@ from planaria_worker.engine.numerics.loss import loss_units
 from planaria_worker.engine.numerics.norm import squared_norm
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.engine.place import Place, join_sums
+from planaria_worker.engine.reduction import Reduction
 from planaria_worker.engine.state import LayerStore
 
 
@@ -76,13 +77,22 @@ def begin_step(place: Place, step: int) -> None:
 
 
 def compute(place: Place, microbatches: Sequence[int]) -> None:
-    """Adds the gradients of microbatches to the local sums; a follower has nothing to do.
+    """Adds the gradients of the step's last microbatches to the local sums, and begins to sum them.
+
+    A follower has nothing to do.
 
     Raises:
         GroupBroken: the pipeline is not whole any more, or was halted.
     """
-    if place.pipeline is not None and microbatches:
+    if place.pipeline is None or not microbatches:
+        return
+    reduction = place.reduction
+    if reduction is None:  # its groups are being built
         place.pipeline.run(place.ledger, microbatches)
+        return
+    place.ledger.begin_attempt(place.generation)
+    _begin_sums(place, reduction, microbatches)
+    place.pipeline.run(place.ledger, microbatches, when_summed=reduction.complete)
 
 
 def attempt(place: Place) -> CommittedStep | VoidAttempt:
@@ -114,12 +124,15 @@ def attempt(place: Place) -> CommittedStep | VoidAttempt:
 def _reduce(place: Place) -> tuple[Message, Exception | None]:
     """What this engine says in the exchange, and why it is no claim, if it is none."""
     fence = place.around.fence
-    place.ledger.begin_attempt(place.generation)
+    if place.reduction is None or not place.reduction.is_begun:
+        place.ledger.begin_attempt(place.generation)
     try:
         join_sums(place)
         fence.check(place.generation)
         if place.reduction is not None:
-            place.reduction.run(place.ledger)
+            if not place.reduction.is_begun:
+                _begin_sums(place, place.reduction)
+            place.reduction.run()
     except (GroupBroken, FencedError, PlanariaError) as error:
         place.shut_sums(str(error))
         return _fenced(place), error.with_traceback(None)  # which would keep the groups
@@ -138,6 +151,11 @@ def _trace_claim(place: Place) -> None:
         num_layers=len(layers),
         microbatches=ledger.finished,
     )
+
+
+def _begin_sums(place: Place, reduction: Reduction, upcoming: Sequence[int] = ()) -> None:
+    fence, generation = place.around.fence, place.generation
+    reduction.begin(place.ledger, lambda: fence.check(generation), upcoming)
 
 
 def _fenced(place: Place) -> Message:

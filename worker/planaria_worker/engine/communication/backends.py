@@ -29,6 +29,10 @@ class Pending(Protocol):
         """
         ...
 
+    def is_over(self) -> bool:
+        """Whether it has ended, well or not."""
+        ...
+
 
 class GroupBackend(Protocol):
     """One rank's end of a group. Operations only start: none of these calls blocks."""
@@ -85,6 +89,9 @@ class DirectWait:
 
     def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:  # noqa: ARG002 - needs none
         return self._work.wait(timedelta(seconds=timeout_seconds))
+
+    def is_over(self) -> bool:
+        return self._work.is_completed()
 
 
 def open_connector(

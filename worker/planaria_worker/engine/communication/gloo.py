@@ -109,6 +109,9 @@ class _AllReduce:
     def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:
         return _look_up(self._is_done, timeout_seconds, shut)
 
+    def is_over(self) -> bool:
+        return self._work.is_completed()
+
     def _is_done(self, seconds: float) -> bool:
         timeout = timedelta(seconds=seconds)
         with contextlib.suppress(RuntimeError):  # it failed, or the time is over
@@ -129,6 +132,9 @@ class _Message:
         if self.failure is not None:
             raise RuntimeError(self.failure)
         return is_done
+
+    def is_over(self) -> bool:
+        return self.has_ended.is_set()
 
 
 class _Messages:

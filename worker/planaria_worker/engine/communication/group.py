@@ -152,6 +152,12 @@ class Work:
         self._timeout_seconds = timeout_seconds
         self._is_done = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody would have to wait; how it ended, `wait` says."""
+        pending = self._pending
+        return pending is None or pending.is_over()
+
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Returns when the operation is complete; once it is, at once.
 

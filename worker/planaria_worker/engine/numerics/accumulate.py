@@ -7,8 +7,10 @@ Every gradient here is that of the loss summed over tokens, unscaled; the step's
 once, after the sum.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -157,35 +159,84 @@ class GradientSums:
         self._accumulation = accumulation
         self.sums: dict[int, Tensor] = {}
         self._places: dict[tuple[int, str], Tensor] = {}
+        self._flags: list[tuple[int, Tensor | bool]] = []
+        self._num_leaves: Counter[int] = Counter()
+        self._last_pass: _LastPass | None = None
         for layout in layouts:
             total = torch.zeros(layout.num_elements, dtype=accumulation.dtype, device=device)
             self.sums[layout.layer] = total
             for name, place in layout.views(total).items():
                 self._places[layout.layer, name] = place
 
-    def take(self, leaves: Iterable[Leaf]) -> tuple[int, ...]:
-        """Adds every leaf's gradient to its place in the sum of its layer, and clears it.
+    def collect(self, leaves: Iterable[Leaf]) -> None:
+        """From now on every backward pass adds each leaf's gradient to its place, and clears it.
 
-        Call it after each microbatch's backward pass: rounding happens here, so a gradient that
-        autograd had already added to another would be rounded too late. Two uses of a tied weight
-        are two leaves.
-
-        Returns:
-            The layers with an element out of range or not finite; their sums are void.
+        At the moment when autograd has it, while it is still in the processor's cache, and so that
+        no two are kept. Rounding happens there: each microbatch needs a backward pass of its own,
+        since what autograd had already added up would be rounded too late. Two uses of a tied
+        weight are two leaves.
         """
-        in_range: list[tuple[int, Tensor | bool]] = []
         for leaf in leaves:
-            gradient = leaf.parameter.grad
-            if gradient is not None:
-                leaf.parameter.grad = None
-                place = self._places[leaf.layer, leaf.name]
-                in_range.append((leaf.layer, self._accumulation.add(place, gradient)))
-        return tuple(sorted({layer for layer, flag in in_range if not flag}))
+            self._num_leaves[leaf.layer] += 1
+            # A closure that knew the parameter, or what does, would keep its stage alive.
+            leaf.parameter.register_post_accumulate_grad_hook(self._hook(leaf.layer, leaf.name))
+
+    @contextlib.contextmanager
+    def last_pass(self, when_summed: Callable[[int], None]) -> Iterator[None]:
+        """Around the backward pass behind which the sums are complete.
+
+        Args:
+            when_summed: called for each layer once its sum is complete; must not raise. In the
+                middle of the pass for a layer all of whose leaves have a gradient, at its end for
+                the others.
+        """
+        last = self._last_pass = _LastPass(missing=self._num_leaves.copy(), when_summed=when_summed)
+        try:
+            yield
+        finally:
+            self._last_pass = None
+        for layer in sorted(self.sums.keys() - last.summed, reverse=True):
+            when_summed(layer)
+
+    def out_of_range(self) -> tuple[int, ...]:
+        """Layers with an element out of range or not finite since `clear`; their sums are void."""
+        return tuple(sorted({layer for layer, flag in self._flags if not flag}))
 
     def clear(self) -> None:
         """Back to zero, for the next step."""
+        self._flags.clear()
         for total in self.sums.values():
             total.zero_()
+
+    def _hook(self, layer: int, name: str) -> Callable[[Tensor], None]:
+        place, add = self._places[layer, name], self._accumulation.add
+
+        def collect(parameter: Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None  # noqa: S101 - autograd calls this when it is there
+            in_range = add(place, gradient)
+            if in_range is not True:
+                self._flags.append((layer, in_range))
+            if self._last_pass is not None:
+                self._last_pass.count(layer)
+
+        return collect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LastPass:
+    """Which layers' sums the last backward pass has completed."""
+
+    missing: Counter[int]
+    """Leaves of each layer whose gradient is yet to come."""
+    when_summed: Callable[[int], None]
+    summed: set[int] = field(default_factory=set)
+
+    def count(self, layer: int) -> None:
+        self.missing[layer] -= 1
+        if not self.missing[layer]:
+            self.summed.add(layer)
+            self.when_summed(layer)
 
 
 def _ceil_log2(value: int) -> int:

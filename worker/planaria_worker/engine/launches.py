@@ -1,0 +1,62 @@
+"""Which all-reduce may start now: a decision that all ranks come to alike, apart from the doing.
+
+A bucket starts when the local sums of its layers are complete, which the last backward pass brings
+about from the highest layer down, and never before the buckets that come ahead of it in the one
+order of all ranks (ALGORITHMS.md 6): ranks that waited for buckets in different orders would wait
+for each other for ever, and two buckets of one group that changed places would be added to each
+other.
+
+A tied layer has to wait for the end of the pass. The stage with its last use has its sum at once,
+but the one with its first only after a gradient from that very pass: a transport that waits for
+all owners would wait for ever.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersOfBucket:
+    """What the order needs to know of a bucket."""
+
+    layers: tuple[int, ...]
+    is_tied: bool = False
+    """Whether other layers use the parameters of these."""
+
+
+class LaunchOrder:
+    """The buckets of one attempt, in order."""
+
+    def __init__(self, buckets: Sequence[LayersOfBucket], max_in_flight: int) -> None:
+        """Nothing is complete.
+
+        Args:
+            buckets: in the order of all ranks.
+            max_in_flight: how many may be under way at once; at least 1.
+        """
+        self._buckets = tuple(buckets)
+        self._max_in_flight = max_in_flight
+        self._complete: set[int] = set()
+        self._is_pass_over = False
+        self._next = 0
+
+    def complete(self, layer: int) -> None:
+        """The local sum of a layer holds all that this rank has to add; the pass goes on."""
+        self._complete.add(layer)
+
+    def end_pass(self) -> None:
+        """All local sums are complete, and the pipeline's neighbours have all they wait for."""
+        self._is_pass_over = True
+
+    def take(self, num_in_flight: int) -> int | None:
+        """The bucket to start now, once each; None: the next has to wait, or too many run."""
+        place = self._next
+        if place == len(self._buckets) or num_in_flight >= self._max_in_flight:
+            return None
+        if not self._is_pass_over and not self._may_start_early(self._buckets[place]):
+            return None
+        self._next += 1
+        return place
+
+    def _may_start_early(self, bucket: LayersOfBucket) -> bool:
+        return not bucket.is_tied and self._complete.issuperset(bucket.layers)
