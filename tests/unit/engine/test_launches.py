@@ -72,7 +72,7 @@ def rank(
     view: PlanView, transport: Transport, make: Order, *, bucket_size: int, blocks: bool, limit: int
 ) -> Program:
     """One rank's last backward pass and its sums."""
-    sizes = {layer: 1 for layer in view.hosted_layers}
+    sizes = dict.fromkeys(view.hosted_layers, 1)
     parts = [
         (run, layers)
         for run in view.runs
@@ -90,13 +90,16 @@ def rank(
             run, layers = parts[place]
             one = started[place] = transport.start(view.engine_id, run.owners, layers)
             if blocks:
-                yield lambda: one.is_over
+                yield lambda one=one: one.is_over  # type: ignore[misc]
 
     if not view.is_last:
         above = view.pipeline.stages[view.stage_index + 1].engine_id
         yield lambda: above in transport.sent
-    used_by_the_head = set() if view.is_follower else {*view.hosted_layers} - {*view.computed_layers}
-    for layer in (*used_by_the_head, *reversed(view.computed_layers)):
+    if not view.is_follower:
+        used_by_the_head = set(view.hosted_layers) - set(view.computed_layers)
+        for layer in used_by_the_head:
+            order.complete(layer)
+    for layer in reversed(view.computed_layers):
         order.complete(layer)
         yield from start()
     transport.sent.add(view.engine_id)

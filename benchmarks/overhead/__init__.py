@@ -1,0 +1,1 @@
+"""What fault tolerance costs while nothing fails."""

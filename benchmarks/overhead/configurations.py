@@ -1,0 +1,102 @@
+"""What is trained: a model that computes, and one that sleeps."""
+
+import pydoc_data.topics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planaria.job import JobSpec
+from planaria_worker.engine.data.dataset import open_dataset
+from planaria_worker.engine.job import Job, make_job
+
+NUM_PIPELINES = 2
+NUM_STAGES = 2
+NUM_RANKS = NUM_PIPELINES * NUM_STAGES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A job for all variants alike: two pipelines of two stages, every stage with a replica."""
+
+    name: str
+    description: str
+    model: dict[str, Any]
+    """The section of the job file."""
+    sequence_length: int = 128
+    microbatch_size: int = 2
+    num_microbatches: int = 8
+    """Of a step, over both pipelines together."""
+    optimizer: dict[str, Any] = field(
+        default_factory=lambda: {"learning_rate": 1e-4, "clip_norm": 1.0}
+    )
+
+    @property
+    def tokens_per_microbatch(self) -> int:
+        return self.microbatch_size * self.sequence_length
+
+    def job(self, folder: Path, *, reproducible: bool) -> Job:
+        """Return the job as an engine reads it; the text is in the folder."""
+        dataset = open_dataset(
+            pattern=str(folder / "*.txt"),
+            tokenizer="byte",
+            cache_dir=folder / "cache",
+            sequence_length=self.sequence_length,
+            vocab_size=256,
+        )
+        spec = JobSpec.model_validate(
+            {
+                "model": self.model,
+                "data": {"path": str(folder / "*.txt"), "sequence_length": self.sequence_length},
+                "training": {
+                    "steps": 1_000_000,
+                    "global_batch_size": self.num_microbatches * self.microbatch_size,
+                    "microbatch_size": self.microbatch_size,
+                    "seed": 7,
+                    "reproducible": reproducible,
+                    "optimizer": self.optimizer,
+                },
+            }
+        )
+        return make_job("overhead", spec, dataset, torch.device("cpu"))
+
+
+CONFIGURATIONS = {
+    configuration.name: configuration
+    for configuration in (
+        Configuration(
+            name="real",
+            description="A llama of 8 blocks, 256 wide, that computes. Where there are fewer cores "
+            "than ranks they share them: nothing that overlaps comes for free.",
+            model={
+                "family": "llama",
+                "hidden_size": 256,
+                "num_layers": 8,
+                "num_heads": 8,
+                "vocab_size": 256,
+            },
+        ),
+        Configuration(
+            name="paced",
+            description="8 blocks with the parameters of a transformer 256 wide, which sleep 5 ms "
+            "forward and 10 ms backward as if an accelerator of their own computed them: what "
+            "overlaps comes for free. Rounding, sums, sends and updates are computed.",
+            model={
+                "import_path": "benchmarks.overhead.paced:layers",
+                "arguments": {
+                    "num_blocks": 8,
+                    "hidden_size": 256,
+                    "forward_seconds": 0.005,
+                    "backward_seconds": 0.010,
+                },
+            },
+        ),
+    )
+}
+
+
+def write_text(folder: Path) -> None:
+    """Write the text that is trained on, which every Python has."""
+    topics: dict[str, str] = pydoc_data.topics.topics
+    (folder / "text.txt").write_text("\n".join(topics[name] for name in sorted(topics)))

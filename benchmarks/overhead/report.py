@@ -1,0 +1,132 @@
+"""What was measured, as JSON, as tables and as a picture."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from benchmarks.common.results import surroundings, table, write_json
+from benchmarks.overhead.configurations import Configuration
+from benchmarks.overhead.measure import Block
+from benchmarks.overhead.statistics import Ratio, ratio
+from benchmarks.overhead.variants import VARIANTS
+
+TARGETS = (
+    ("default", "plain", 1.02),
+    ("default", "torch", 0.97),
+    ("reproducible", "default", 1.10),
+)
+"""Upper ends of the intervals."""
+
+Memory = dict[str, list[int]]
+
+
+def write(
+    folder: Path,
+    configuration: Configuration,
+    blocks: Sequence[Block],
+    memory: Memory,
+    buckets: dict[str, int],
+) -> str:
+    """Keep the results of a configuration; returns them as Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "configuration": asdict(configuration),
+        "where": surroundings(),
+        "reduction": buckets,
+        "step_seconds": [
+            {name: asdict(seconds) for name, seconds in block.seconds.items()} for block in blocks
+        ],
+        "load": [round(block.load, 2) for block in blocks],
+        "memory_bytes_per_rank": memory,
+    }
+    write_json(folder / f"{configuration.name}.json", content)
+    page = _markdown(configuration, blocks, memory, content)
+    (folder / f"{configuration.name}.md").write_text(page)
+    _plot(folder / f"{configuration.name}.svg", configuration, blocks)
+    return page
+
+
+def _markdown(
+    configuration: Configuration, blocks: Sequence[Block], memory: Memory, content: dict[str, Any]
+) -> str:
+    load = sorted(block.load for block in blocks)[len(blocks) // 2]
+    return "\n".join(
+        [
+            f"# Step time without failures: {configuration.name}\n",
+            f"{configuration.description}\n",
+            "2 pipelines of 2 stages, a process for each rank, gloo over loopback, one thread a "
+            f"rank. {configuration.num_microbatches} microbatches a step of "
+            f"{configuration.tokens_per_microbatch} tokens. {len(blocks)} blocks in turn, median "
+            f"load {load:.1f}. In each cell the median and the 95 % interval (bootstrap over "
+            "blocks).\n",
+            "## Targets\n",
+            table(
+                ("step time of", "over that of", "limit", "wall", "met", "processor"),
+                _targets(blocks),
+            ),
+            "## Steps\n",
+            table(("variant", "seconds", "processor seconds, all ranks"), _steps(blocks)),
+            "## Memory\n",
+            "What a rank's resident memory grows by when it trains with one variant alone, MiB.\n",
+            table(("variant", "rank 0", "rank 1", "rank 2", "rank 3"), _memory_rows(memory)),
+            f"Buckets of up to {content['reduction']['bucket_bytes'] >> 20} MiB, at most "
+            f"{content['reduction']['max_buckets_in_flight']} in flight.\n",
+            "## Where\n",
+            table(("", ""), list(content["where"].items())),
+        ]
+    )
+
+
+def _seconds(blocks: Sequence[Block], name: str, kind: str) -> list[float]:
+    return [float(getattr(block.seconds[name], kind)) for block in blocks]
+
+
+def compare(blocks: Sequence[Block], a: str, b: str, kind: str) -> Ratio:
+    """Return the ratio of two variants' `wall` or `cpu` seconds."""
+    return ratio(_seconds(blocks, a, kind), _seconds(blocks, b, kind))
+
+
+def _targets(blocks: Sequence[Block]) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for a, b, limit in TARGETS:
+        wall = compare(blocks, a, b, "wall")
+        met = "yes" if wall.high <= limit else "no"
+        rows.append((VARIANTS[a], VARIANTS[b], limit, wall, met, compare(blocks, a, b, "cpu")))
+    return rows
+
+
+def _steps(blocks: Sequence[Block]) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for name, title in VARIANTS.items():
+        medians = [sorted(_seconds(blocks, name, k))[len(blocks) // 2] for k in ("wall", "cpu")]
+        rows.append((title, *(f"{median:.4f}" for median in medians)))
+    return rows
+
+
+def _memory_rows(memory: Memory) -> list[tuple[object, ...]]:
+    return [
+        (VARIANTS[name], *(f"{grown / 2**20:.1f}" for grown in ranks))
+        for name, ranks in memory.items()
+    ]
+
+
+def _plot(path: Path, configuration: Configuration, blocks: Sequence[Block]) -> None:
+    """Each block's step time over that of the plain schedule."""
+    others = [name for name in VARIANTS if name != "plain"]
+    plain = _seconds(blocks, "plain", "wall")
+    ratios = [
+        [x / y for x, y in zip(_seconds(blocks, name, "wall"), plain, strict=True)]
+        for name in others
+    ]
+    with rc_context({"svg.hashsalt": "planaria", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(8, 2.6), layout="constrained")
+        axes = figure.subplots()
+        axes.boxplot(ratios, orientation="horizontal", tick_labels=[VARIANTS[n] for n in others])
+        axes.axvline(1.0, color="grey", linewidth=0.8)
+        axes.set_xlabel(f"step time over {VARIANTS['plain']}, {configuration.name}")
+        axes.grid(visible=True, axis="x", alpha=0.3)
+        figure.savefig(path, format="svg", metadata={"Date": None})

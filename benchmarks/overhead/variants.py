@@ -1,0 +1,187 @@
+"""The ways to train one step that are compared, side by side in the same processes."""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.overhead.configurations import NUM_PIPELINES, NUM_STAGES, Configuration
+from benchmarks.overhead.plain import PlainPipeline
+from benchmarks.overhead.reducer import Reducer
+from benchmarks.overhead.torch_schedule import TorchPipeline
+from planaria_worker.engine.communication import Communicators, Group
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.job import Job
+from planaria_worker.engine.place import Place, Surroundings, take_place
+from planaria_worker.engine.plan_view import PipelinePlan, PlanView, StagePlace, view_plan
+from planaria_worker.engine.reduction import BUCKET_BYTES, cut_into_buckets
+from planaria_worker.engine.state import LayerStore
+from planaria_worker.engine.step import run_step
+from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.models.stage import Stage, build_stage, hosted_layers
+from planaria_worker.models.state import LayerState, initial_state
+
+VARIANTS = {
+    "reproducible": "Planaria, reproducible: fixed-point sums",
+    "default": "Planaria, default mode: float32 sums",
+    "plain": "the same schedule written plainly",
+    "torch": "torch.distributed.pipelining, Schedule1F1B",
+}
+TIMEOUT_SECONDS = 120.0
+GENERATION = 1
+
+Step = Callable[[int], None]
+"""Trains one step, given its number."""
+
+
+class Rank:
+    """One of the ranks 0..3: pipeline rank // 2, stage rank % 2."""
+
+    def __init__(self, rank: int, folder: Path, configuration: Configuration) -> None:
+        self.pipeline, self.stage_index = divmod(rank, NUM_STAGES)
+        self._rank = rank
+        self._folder = folder
+        self._configuration = configuration
+        self._store_address = ""
+        self._pipeline_group: dist.ProcessGroup | None = None
+        self._replicas: dist.ProcessGroup | None = None
+
+    def connect(self, store_address: str) -> None:
+        """Meets the other ranks."""
+        self._store_address = store_address
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{self._folder / 'rendezvous'}",
+            rank=self._rank,
+            world_size=NUM_PIPELINES * NUM_STAGES,
+            timeout=timedelta(seconds=TIMEOUT_SECONDS),
+        )
+        for pipeline in range(NUM_PIPELINES):
+            ranks = [pipeline * NUM_STAGES + stage for stage in range(NUM_STAGES)]
+            group = dist.new_group(ranks)
+            if self._rank in ranks:
+                self._pipeline_group = group
+        for stage in range(NUM_STAGES):
+            ranks = [pipeline * NUM_STAGES + stage for pipeline in range(NUM_PIPELINES)]
+            group = dist.new_group(ranks)
+            if self._rank in ranks:
+                self._replicas = group
+
+    def build(self, variant: str) -> Step:
+        """Everything that a variant needs, ready for its first step."""
+        job = self._configuration.job(self._folder, reproducible=variant == "reproducible")
+        view = self._view(job)
+        states = {x: initial_state(job.model, x, seed=job.seed) for x in view.hosted_layers}
+        if variant in ("reproducible", "default"):
+            return self._planaria(job, view, states, variant)
+        return self._without_tolerance(job, view, states, variant)
+
+    def _planaria(
+        self, job: Job, view: PlanView, states: Mapping[int, LayerState], variant: str
+    ) -> Step:
+        store = LayerStore()
+        store.install(states, 0)
+        around = Surroundings(
+            job=job,
+            store=store,
+            fence=Fence(GENERATION),
+            stopwatch=Stopwatch(),
+            failpoints=Failpoints(),
+        )
+        place = take_place(
+            around, view=view, generation=GENERATION, step=0, groups=self._groups(view, variant)
+        )
+        return lambda step: _run_planaria(place, step)
+
+    def _groups(self, view: PlanView, variant: str) -> Mapping[str, Group]:
+        communicators = Communicators(
+            engine_id=view.engine_id,
+            host="127.0.0.1",
+            device=torch.device("cpu"),
+            operation_timeout_seconds=TIMEOUT_SECONDS,
+            failpoints=Failpoints(),
+        )
+        return communicators.build(
+            view.groups,
+            store_address=self._store_address,
+            prefix=f"{variant}/",
+            timeout_seconds=TIMEOUT_SECONDS,
+        )
+
+    def _without_tolerance(
+        self, job: Job, view: PlanView, states: Mapping[int, LayerState], variant: str
+    ) -> Step:
+        assert self._pipeline_group is not None
+        assert self._replicas is not None
+        place = view.stage
+        stage = build_stage(job.model, place.first_layer, place.num_layers, states, seed=job.seed)
+        reducer = Reducer(
+            job,
+            stage,
+            len(view.pipeline.microbatches),
+            _buckets(job, stage),
+            self._replicas,
+            self._pipeline_group,
+        )
+        microbatches = view.pipeline.microbatches
+        if variant == "torch":
+            return TorchPipeline(
+                job,
+                stage,
+                reducer,
+                microbatches,
+                group=self._pipeline_group,
+                stage_index=self.stage_index,
+                num_stages=NUM_STAGES,
+            ).run_step
+        is_last = self.stage_index == NUM_STAGES - 1
+        return PlainPipeline(
+            job,
+            stage,
+            reducer,
+            microbatches,
+            group=self._pipeline_group,
+            before=self._rank - 1 if self.stage_index else None,
+            behind=None if is_last else self._rank + 1,
+            num_behind=NUM_STAGES - 1 - self.stage_index,
+        ).run_step
+
+    def _view(self, job: Job) -> PlanView:
+        return view_plan(
+            [_pipeline(job, pipeline) for pipeline in range(NUM_PIPELINES)],
+            f"{self.pipeline}.{self.stage_index}",
+            num_layers=job.num_layers,
+            num_microbatches=job.num_microbatches,
+            hosted_layers=lambda first, num: hosted_layers(job.model, first, num),
+        )
+
+
+def _pipeline(job: Job, pipeline: int) -> PipelinePlan:
+    """Equal stages, and every NUM_PIPELINES-th microbatch."""
+    num_layers = job.num_layers // NUM_STAGES
+    return PipelinePlan(
+        stages=tuple(
+            StagePlace(
+                engine_id=f"{pipeline}.{stage}",
+                data_address="",
+                first_layer=stage * num_layers,
+                num_layers=num_layers,
+            )
+            for stage in range(NUM_STAGES)
+        ),
+        microbatches=tuple(range(pipeline, job.num_microbatches, NUM_PIPELINES)),
+    )
+
+
+def _run_planaria(place: Place, step: int) -> None:
+    run_step(place, step)
+
+
+def _buckets(job: Job, stage: Stage) -> list[tuple[int, ...]]:
+    """The layers of a stage, the highest first, cut as Planaria cuts them."""
+    sizes = {layer: job.layouts[layer].num_elements for layer in stage.states}
+    layers = sorted(stage.states)
+    return list(cut_into_buckets(layers, sizes, BUCKET_BYTES // torch.float32.itemsize))
