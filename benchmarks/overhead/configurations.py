@@ -28,6 +28,7 @@ class Configuration:
     microbatch_size: int = 2
     num_microbatches: int = 8
     """Of a step, over both pipelines together."""
+    buckets_in_flight: int = 4
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {"learning_rate": 1e-4, "clip_norm": 1.0}
     )
@@ -55,6 +56,7 @@ class Configuration:
                     "microbatch_size": self.microbatch_size,
                     "seed": 7,
                     "reproducible": reproducible,
+                    "buckets_in_flight": self.buckets_in_flight,
                     "optimizer": self.optimizer,
                 },
             }

@@ -13,6 +13,7 @@ from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.measure import Block
 from benchmarks.overhead.statistics import Ratio, ratio
 from benchmarks.overhead.variants import VARIANTS
+from planaria_worker.engine.reduction import BUCKET_BYTES
 
 TARGETS = (
     ("default", "plain", 1.02),
@@ -29,14 +30,14 @@ def write(
     configuration: Configuration,
     blocks: Sequence[Block],
     memory: Memory,
-    buckets: dict[str, int],
 ) -> str:
     """Keep the results of a configuration; returns them as Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "configuration": asdict(configuration),
         "where": surroundings(),
-        "reduction": buckets,
+        "bucket_bytes": BUCKET_BYTES,
+        "buckets_in_flight": configuration.buckets_in_flight,
         "step_seconds": [
             {name: asdict(seconds) for name, seconds in block.seconds.items()} for block in blocks
         ],
@@ -73,8 +74,8 @@ def _markdown(
             "## Memory\n",
             "What a rank's resident memory grows by when it trains with one variant alone, MiB.\n",
             table(("variant", "rank 0", "rank 1", "rank 2", "rank 3"), _memory_rows(memory)),
-            f"Buckets of up to {content['reduction']['bucket_bytes'] >> 20} MiB, at most "
-            f"{content['reduction']['max_buckets_in_flight']} in flight.\n",
+            f"Buckets of up to {BUCKET_BYTES >> 20} MiB, at most "
+            f"{configuration.buckets_in_flight} in flight.\n",
             "## Where\n",
             table(("", ""), list(content["where"].items())),
         ]

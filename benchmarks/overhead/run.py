@@ -15,7 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.overhead.configurations import CONFIGURATIONS
 from benchmarks.overhead.measure import measure_blocks, measure_memory
 from benchmarks.overhead.report import write
-from planaria_worker.engine.reduction import BUCKET_BYTES, MAX_BUCKETS_IN_FLIGHT
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -37,10 +36,9 @@ def main() -> None:
             report=lambda line: print(line, flush=True),
         )
         memory = measure_memory(configuration)
-        buckets = {"bucket_bytes": BUCKET_BYTES, "max_buckets_in_flight": MAX_BUCKETS_IN_FLIGHT}
         with tempfile.TemporaryDirectory() as scratch:
             folder = RESULTS if arguments.write else Path(scratch)
-            print(write(folder, configuration, blocks, memory, buckets))
+            print(write(folder, configuration, blocks, memory))
 
 
 if __name__ == "__main__":

@@ -177,6 +177,8 @@ class TrainingSpec(_Section):
     """Keeps only the inputs of blocks, and computes the rest again in the backward pass."""
     reproducible: bool = True
     """Whether the result is bitwise the same, whatever plan and failures."""
+    buckets_in_flight: Count = Field(default=4, ge=1)
+    """How many buckets of gradient sums a rank has under way at once."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """How a step changes the parameters."""
 

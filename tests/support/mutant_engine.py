@@ -6,9 +6,10 @@ PLANARIA_TEST_MUTANT=one_phase python -m support.mutant_engine --config FILE
 from collections.abc import Callable
 from typing import Any
 
-from planaria_worker.engine import agreement, fence
+from planaria_worker.engine import agreement, fence, reduction
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.exchange import Message, Outcome, Verdict
+from planaria_worker.engine.plan_view import PlanView
 
 
 def one_phase() -> None:
@@ -40,6 +41,22 @@ def no_generation_check() -> None:
     fence.Fence.check = lambda self, generation: None  # type: ignore[method-assign]
 
 
+def sums_in_another_order() -> None:
+    """The second pipeline sums layer 3 before layer 4, the others after it."""
+    cut = reduction.Reduction._cut
+
+    def swapped(self: Any, view: PlanView, *rest: Any) -> list[Any]:
+        buckets = list(cut(self, view, *rest))
+        layers = [bucket.layers for bucket in buckets]
+        if view.row == 1 and (4,) in layers:
+            here, there = layers.index((4,)), layers.index((3,))
+            buckets[here], buckets[there] = buckets[there], buckets[here]
+        return buckets
+
+    reduction.BUCKET_BYTES = 1  # a bucket for each layer
+    reduction.Reduction._cut = swapped  # type: ignore[assignment,method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
-    mutant.__name__: mutant for mutant in (one_phase, no_generation_check)
+    mutant.__name__: mutant for mutant in (one_phase, no_generation_check, sums_in_another_order)
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from integration.engine.scenarios import (
+    BEFORE,
     lose_the_only_rank_without_a_sum,
     obey_a_stale_coordinator,
     train_undisturbed,
@@ -44,3 +45,15 @@ def test_without_its_guard_the_scenario_fails(
         train_undisturbed(cluster, digest)
         with pytest.raises(AssertionError, match=seen):
             scenario(cluster, digest)
+
+
+def test_sums_that_changed_places_are_not_committed(tmp_path: Path, zygote: Zygote) -> None:
+    """Without the one order of all ranks a layer is added to another: the replicas' norms tell."""
+    job = training_job(tmp_path / "job")
+    with EngineCluster(
+        tmp_path / "engines", job.files, zygote, mutant="sums_in_another_order"
+    ) as cluster:
+        cluster.prepare("a", "b", "c", "d")
+        cluster.train(BEFORE)
+        fault = cluster.wait_for_fault("b")
+        assert "step 0 is not committed: DIVERGED in layer 3" in fault.message

@@ -45,6 +45,7 @@ class Job:
     is_reproducible: bool
     compute_dtype: torch.dtype
     activation_checkpointing: bool
+    buckets_in_flight: int
     device: torch.device
 
     @property
@@ -151,6 +152,7 @@ def make_job(job_id: str, spec: JobSpec, dataset: Dataset, device: torch.device)
         is_reproducible=training.reproducible,
         compute_dtype=_compute_dtype(spec),
         activation_checkpointing=training.activation_checkpointing,
+        buckets_in_flight=training.buckets_in_flight,
         device=device,
     )
 

@@ -184,6 +184,7 @@ def _reduction(
         dtype=job.accumulation.dtype,
         device=job.device,
         num_microbatches=job.num_microbatches,
+        max_in_flight=job.buckets_in_flight,
         stopwatch=around.stopwatch,
         failpoints=around.failpoints,
     )

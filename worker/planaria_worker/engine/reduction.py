@@ -25,7 +25,6 @@ from planaria_worker.engine.stopwatch import Stopwatch
 BUCKET_BYTES = 8 << 20
 """Layers are reduced together up to this size; a larger one alone. Small enough that the first
 bucket starts early in the last backward pass."""
-MAX_BUCKETS_IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +60,7 @@ class Reduction:
         dtype: torch.dtype,
         device: torch.device,
         num_microbatches: int,
+        max_in_flight: int,
         stopwatch: Stopwatch,
         failpoints: Failpoints,
     ) -> None:
@@ -74,11 +74,13 @@ class Reduction:
             dtype: of the sums.
             device: where they are.
             num_microbatches: microbatches of a step.
+            max_in_flight: buckets that may be under way at once.
             stopwatch: counts seconds.
             failpoints: hit at `reduce`.
         """
         self._local = local
         self._num_microbatches = num_microbatches
+        self._max_in_flight = max_in_flight
         self._stopwatch = stopwatch
         self._failpoints = failpoints
         self.reduced: dict[int, Tensor] = {}
@@ -110,7 +112,7 @@ class Reduction:
             LayersOfBucket(layers=bucket.layers, is_tied=bucket.run.is_tied)
             for bucket in self._buckets
         ]
-        order = LaunchOrder(buckets, MAX_BUCKETS_IN_FLIGHT)
+        order = LaunchOrder(buckets, self._max_in_flight)
         self._attempt = _Attempt(ledger=ledger, check=check, counts=counts, order=order)
 
     def complete(self, layer: int) -> None:

@@ -159,7 +159,7 @@ class GradientSums:
         self._accumulation = accumulation
         self.sums: dict[int, Tensor] = {}
         self._places: dict[tuple[int, str], Tensor] = {}
-        self._flags: list[tuple[int, Tensor | bool]] = []
+        self._in_range: dict[int, Tensor | bool] = {}
         self._num_leaves: Counter[int] = Counter()
         self._last_pass: _LastPass | None = None
         for layout in layouts:
@@ -200,11 +200,11 @@ class GradientSums:
 
     def out_of_range(self) -> tuple[int, ...]:
         """Layers with an element out of range or not finite since `clear`; their sums are void."""
-        return tuple(sorted({layer for layer, flag in self._flags if not flag}))
+        return tuple(sorted(layer for layer, flag in self._in_range.items() if not flag))
 
     def clear(self) -> None:
         """Back to zero, for the next step."""
-        self._flags.clear()
+        self._in_range.clear()
         for total in self.sums.values():
             total.zero_()
 
@@ -216,7 +216,7 @@ class GradientSums:
             assert gradient is not None  # noqa: S101 - autograd calls this when it is there
             in_range = add(place, gradient)
             if in_range is not True:
-                self._flags.append((layer, in_range))
+                self._in_range[layer] = in_range & self._in_range.get(layer, True)
             if self._last_pass is not None:
                 self._last_pass.count(layer)
 
