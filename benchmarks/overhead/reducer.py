@@ -6,6 +6,7 @@ last microbatch's backward pass has come through its layers.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,8 @@ class Reducer:
         self._works: list[dist.Work] = []
         for leaf in stage.leaves:
             leaf.parameter.grad = job.layouts[leaf.layer][leaf.name].view(self.sums[leaf.layer])
-            leaf.parameter.register_post_accumulate_grad_hook(self._hook(leaf.layer))
+            register: Any = leaf.parameter.register_post_accumulate_grad_hook  # torch has no type
+            register(self._hook(leaf.layer))
 
     def begin(self) -> None:
         """A new step."""

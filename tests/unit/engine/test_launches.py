@@ -133,7 +133,8 @@ def simulate(
     """
     pipelines, num_layers, num_microbatches = plan
     engines = [place.engine_id for pipeline in pipelines for place in pipeline.stages]
-    transport, waits = Transport(), {}
+    transport = Transport()
+    waits: dict[Program, Callable[[], bool]] = {}
     choice = random.Random(seed)
     for engine in [*engines, *(follower.engine_id for follower in followers)]:
         view = view_plan(

@@ -11,7 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -179,7 +179,8 @@ class GradientSums:
         for leaf in leaves:
             self._num_leaves[leaf.layer] += 1
             # A closure that knew the parameter, or what does, would keep its stage alive.
-            leaf.parameter.register_post_accumulate_grad_hook(self._hook(leaf.layer, leaf.name))
+            register: Any = leaf.parameter.register_post_accumulate_grad_hook  # torch has no type
+            register(self._hook(leaf.layer, leaf.name))
 
     @contextlib.contextmanager
     def last_pass(self, when_summed: Callable[[int], None]) -> Iterator[None]:
