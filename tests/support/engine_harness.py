@@ -81,12 +81,14 @@ class JobFiles:
 class Pipeline:
     """Stages as (engine name, number of layers), and the microbatches of the pipeline.
 
-    `in_flight` are those of the step in flight, for a pipeline that keeps it.
+    `in_flight` are those of the step in flight, for a pipeline that keeps it; `keeps` is for one
+    that keeps its place behind a commit.
     """
 
     stages: Sequence[tuple[str, int]]
     microbatches: Sequence[int]
     in_flight: Sequence[int] = ()
+    keeps: bool = False
 
 
 @dataclass(kw_only=True)
@@ -101,6 +103,7 @@ class TestEngine:
     folder: Path
     changed: threading.Condition
     snapshot: EngineSnapshot = field(default_factory=EngineSnapshot)
+    states: list["EngineState.ValueType"] = field(default_factory=list)
     events: list[EngineEvent] = field(default_factory=list)
     connection: socket.socket | None = None
 
@@ -155,6 +158,7 @@ class TestEngine:
                 with self.changed:
                     if event.HasField("snapshot"):
                         self.snapshot = event.snapshot
+                        self.states.append(event.snapshot.state)
                     else:
                         self.events.append(event)
                         if event.result.HasField("activated"):  # older snapshots are out of date
@@ -167,7 +171,11 @@ class TestEngine:
 
 
 class EngineCluster:
-    """Engines of one job and a coordinator that does what a test says."""
+    """Engines of one job and a coordinator that does what a test says.
+
+    Attributes:
+        members: engines of the newest plan, dead or alive.
+    """
 
     def __init__(self, folder: Path, job: JobFiles, zygote: Zygote, *, mutant: str = "") -> None:
         self.job = job
@@ -180,7 +188,7 @@ class EngineCluster:
         self._folder = folder
         self._changed = threading.Condition()
         self._num_started = 0
-        self._members: list[str] = []
+        self.members: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -224,11 +232,6 @@ class EngineCluster:
         return name in self.engines and self.engines[name].process.poll() is None
 
     @property
-    def members(self) -> Sequence[str]:
-        """Engines of the newest plan, dead or alive."""
-        return self._members
-
-    @property
     def survivors(self) -> list[str]:
         return [name for name in self.engines if self.is_alive(name)]
 
@@ -267,7 +270,7 @@ class EngineCluster:
     def activate(self, plan: Sequence[Pipeline], **fields: Any) -> dict[str, DirectiveResult]:
         """Gives every engine of a plan its place; returns their answers."""
         command = self.activation(plan, **fields)
-        return self.ask_all({name: {"activate": command} for name in self._members})
+        return self.ask_all({name: {"activate": command} for name in self.members})
 
     def activation(
         self,
@@ -276,7 +279,7 @@ class EngineCluster:
         followers: Mapping[str, Sequence[int]] | None = None,
     ) -> Activate:
         followers = followers or {}
-        names = self._members = [*_names(plan), *followers]
+        names = self.members = [*_names(plan), *followers]
         return Activate(
             pipelines=[self._assignment(pipeline) for pipeline in plan],
             followers=[
@@ -294,7 +297,7 @@ class EngineCluster:
 
     def train(self, plan: Sequence[Pipeline]) -> None:
         """Begins the job anew in a new generation, whatever the engines did before."""
-        self.quiesce(dict.fromkeys([*_alive(self, self._members), *_names(plan)]))
+        self.quiesce(dict.fromkeys([*_alive(self, self.members), *_names(plan)]))
         with self._changed:
             for engine in self.engines.values():
                 engine.events.clear()
@@ -309,7 +312,7 @@ class EngineCluster:
     ) -> dict[str, FenceReport]:
         """Opens a new generation and collects what every survivor of the plan reports."""
         self.generation += 1
-        chosen = _alive(self, self._members) if names is None else list(names)
+        chosen = _alive(self, self.members) if names is None else list(names)
         results = self.ask_all({name: {"quiesce": Quiesce(mode=mode)} for name in chosen})
         for name, result in results.items():
             assert result.HasField("fence_report"), (name, result)
@@ -320,7 +323,7 @@ class EngineCluster:
         self.generation += 1
         lost_ids = [self.engines[name].engine_id for name in lost]
         command = Quiesce(mode=Quiesce.MODE_FENCE, lost_engine_ids=lost_ids)
-        chosen = [name for name in _alive(self, self._members) if name not in lost]
+        chosen = [name for name in _alive(self, self.members) if name not in lost]
         results = self.ask_all({name: {"quiesce": command} for name in chosen})
         for name, result in results.items():
             assert result.HasField("fence_report"), (name, result)
@@ -371,7 +374,7 @@ class EngineCluster:
         version = self.committed_steps
         orders: dict[str, dict[int, Sequence[str]]] = {}
         for pipeline in plan:
-            for name, needed in self._needs(pipeline).items():
+            for name, needed in self.needs(pipeline).items():
                 for layer in needed:
                     if held.get(name, {}).get(layer) != version:
                         orders.setdefault(name, {})[layer] = [
@@ -451,7 +454,7 @@ class EngineCluster:
         """The job's digest; all replicas of a layer must have the same."""
         digests: dict[int, set[bytes]] = {}
         for pipeline in plan:
-            for name, needed in self._needs(pipeline).items():
+            for name, needed in self.needs(pipeline).items():
                 result = self.ask(name, digest_layers=DigestLayers(layers=needed))
                 assert result.HasField("digested"), result
                 for layer in result.digested.layers:
@@ -538,10 +541,10 @@ class EngineCluster:
             stages=stages,
             microbatches=pipeline.microbatches,
             step_microbatches=pipeline.in_flight,
-            keeps_step=bool(pipeline.in_flight),
+            keeps_step=pipeline.keeps or bool(pipeline.in_flight),
         )
 
-    def _needs(self, pipeline: Pipeline) -> dict[str, list[int]]:
+    def needs(self, pipeline: Pipeline) -> dict[str, list[int]]:
         """Layers that each engine of a pipeline hosts."""
         is_tied = bool(self.job.spec["model"].get("tie_word_embeddings"))
         needs, first = {}, 0

@@ -23,10 +23,8 @@ def one_phase() -> None:
             loss=0.0,
             num_tokens=self._format.num_tokens,
         )
-        outcome = Outcome(verdict=Verdict.COMMIT, layer=-1, park_mark=0, record=record)
-        return agreement.Agreed(
-            outcome=outcome, is_passed=True, parks=False, cause=None, broken=None
-        )
+        outcome = Outcome(verdict=Verdict.COMMIT, layer=-1, record=record)
+        return agreement.Agreed(outcome=outcome, is_passed=True, cause=None, broken=None)
 
     agreement.Agreement.run = run  # type: ignore[method-assign]
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from planaria_worker.engine.communication import Communicators, StoreServer
-from planaria_worker.engine.copying import CopyServer
+from planaria_worker.engine.copying import CommitFeed, CopyServer
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from planaria_worker.engine.plan_view import GroupSpec
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers
@@ -58,6 +58,7 @@ class Member:
             engine_id=self.engine_id,
             job_secret=SECRET,
             source=MemoryLayers(version, {0: large_layer(), 1: large_layer()}),
+            feed=CommitFeed(),
             failpoints=Failpoints(failpoints),
         )
         return self.server.address

@@ -61,9 +61,9 @@ class CuttableGroup(MemoryGroup):
 class FenceInTheExchange(Fence):
     """Falls at the last moment."""
 
-    def pass_exchange(self, generation: int, park_mark: int) -> bool:
+    def pass_exchange(self, generation: int, next_generation: int) -> None:
         self.fence(generation + 1)
-        return super().pass_exchange(generation, park_mark)
+        super().pass_exchange(generation, next_generation)
 
 
 @dataclass(kw_only=True)

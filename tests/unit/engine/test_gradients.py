@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine import reduction
+from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job, open_job
@@ -87,6 +88,7 @@ def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, Co
                 Surroundings(
                     job=job,
                     store=store,
+                    feed=CommitFeed(),
                     fence=Fence(GENERATION),
                     stopwatch=Stopwatch(),
                     failpoints=Failpoints(),
@@ -95,6 +97,7 @@ def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, Co
                 generation=GENERATION,
                 step=0,
                 groups=groups[view.engine_id],
+                states=store.states,
             )
         )
     with ThreadPoolExecutor(len(places)) as threads:

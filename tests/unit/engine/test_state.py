@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.numerics.accumulate import GradientSums
@@ -61,8 +62,8 @@ def test_invariant_2_a_step_is_applied_to_each_layer_once(job: Job, store: Layer
     with store.updating(1, 3):
         pass  # as if it had been applied
     before = {layer: state.parameters.clone() for layer, state in store.states.items()}
-    apply_step(job, store, sums.sums, record(2))
-    apply_step(job, store, sums.sums, record(2))
+    apply_step(job, store, CommitFeed(), sums.sums, record(2))
+    apply_step(job, store, CommitFeed(), sums.sums, record(2))
     assert store.held() == dict.fromkeys(range(4), 3)
     changed = {x: not torch.equal(s.parameters, before[x]) for x, s in store.states.items()}
     assert changed == {0: True, 1: False, 2: True, 3: True}

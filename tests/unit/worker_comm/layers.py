@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.copying import CopyServer, LayerSource, wire
+from planaria_worker.engine.copying import CommitFeed, CopyServer, LayerSource, wire
 from planaria_worker.engine.failpoints import Failpoints
 
 HOST = "127.0.0.1"
@@ -61,6 +61,7 @@ def serve(
     source: LayerSource,
     *,
     engine_id: str = "source",
+    feed: CommitFeed | None = None,
     failpoints: Failpoints | None = None,
 ) -> CopyServer:
     return CopyServer(
@@ -68,6 +69,7 @@ def serve(
         engine_id=engine_id,
         job_secret=SECRET,
         source=source,
+        feed=feed or CommitFeed(),
         failpoints=failpoints or Failpoints(),
     )
 

@@ -1,7 +1,7 @@
 """What an Activate asks for, checked and prepared: the view of the plan and its groups."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from planaria_common.clock import Clock
@@ -29,8 +29,11 @@ class Activation:
     pipelines: tuple[PipelinePlan, ...]
     followers: tuple[FollowerPlace, ...] = ()
     committed_steps: int
+    """0 when the place is taken behind a commit, whichever that is."""
     store_address: str
     rebuild_timeout_seconds: float
+    layers: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """Layers to follow until the place is taken, with data addresses of engines that train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class Activated:
     rebuild_start_time: datetime
     resume_time: datetime
     num_communicators: int
+    committed_steps: int
 
 
 Answer = Callable[[Activated | Exception], None]
@@ -115,7 +119,8 @@ class Builder:
             if answer is None:
                 return
             if failure is None:
-                answer(self.activated(start_time, len(communicators.groups)))
+                num_groups = len(communicators.groups)
+                answer(self.activated(start_time, num_groups, activation.committed_steps))
             else:
                 answer(self.explain(failure, activation.generation))
 
@@ -127,13 +132,14 @@ class Builder:
             when_over=when_over,
         )
 
-    def activated(self, start_time: datetime, num_groups: int) -> Activated:
-        """The answer to an Activate whose groups stand."""
+    def activated(self, start_time: datetime, num_groups: int, committed_steps: int) -> Activated:
+        """The answer to an Activate whose groups stand, or to a Switch."""
         self.around.stopwatch.trace.event("activated")
         return Activated(
             rebuild_start_time=start_time,
             resume_time=self.clock.now(),
             num_communicators=num_groups,
+            committed_steps=committed_steps,
         )
 
     def explain(self, failure: Exception, generation: int) -> Exception:

@@ -35,8 +35,6 @@ class Agreed:
     is_passed: bool
     """The step is committed here, and the update must follow. Never, unless the outcome is COMMIT;
     if it is, only a fence that came before the outcome can have prevented it."""
-    parks: bool
-    """Whether everybody parks behind this commit."""
     cause: GroupBroken | FencedError | None
     """What kept this engine from going across or passing."""
     broken: GroupBroken | None
@@ -83,10 +81,10 @@ class Agreement:
         self._failpoints.hit("before_exchange", step)
         claim = self._up(claim)
         outcome, cause = self._across(claim, step) if self._above is None else self._down(step)
-        is_passed = parks = False
+        is_passed = False
         if outcome.verdict is Verdict.COMMIT:
             try:
-                parks = self._fence.pass_exchange(self._generation, outcome.park_mark)
+                self._fence.pass_exchange(self._generation, outcome.record.next_generation)
                 is_passed = True
             except FencedError as error:
                 cause = error.with_traceback(None)
@@ -97,7 +95,6 @@ class Agreement:
         return Agreed(
             outcome=outcome,
             is_passed=is_passed,
-            parks=parks,
             cause=cause,
             broken=self._tell_below(outcome, is_passed=is_passed),
         )

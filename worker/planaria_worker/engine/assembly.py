@@ -27,7 +27,7 @@ from planaria_worker.engine.checkpointing import Checkpointer, CheckpointError
 from planaria_worker.engine.checkpointing.errors import checkpoint_failed
 from planaria_worker.engine.checkpointing.manifest import LayerEntry
 from planaria_worker.engine.communication import StoreServer
-from planaria_worker.engine.copying import CopyServer
+from planaria_worker.engine.copying import CommitFeed, CopyServer
 from planaria_worker.engine.directives import Directives
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.faults import Fault
@@ -161,7 +161,7 @@ class Engine:
         self._base = job_base(config, self._job)
         self._measured = warm_up(self._job)
         self._peak_flops_per_second = peak_flops_per_second(self._job)
-        store = LayerStore()
+        store, feed = LayerStore(), CommitFeed()
         checkpointer = Checkpointer(
             checkpoint_plan(config, self._job, self._base),
             engine_id=config.engine_id,
@@ -174,6 +174,7 @@ class Engine:
             engine_id=config.engine_id,
             job_secret=config.job_secret,
             source=store,
+            feed=feed,
             failpoints=failpoints,
         )
         self._store_server = StoreServer(config.advertise_address)
@@ -183,8 +184,10 @@ class Engine:
         self._trainer = Trainer(
             engine_id=config.engine_id,
             host=config.advertise_address,
+            job_secret=config.job_secret,
             job=self._job,
             store=store,
+            feed=feed,
             fence=fence,
             vitals=vitals,
             peer_watch=self._peer_watch,

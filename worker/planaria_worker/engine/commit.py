@@ -18,6 +18,14 @@ class CommitRecord:
     loss: float
     """Mean over the step's tokens."""
     num_tokens: int
+    next_generation: int = 0
+    """What every engine had been asked to stop or change its place for: behind this step nobody
+    trains in an older generation. 0: not all had been asked for the same."""
+
+    @property
+    def ends_generation(self) -> bool:
+        """Whether everybody parks, or changes over, behind this step."""
+        return self.next_generation > self.generation
 
     def to_proto(self) -> report_pb2.CommitRecord:
         return report_pb2.CommitRecord(
@@ -26,6 +34,7 @@ class CommitRecord:
             gradient_norm=self.gradient_norm,
             loss=self.loss,
             num_tokens=self.num_tokens,
+            next_generation=self.next_generation,
         )
 
     @classmethod
@@ -36,6 +45,7 @@ class CommitRecord:
             gradient_norm=proto.gradient_norm,
             loss=proto.loss,
             num_tokens=proto.num_tokens,
+            next_generation=proto.next_generation,
         )
 
 

@@ -1,6 +1,6 @@
 """Between protobuf and what the engine's parts understand; nothing else here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -13,6 +13,7 @@ from planaria_worker.engine.base import BaseFacts
 from planaria_worker.engine.checkpointing.manifest import LayerEntry
 from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.plan_view import FollowerPlace, PipelinePlan, StagePlace
+from planaria_worker.engine.staging import Staged
 from planaria_worker.engine.trainer import StepDone
 
 
@@ -62,13 +63,31 @@ def activation(directive: directive_pb2.Directive) -> Activation:
         committed_steps=activate.committed_steps,
         store_address=activate.store_address,
         rebuild_timeout_seconds=activate.rebuild_timeout.ToNanoseconds() / 1e9,
+        layers=sources(activate.layers),
     )
+
+
+def sources(layers: Iterable[directive_pb2.LayerSource]) -> dict[int, tuple[str, ...]]:
+    """Data addresses by layer, the preferred one first."""
+    return {source.layer: tuple(source.addresses) for source in layers}
 
 
 def activated(result: Activated) -> report_pb2.Activated:
     return report_pb2.Activated(
         rebuild_start_time=timestamp(result.rebuild_start_time),
         resume_time=timestamp(result.resume_time),
+        num_communicators=result.num_communicators,
+        committed_steps=result.committed_steps,
+    )
+
+
+def staged(result: Staged) -> report_pb2.Staged:
+    copy_end_time = result.copy_end_time
+    return report_pb2.Staged(
+        bytes=result.num_bytes,
+        start_time=timestamp(result.start_time),
+        rebuild_end_time=timestamp(result.rebuild_end_time),
+        copy_end_time=None if copy_end_time is None else timestamp(copy_end_time),
         num_communicators=result.num_communicators,
     )
 

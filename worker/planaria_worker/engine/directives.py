@@ -2,13 +2,13 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 from google.protobuf.message import Message
 
-from planaria.api.worker.v1.directive_pb2 import Directive, LayerSource, Quiesce
+from planaria.api.worker.v1.directive_pb2 import Directive, Quiesce
 from planaria.api.worker.v1.report_pb2 import (
     CheckpointDiscarded,
     CheckpointSealed,
@@ -28,13 +28,14 @@ from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine import convert
-from planaria_worker.engine.activation import Activated
+from planaria_worker.engine.activation import Activated, Activation, Answer
 from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.copying import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError, StaleGenerationError
-from planaria_worker.engine.layer_work import LayerWork, Sources
+from planaria_worker.engine.layer_work import LayerWork
+from planaria_worker.engine.staging import Staged
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.trainer import Trainer
 from planaria_worker.engine.vitals import Vitals
@@ -81,6 +82,7 @@ class Directives:
             "commit": self._commit,
             "copy": self._copy,
             "activate": self._activate,
+            "switch": self._switch,
             "digest_layers": self._digest,
             "export": self._export,
             "write_checkpoint": self._write_checkpoint,
@@ -114,6 +116,7 @@ class Directives:
                 ErrorReason.INVALID_ARGUMENT, f"an engine cannot {kind}", {"field": "command"}
             )
         self._fence.see(directive.generation)
+        self._trainer.handover.unstage(directive.generation)
         handler(directive)
 
     def _quiesce(self, directive: Directive) -> None:
@@ -121,6 +124,7 @@ class Directives:
         generation, quiesce = directive.generation, directive.quiesce
         reason = f"fenced by generation {generation}"
         goes_on = False
+        self._trainer.handover.unstage(generation + 1)  # who is told to stop has no place
         if quiesce.mode == Quiesce.MODE_AT_COMMIT:
             self._fence.fence_at_commit(generation)
         else:
@@ -169,20 +173,40 @@ class Directives:
         self._trainer.submit(lambda: self._guarded(directive, work))
 
     def _activate(self, directive: Directive) -> None:
+        activation = convert.activation(directive)
+        self._trainer.handover.unstage(directive.generation + 1)  # this one replaces it
+        if directive.activate.at_commit:
+            self._stage(directive, activation)
+            return
+        work = self._trainer.accept(activation, self._activated(directive))
+        self._trainer.submit(lambda: self._guarded(directive, work))
+
+    def _stage(self, directive: Directive, activation: Activation) -> None:
+        def answer(result: Staged | Exception) -> None:
+            if isinstance(result, Exception):
+                self._fail(directive, result)
+            else:
+                self._finish(directive, staged=convert.staged(result))
+
+        self._trainer.handover.stage(activation, answer)
+
+    def _switch(self, directive: Directive) -> None:
+        self._trainer.handover.switch(directive.generation, self._activated(directive))
+
+    def _activated(self, directive: Directive) -> Answer:
         def answer(result: Activated | Exception) -> None:
             if isinstance(result, Exception):
                 self._fail(directive, result)
             else:
                 self._finish(directive, activated=convert.activated(result))
 
-        work = self._trainer.accept(convert.activation(directive), answer)
-        self._trainer.submit(lambda: self._guarded(directive, work))
+        return answer
 
     def _copy(self, directive: Directive) -> None:
         def work(fetcher: LayerFetcher) -> None:
             start_time = self._clock.now()
             num_bytes = self._layer_work.copy(
-                _sources(directive.copy.layers),
+                convert.sources(directive.copy.layers),
                 version=directive.copy.version,
                 generation=directive.generation,
                 fetcher=fetcher,
@@ -211,7 +235,7 @@ class Directives:
         def work(fetcher: LayerFetcher) -> None:
             num_bytes = self._layer_work.export(
                 Path(export.path),
-                _sources(export.layers),
+                convert.sources(export.layers),
                 model_format=export.format,
                 version=self._vitals.committed_steps,
                 fetcher=fetcher,
@@ -318,7 +342,3 @@ class Directives:
     def _held_layers(self) -> list[HeldLayer]:
         held = self._store.held().items()
         return [HeldLayer(layer=layer, version=version) for layer, version in held]
-
-
-def _sources(layers: Iterable[LayerSource]) -> Sources:
-    return {source.layer: tuple(source.addresses) for source in layers}

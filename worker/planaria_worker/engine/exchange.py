@@ -60,8 +60,6 @@ class Outcome:
     verdict: Verdict
     layer: int
     """The lowest layer with a fault; -1 when there is none."""
-    park_mark: int
-    """The generation that every engine has been asked to park for; 0 when not all have."""
     record: CommitRecord
 
     @classmethod
@@ -70,7 +68,7 @@ class Outcome:
         record = CommitRecord(
             step=step, generation=generation, gradient_norm=0.0, loss=0.0, num_tokens=0
         )
-        return cls(verdict=Verdict.FENCED, layer=-1, park_mark=0, record=record)
+        return cls(verdict=Verdict.FENCED, layer=-1, record=record)
 
     def encode(self) -> Message:
         record = self.record
@@ -81,7 +79,7 @@ class Outcome:
                 record.step,
                 self.verdict,
                 self.layer,
-                self.park_mark,
+                record.next_generation,
                 record.num_tokens,
                 *numbers,
             ],
@@ -100,13 +98,13 @@ class Outcome:
         return cls(
             verdict=Verdict(message[2]),
             layer=int(message[3]),
-            park_mark=int(message[4]),
             record=CommitRecord(
                 step=step,
                 generation=generation,
                 gradient_norm=float(norm),
                 loss=float(loss),
                 num_tokens=int(message[5]),
+                next_generation=int(message[4]),
             ),
         )
 
@@ -149,7 +147,7 @@ class ExchangeFormat:
         Args:
             generation: the one it acts for.
             step: the one whose sums it has.
-            mark: the generation it has been asked to park for, or 0.
+            mark: the generation it has been asked to park, or to change over, for; or 0.
             layers: those that it hosts.
             losses: on the last stage, its microbatches' summed losses in units; None: not finite.
         """
@@ -226,13 +224,13 @@ class ExchangeFormat:
         return Outcome(
             verdict=verdict,
             layer=layer,
-            park_mark=int(highest) if lowest == highest else 0,
             record=CommitRecord(
                 step=int(rows[0][_STEP]),
                 generation=int(rows[0][_GENERATION]),
                 gradient_norm=global_norm(norms, self.num_tokens),
                 loss=mean_loss(units, self.num_tokens),
                 num_tokens=self.num_tokens,
+                next_generation=int(highest) if lowest == highest else 0,
             ),
         )
 

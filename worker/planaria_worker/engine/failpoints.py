@@ -35,6 +35,10 @@ Place = Literal[
     "copy",
     "serve_copy",
     "checkpoint",
+    "stage",
+    "follow",
+    "serve_follow",
+    "switch",
 ]
 Action = Literal["kill", "stop", "raise", "segfault", "hang", "hold"]
 _HOLD_SECONDS = 0.001

@@ -8,8 +8,11 @@ finishes its update before it stands still, one that was fenced first never pass
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from planaria_worker.engine.trace import Trace
+
+T = TypeVar("T")
 
 
 class FencedError(Exception):
@@ -51,7 +54,7 @@ class Fence:
 
     @property
     def mark(self) -> int:
-        """The generation that asked to park at a commit, or 0; it is sent with the exchange."""
+        """The generation to park or change over for at a commit, or 0; sent with the exchange."""
         return self._mark
 
     def see(self, generation: int) -> None:
@@ -76,7 +79,7 @@ class Fence:
             self._trace.event("fence", generation=generation)
 
     def fence_at_commit(self, generation: int) -> None:
-        """Asks the training thread to park at the commit whose exchange says that all are asked.
+        """Ends the older generations at the commit whose exchange says that all are asked.
 
         An engine that stands still is fenced at once.
 
@@ -103,15 +106,13 @@ class Fence:
         """Whether work for a generation may not start any more."""
         return generation < self._fenced
 
-    def pass_exchange(self, generation: int, park_mark: int) -> bool:
+    def pass_exchange(self, generation: int, next_generation: int) -> None:
         """Decides under the lock that a step is committed; the update must follow, then `settle`.
 
         Args:
             generation: the one whose sums are committed.
-            park_mark: the mark that every engine held at this exchange; 0: not all the same.
-
-        Returns:
-            Whether the engine must park behind this commit.
+            next_generation: the mark that every engine held at this exchange: behind this commit
+                nothing starts for an older one. 0: not all held the same.
 
         Raises:
             FencedError: the fence came first: the step must not be committed.
@@ -119,14 +120,14 @@ class Fence:
         with self._lock:
             self.check(generation)
             self._is_settled = False
-            parks = park_mark > generation
-            if parks:
-                self._fenced = max(self._fenced, park_mark)
+            if next_generation > generation:
+                self._fenced = max(self._fenced, next_generation)
                 self._mark = 0
-            return parks
 
-    def install(self, generation: int, change: Callable[[], None]) -> None:
+    def install(self, generation: int, change: Callable[[], T]) -> T:
         """Makes a change on behalf of a directive, unless a newer generation has been seen.
+
+        Returns what `change` does.
 
         Raises:
             StaleGenerationError: the change is not made.
@@ -134,7 +135,7 @@ class Fence:
         with self._lock:
             if generation < self._newest:
                 raise StaleGenerationError(generation, self._newest)
-            change()
+            return change()
 
     def begin(self, generation: int) -> None:
         """Called by the training thread before it acts for a generation.

@@ -1,9 +1,12 @@
 """The groups that an engine is in: along its pipeline, and across the pipelines.
 
-Those across are of one generation. Those along the pipeline live as long as the pipeline does.
+Those across are of one generation. Those along the pipeline live as long as the pipeline does. When
+a plan is changed behind a commit, the groups before it are retired: a peer may still be reading the
+last verdict from them.
 """
 
 import threading
+from collections.abc import Iterable
 
 from planaria_worker.engine.communication import Communicators, Group
 
@@ -14,6 +17,8 @@ class Links:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._communicators: Communicators | None = None
+        self._staged: Communicators | None = None
+        self._retired: tuple[Communicators, ...] = ()
         self._pipeline: tuple[Group, ...] = ()
 
     def begin(self, communicators: Communicators) -> None:
@@ -26,6 +31,36 @@ class Links:
         with self._lock:
             self._pipeline = groups
 
+    def stage(self, communicators: Communicators) -> None:
+        """Notes the groups of a generation that has not begun; whoever made them shuts them."""
+        with self._lock:
+            self._staged = communicators
+
+    def hand_over(
+        self, communicators: Communicators, pipeline: tuple[Group, ...] | None = None
+    ) -> None:
+        """Takes up the groups of the next generation behind a commit; those before are retired.
+
+        Args:
+            communicators: the groups.
+            pipeline: those along the pipeline; None: they remain.
+        """
+        with self._lock:
+            if self._communicators is not None:
+                self._retired += (self._communicators,)
+            self._communicators, self._staged = communicators, None
+            if pipeline is not None:
+                self._pipeline = pipeline
+
+    def shut_retired(self, reason: str) -> bool:
+        """Shuts the groups of earlier generations; returns whether there were any."""
+        with self._lock:
+            retired, self._retired = self._retired, ()
+            pipeline = self._pipeline
+        for communicators in retired:
+            _shut(communicators, reason, pipeline)
+        return bool(retired)
+
     @property
     def is_pipeline_whole(self) -> bool:
         return not any(group.is_shut for group in self._pipeline)
@@ -33,9 +68,8 @@ class Links:
     def shut(self, reason: str) -> None:
         """Ends whatever a thread waits for in any group."""
         with self._lock:
-            communicators, pipeline = self._communicators, self._pipeline
-        if communicators is not None:
-            communicators.shut(reason)
+            pipeline = self._pipeline
+        self.shut_sums(reason)
         for group in pipeline:
             group.shut(reason)
 
@@ -44,14 +78,23 @@ class Links:
         with self._lock:
             communicators, pipeline = self._communicators, self._pipeline
         if communicators is not None:
-            communicators.shut(reason, keeping={group.name for group in pipeline})
+            _shut(communicators, reason, pipeline)
+        self.shut_retired(reason)
 
     def peer_lost(self, engine_id: str) -> None:
         """Ends the groups that a lost peer was in: they will never carry a message again."""
         with self._lock:
             groups = list(self._pipeline)
-            if self._communicators is not None:
-                groups += self._communicators.groups.values()
+            for communicators in (self._communicators, self._staged, *self._retired):
+                if communicators is not None:
+                    groups += communicators.groups.values()
         for group in groups:
             if engine_id in group.members:
                 group.shut(f"{engine_id} ended")
+
+
+def _shut(communicators: Communicators, reason: str, pipeline: Iterable[Group]) -> None:
+    """Shuts all groups but those along the pipeline, which may be of an earlier generation."""
+    kept = set(pipeline)
+    names = {name for name, group in list(communicators.groups.items()) if group in kept}
+    communicators.shut(reason, keeping=names)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from planaria_worker.engine.agreement import Agreement
 from planaria_worker.engine.communication import Communicators, Group
+from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
@@ -19,6 +20,7 @@ from planaria_worker.engine.reduction import Reduction
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import build_stage
+from planaria_worker.models.state import LayerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class Surroundings:
 
     job: Job
     store: LayerStore
+    feed: CommitFeed
     fence: Fence
     stopwatch: Stopwatch
     failpoints: Failpoints
@@ -64,6 +67,13 @@ class Place:
         """The sums over all owners, of the layers that the ledger says are complete."""
         return {} if self.reduction is None else self.reduction.reduced
 
+    def trace(self) -> None:
+        """Tells which layers it computes from now on."""
+        layers = self.view.computed_layers
+        self.around.stopwatch.trace.event(
+            "place", generation=self.generation, first_layer=layers.start, num_layers=len(layers)
+        )
+
     def shut_sums(self, reason: str) -> None:
         """Lets nobody wait for this engine across the pipelines."""
         for group in self.sum_groups:
@@ -77,13 +87,10 @@ def take_place(
     generation: int,
     step: int,
     groups: Mapping[str, Group],
+    states: Mapping[int, LayerState],
 ) -> Place:
-    """Puts a place together from the layers in the store and the groups that stand."""
+    """Puts a place together from the states of its layers and the groups that stand."""
     job = around.job
-    layers = range(0) if view.is_follower else view.computed_layers
-    around.stopwatch.trace.event(
-        "place", generation=generation, first_layer=layers.start, num_layers=len(layers)
-    )
     sums = None
     if not view.is_follower:
         layouts = [job.layouts[layer] for layer in view.hosted_layers]
@@ -94,7 +101,7 @@ def take_place(
         view=view,
         generation=generation,
         sums=sums,
-        pipeline=None if sums is None else _pipeline(around, view, sums, groups, halt),
+        pipeline=None if sums is None else _pipeline(around, view, sums, groups, states, halt),
         pipeline_groups=tuple(groups[spec.name] for spec in view.pipeline_groups),
         sum_groups=tuple(groups[spec.name] for spec in view.sum_groups),
         awaited=None,
@@ -149,6 +156,7 @@ def _pipeline(
     view: PlanView,
     sums: GradientSums,
     groups: Mapping[str, Group],
+    states: Mapping[int, LayerState],
     halt: threading.Event,
 ) -> PipelineStage:
     job, stage = around.job, view.stage
@@ -159,7 +167,7 @@ def _pipeline(
             job.model,
             stage.first_layer,
             stage.num_layers,
-            around.store.states,
+            states,
             seed=job.seed,
             activation_checkpointing=job.activation_checkpointing,
         ),

@@ -8,6 +8,7 @@ from torch import Tensor
 from planaria_common.errors import PlanariaError
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.communication import GroupBroken
+from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.exchange import LayerClaim, Message, Verdict
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.job import Job
@@ -35,8 +36,6 @@ class CommittedStep:
     """A step that was applied."""
 
     record: CommitRecord
-    parks: bool
-    """Whether everybody parks behind it."""
     broken: GroupBroken | None
     """What broke after it was committed: there is no next step in this generation."""
 
@@ -112,9 +111,10 @@ def attempt(place: Place) -> CommittedStep | VoidAttempt:
     verdict = agreed.outcome.verdict
     if agreed.is_passed:
         place.around.failpoints.hit("before_update", step)
-        apply_step(place.around.job, place.around.store, place.reduced, agreed.outcome.record)
+        around = place.around
+        apply_step(around.job, around.store, around.feed, place.reduced, agreed.outcome.record)
         stopwatch.lap("update")
-        return CommittedStep(record=agreed.outcome.record, parks=agreed.parks, broken=agreed.broken)
+        return CommittedStep(record=agreed.outcome.record, broken=agreed.broken)
     if verdict not in (Verdict.COMMIT, Verdict.FENCED):
         raise RefusedStepError(verdict, agreed.outcome.layer, step)
     place.shut_sums("the attempt is void")
@@ -165,23 +165,33 @@ def _fenced(place: Place) -> Message:
 
 
 def apply_step(
-    job: Job, store: LayerStore, sums: Mapping[int, Tensor], record: CommitRecord
+    job: Job,
+    store: LayerStore,
+    feed: CommitFeed,
+    sums: Mapping[int, Tensor],
+    record: CommitRecord,
 ) -> None:
     """The second phase of a commit: clip and update every layer that is still of the step before.
 
     Also what a witness's record asks for, whoever was interrupted where: a layer that has the step
     already is left alone [2].
     """
-    scale = gradient_scale(
+    scale = commit_scale(job, record)
+    for layer, total in sums.items():
+        if store.version(layer) == record.step:
+            with store.updating(layer, record.step + 1) as state:
+                update(state, total, config=job.optimizer, scale=scale, step=record.step)
+            feed.publish(layer, record, total)
+
+
+def commit_scale(job: Job, record: CommitRecord) -> float:
+    """What a step's sums are multiplied by: mean over the tokens, and clipping."""
+    return gradient_scale(
         job.optimizer,
         unit=job.accumulation.unit,
         num_tokens=record.num_tokens,
         norm=record.gradient_norm,
     )
-    for layer, total in sums.items():
-        if store.version(layer) == record.step:
-            with store.updating(layer, record.step + 1) as state:
-                update(state, total, config=job.optimizer, scale=scale, step=record.step)
 
 
 def _claim(place: Place, mark: int) -> Message:

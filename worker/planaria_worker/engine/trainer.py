@@ -9,7 +9,6 @@ its place and its gradients until it is told how the step is to be finished.
 """
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,10 +30,12 @@ from planaria_worker.engine.activation import (
 from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord, KeptSums, RollForward, roll_forward
 from planaria_worker.engine.communication import Communicators, GroupBroken
+from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.exchange import ExchangeMismatchError
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.faults import Fault, fault_of
 from planaria_worker.engine.fence import Fence, FencedError
+from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.links import Links
@@ -43,6 +44,8 @@ from planaria_worker.engine.peer_watch import PeerWatch
 from planaria_worker.engine.place import Place, Surroundings, renew_place, take_place
 from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
+from planaria_worker.engine.staging import NextPlace
+from planaria_worker.engine.standing import Standing
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import (
     CommittedStep,
@@ -94,8 +97,10 @@ class Trainer:
         *,
         engine_id: str,
         host: str,
+        job_secret: str,
         job: Job,
         store: LayerStore,
+        feed: CommitFeed,
         fence: Fence,
         vitals: Vitals,
         peer_watch: PeerWatch,
@@ -110,13 +115,17 @@ class Trainer:
         self._store = store
         self._fence = fence
         self._vitals = vitals
-        self._peer_watch = peer_watch
         self._listener = listener
         self._checkpointer = checkpointer
         self._clock = clock
         self._stopwatch = stopwatch
         self._around = Surroundings(
-            job=job, store=store, fence=fence, stopwatch=stopwatch, failpoints=failpoints
+            job=job,
+            store=store,
+            feed=feed,
+            fence=fence,
+            stopwatch=stopwatch,
+            failpoints=failpoints,
         )
         self._builder = Builder(
             engine_id=engine_id,
@@ -127,25 +136,35 @@ class Trainer:
         )
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._links = Links()
-        self._lock = threading.Lock()  # of the place and the promise, which go together
-        self._place: Place | None = None
-        self._promise: Promise | None = None
+        self._standing = Standing(vitals=vitals, trace=stopwatch.trace, num_steps=job.num_steps)
+        self.handover = Handover(
+            builder=self._builder,
+            job_secret=job_secret,
+            standing=self._standing,
+            links=self._links,
+            peer_watch=peer_watch,
+            on_join=lambda *what: self.submit(lambda: self._join(*what)),
+        )
         self._sums: WholeSums | None = None
         self._step_started = time.perf_counter()
         self._last_ledger = Ledger(step=0, generation=0)
-        self.last_commit: CommitRecord | None = None
         self.park_time = clock.now()
 
     @property
     def ledger(self) -> Ledger:
         """That of the step in flight, or of the last one."""
-        place = self._place
+        place = self._standing.place
         return self._last_ledger if place is None else place.ledger
 
     @property
     def promise(self) -> Promise | None:
         """What the engine goes on with; None when its pipeline is broken, or it has none."""
-        return self._promise
+        return self._standing.promise
+
+    @property
+    def last_commit(self) -> CommitRecord | None:
+        """The newest commit that the engine can bear witness to."""
+        return self._standing.last_commit
 
     def run(self) -> None:
         """Does what it is told, for ever; call it on the main thread."""
@@ -166,8 +185,9 @@ class Trainer:
         Returns:
             Whether the pipeline is whole: then the promise holds. Otherwise the engine is halted.
         """
-        with self._lock:
-            place = self._place if self._promise is not None else None
+        standing = self._standing
+        with standing.lock:
+            place = standing.place if standing.promise is not None else None
             members = {s.engine_id for s in place.view.pipeline.stages} if place else set()
         if place is None or not self._links.is_pipeline_whole or members & set(lost):
             self.halt(reason)
@@ -177,10 +197,7 @@ class Trainer:
 
     def halt(self, reason: str) -> None:
         """Ends whatever the training thread does or waits for; its gradients are dropped."""
-        with self._lock:
-            place, self._promise = self._place, None
-            if place is not None:
-                place.halt.set()
+        place = self._standing.halt()
         self._links.shut(reason)
         if place is not None:
             self.submit(self._clear_away)
@@ -205,19 +222,18 @@ class Trainer:
                 kept=None if sums is None else sums.key,
             )
             if todo is RollForward.APPLY and sums is not None:
-                apply_step(self._job, self._store, sums.by_layer, record)
+                apply_step(self._job, self._store, self._around.feed, sums.by_layer, record)
             elif todo is RollForward.STALE:
                 self.halt("its layers are of another step")
             if todo is not RollForward.NOTHING:
                 self._sums = None
-                promise = self._promise
                 self.submit(self._catch_up)  # before the new promise: an Activate comes behind it
-                self._enter_commit(record, promise and promise.after_commit())
+                self._standing.enter_commit(record, self._promise_behind(record))
                 if todo is RollForward.APPLY and sums is not None:
                     to_write = self._checkpointer.announce(sums.view, record.step + 1)
                     self._checkpointer.take(record.step + 1, to_write)
-                if self._promise is None and self._place is not None:
-                    self._drop(self._place)
+                if self._standing.promise is None and self._standing.place is not None:
+                    self._drop(self._standing.place)
                 self._rest()
             version = self._vitals.committed_steps
             return [layer for layer, held in self._store.held().items() if held != version]
@@ -243,7 +259,7 @@ class Trainer:
         view = self._builder.view(activation)
         if view.keeps_step:
             return self._accept_kept(activation, view, answer)
-        place = self._place
+        place = self._standing.place
         if place is not None and self._fence.is_fenced(place.generation):
             self.halt("the plan changed")  # a pipeline that goes on, but is not to be kept
         return lambda: self._take_and_train(activation, view, answer)
@@ -252,11 +268,11 @@ class Trainer:
         self, activation: Activation, view: PlanView, answer: Answer
     ) -> Callable[[], None]:
         communicators = self._builder.communicators()
-        with self._lock:
+        with self._standing.lock:
             self._require_promise(activation, view)
-            self._promise = promised(activation, view)
+            self._standing.promise = promised(activation, view)
             self._links.begin(communicators)
-        self._peer_watch.watch(view.peers)
+        self.handover.watch(view)
 
         self._builder.start(communicators, view.sum_groups, activation, answer)
         self._fence.resume()
@@ -264,7 +280,7 @@ class Trainer:
 
     def _require_promise(self, activation: Activation, view: PlanView) -> None:
         """An engine that is told to keep what it has not would compute something else."""
-        place, promise = self._place, self._promise
+        place, promise = self._standing.place, self._standing.promise
         if place is None or promise is None or not self._links.is_pipeline_whole:
             lack = "it is in no whole pipeline"
         elif place.view.is_follower or place.view.pipeline.stages != view.pipeline.stages:
@@ -289,7 +305,7 @@ class Trainer:
         Fenced again or not, the engine makes its passes and the attempt: its pipeline does.
         """
         try:
-            place = self._place
+            place = self._standing.place
             if place is None or place.halt.is_set():
                 awaited.shut("the pipeline is broken")
                 return
@@ -304,7 +320,7 @@ class Trainer:
 
     def _catch_up(self) -> None:
         """Having been told of a commit, begins the next step, as those do who passed it."""
-        place = self._place
+        place = self._standing.place
         if place is None or place.halt.is_set():
             return
         if place.ledger.step == self._vitals.committed_steps:
@@ -336,7 +352,7 @@ class Trainer:
                 raise self._builder.explain(error, activation.generation) from None
             self._stopwatch.lap("rebuild")
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
-            answer(self._builder.activated(start_time, num_groups))
+            answer(self._builder.activated(start_time, num_groups, activation.committed_steps))
             if self._vitals.committed_steps < self._job.num_steps:
                 self._begin_step(place)
                 first = () if view.is_follower else view.pipeline.first_microbatches
@@ -356,7 +372,7 @@ class Trainer:
         self._links.join_pipeline(())
         self._links.begin(communicators)
         self._fence.check(activation.generation)  # a fence from here on shuts them
-        self._peer_watch.watch(view.peers)
+        self.handover.watch(view)
         self._builder.start(communicators, view.groups, activation)
         groups = communicators.wait()
         place = take_place(
@@ -365,12 +381,12 @@ class Trainer:
             generation=activation.generation,
             step=activation.committed_steps,
             groups=groups,
+            states=self._store.states,
         )
-        with self._lock:
-            self._fence.check(activation.generation)  # a fence from here on finds the promise
+        with self._standing.lock:
             self._links.join_pipeline(place.pipeline_groups)
-            self._place = place
-            self._promise = None if view.is_follower else promised(activation, view)
+            promise = None if view.is_follower else promised(activation, view)
+            self._standing.take(place, promise, self._fence)
         return place, len(groups)
 
     def _begin_step(self, place: Place) -> None:
@@ -386,37 +402,98 @@ class Trainer:
                 if isinstance(done, VoidAttempt):
                     self._stand(place, done)
                     return
-                if not self._go_on(place, done):
+                next_place = self._go_on(place, done)
+                if next_place is None:
                     return
+                place = next_place
                 self._begin_step(place)
                 microbatches = () if place.view.is_follower else place.view.pipeline.microbatches
         except Exception as error:
             self._break_off(error, place)
 
-    def _go_on(self, place: Place, done: CommittedStep) -> bool:
-        """Enters a commit; returns whether the next step begins."""
-        promise = None if done.parks or done.broken is not None else self._promise
-        self._enter_commit(done.record, promise and promise.after_commit())
-        version = self._vitals.committed_steps
-        to_write = self._checkpointer.announce(place.view, version)
+    def _go_on(self, place: Place, done: CommittedStep) -> Place | None:
+        """Enters a commit; returns the place in which the next step begins, if one does."""
+        record, view = done.record, place.view
+        self.handover.settle_in(place)
+        next_place = self.handover.behind(record) if done.broken is None else None
+        is_kept = next_place is not None and self.handover.renew(place, next_place, record)
+        if not is_kept:
+            promise = self._promise_behind(record) if done.broken is None else None
+            self._standing.enter_commit(record, promise)
+        to_write = self._checkpointer.announce(view, record.step + 1)
         self._fence.settle()
-        self._checkpointer.take(version, to_write)
+        self._checkpointer.take(record.step + 1, to_write)
         if place.view.is_last and not place.view.is_follower:
             self._report(done)
         if done.broken is not None:
             self._break_off(done.broken, place)
-        elif done.parks or self._vitals.committed_steps >= self._job.num_steps:
+        elif next_place is not None and is_kept:
+            self._around.failpoints.hit("switch", record.step)
+            self._switched(next_place, self._clock.now(), record)
+            return place
+        elif next_place is not None and not next_place.view.keeps_step:
+            self._drop(place)
+            return self._change_over(next_place, record)
+        elif record.ends_generation or self._standing.is_finished:
             self._drop(place)
         elif place.halt.is_set():
             self._break_off(FencedError(place.generation, self._fence.newest), place)
         else:
-            return True
-        return False
+            return place
+        return None
+
+    def _promise_behind(self, record: CommitRecord) -> Promise | None:
+        """Behind a commit that ends the generation nothing is promised: the promise was for it."""
+        promise = self._standing.promise
+        return None if promise is None or record.ends_generation else promise.after_commit()
+
+    def _change_over(self, next_place: NextPlace, record: CommitRecord) -> Place | None:
+        """Takes another place behind a commit; returns it, unless it cannot be taken."""
+        start_time = self._clock.now()
+        self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
+        try:
+            self._around.failpoints.hit("switch", record.step)
+            place = self.handover.take(next_place, record)
+        except Exception as error:
+            next_place.drop()
+            next_place.finish(error)
+            self.halt(str(error))
+            self._meet(error, next_place.generation, record.step + 1)
+            return None
+        self._stopwatch.lap("rebuild")
+        self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
+        self._switched(next_place, start_time, record)
+        return place
+
+    def _switched(self, next_place: NextPlace, start_time: datetime, record: CommitRecord) -> None:
+        num_groups = len(next_place.communicators.groups)
+        next_place.finish(self._builder.activated(start_time, num_groups, record.step + 1))
+
+    def _join(self, next_place: NextPlace, record: CommitRecord) -> None:
+        """Takes a place behind a commit that others made, and trains."""
+        if self.handover.behind(record) is not next_place:
+            return
+        try:
+            self._fence.begin(next_place.generation)
+        except FencedError:
+            return
+        try:
+            self._stopwatch.lap("idle")
+            self._clear_away()
+            self._sums = None
+            place = self._change_over(next_place, record)
+            if place is not None:
+                self._begin_step(place)
+                first = () if place.view.is_follower else place.view.pipeline.first_microbatches
+                self._train(place, first)
+        finally:
+            self._rest()
+            self._fence.end()
 
     def _stand(self, place: Place, done: VoidAttempt) -> None:
         """Waits for the next Activate with all that is computed, if the pipeline is whole."""
         if done.cause is not None:
-            self._meet(done.cause, place)
+            self._meet(done.cause, place.generation, place.ledger.step)
         if place.pipeline is None or place.halt.is_set():
             self._drop(place)
 
@@ -424,19 +501,17 @@ class Trainer:
         # Only here: at a regular end, peers may still be reading the last verdict.
         self.halt(str(error))
         self._drop(place)
-        self._meet(error, place)
+        self._meet(error, place.generation, place.ledger.step)
 
-    def _meet(self, error: Exception, place: Place) -> None:
+    def _meet(self, error: Exception, generation: int, step: int) -> None:
         """Says what broke, unless a fence broke it."""
         is_torn_off = isinstance(error, GroupBroken | ExchangeMismatchError)
-        if isinstance(error, FencedError) or (
-            is_torn_off and self._fence.newest > place.generation
-        ):
-            _log.info("fenced", generation=place.generation, cause=str(error))
+        if isinstance(error, FencedError) or (is_torn_off and self._fence.newest > generation):
+            _log.info("fenced", generation=generation, cause=str(error))
             return
-        fault = fault_of(error, place.ledger.step)
+        fault = fault_of(error, step)
         _log.warning("attempt_failed", cause=fault.message, fatal=fault.is_fatal, exc_info=error)
-        self._listener.fault(place.generation, fault)
+        self._listener.fault(generation, fault)
 
     def _report(self, done: CommittedStep) -> None:
         self._listener.step_done(
@@ -449,18 +524,9 @@ class Trainer:
             )
         )
 
-    def _enter_commit(self, record: CommitRecord, promise: Promise | None) -> None:
-        with self._lock:
-            if self._promise is not None:  # nobody has halted it meanwhile
-                is_last_step = record.step + 1 >= self._job.num_steps
-                self._promise = None if is_last_step else promise
-            self.last_commit = record
-            self._stopwatch.trace.event("commit", step=record.step, generation=record.generation)
-            self._vitals.committed_steps = record.step + 1
-
     def _clear_away(self) -> None:
         """Drops a place that was halted while the training thread stood still."""
-        place = self._place
+        place = self._standing.place
         if place is not None and place.halt.is_set():
             self._drop(place)
 
@@ -468,12 +534,11 @@ class Trainer:
         """Gives up gradients and activations; whole sums stay, for a witness's record."""
         self._sums = self._whole_sums(place)
         self._last_ledger = place.ledger
-        with self._lock:
-            self._place = self._promise = None
+        self._standing.drop()
 
     def _rest(self) -> None:
-        if self._place is not None:
-            self._sums = self._whole_sums(self._place)
+        if self._standing.place is not None:
+            self._sums = self._whole_sums(self._standing.place)
         self.park_time = self._clock.now()
         self._stopwatch.trace.event("rest")
         is_finished = self._vitals.committed_steps >= self._job.num_steps

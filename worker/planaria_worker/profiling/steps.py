@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from planaria_common.measurement import StepMeasurement
+from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
@@ -63,11 +64,14 @@ def _place(job: Job) -> Place:
     around = Surroundings(
         job=job,
         store=store,
+        feed=CommitFeed(),
         fence=Fence(_GENERATION),
         stopwatch=Stopwatch(),
         failpoints=Failpoints(),
     )
-    return take_place(around, view=view, generation=_GENERATION, step=0, groups={})
+    return take_place(
+        around, view=view, generation=_GENERATION, step=0, groups={}, states=store.states
+    )
 
 
 def _now(job: Job) -> float:

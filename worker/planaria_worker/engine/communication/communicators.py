@@ -103,7 +103,7 @@ class Communicators:
         ).start()
 
     def wait(self) -> Mapping[str, Group]:
-        """Returns the groups by name, once they all stand; call it once.
+        """Returns the groups by name, once they all stand.
 
         Raises:
             GroupBroken: `shut` was called meanwhile.
@@ -117,6 +117,7 @@ class Communicators:
             failure = _unavailable("nothing happened in time", {})
         if failure is None and self._shut.is_set():
             failure = _interrupted()
+        self._outcome.put(failure)  # for whoever waits after this one
         if failure is not None:
             self.shut()
             raise failure

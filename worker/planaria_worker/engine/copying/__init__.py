@@ -1,13 +1,26 @@
-"""Layers from engine to engine, in one version, over TCP.
+"""Layers from engine to engine over TCP: in one version, or followed from step to step.
 
-server = CopyServer(host, engine_id=..., job_secret=..., source=source, failpoints=...)
+server = CopyServer(host, engine_id=..., job_secret=..., source=source, feed=feed, failpoints=...)
 fetcher = LayerFetcher(job_secret=..., failpoints=...)
 layers = fetcher.fetch_all({3: ["10.0.0.1:4000", "10.0.0.2:4000"]}, version=17)
 fetcher.interrupt()                             # from any thread
+follower = LayerFollower(receiver, job_secret=..., failpoints=...)
+follower.start({3: ["10.0.0.1:4000"]})
 """
 
 from planaria_worker.engine.copying.client import CopyInterrupted, FetchedLayer, LayerFetcher
+from planaria_worker.engine.copying.feed import CommitFeed, CommittedSum
+from planaria_worker.engine.copying.follower import LayerFollower
 from planaria_worker.engine.copying.server import CopyServer
 from planaria_worker.engine.copying.source import LayerSource
 
-__all__ = ["CopyInterrupted", "CopyServer", "FetchedLayer", "LayerFetcher", "LayerSource"]
+__all__ = [
+    "CommitFeed",
+    "CommittedSum",
+    "CopyInterrupted",
+    "CopyServer",
+    "FetchedLayer",
+    "LayerFetcher",
+    "LayerFollower",
+    "LayerSource",
+]

@@ -1,23 +1,23 @@
 """Fetches layers from peers: several at once, each from the first source that has it."""
 
 import contextlib
-import hashlib
-import hmac
 import queue
-import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.communication.addresses import parse_address
 from planaria_worker.engine.copying import wire
+from planaria_worker.engine.copying.connections import (
+    CONNECT_TIMEOUT_SECONDS,
+    STALL_TIMEOUT_SECONDS,
+    Connections,
+)
+from planaria_worker.engine.copying.transfer import TakenBackError, receive_tensors
 from planaria_worker.engine.failpoints import Failpoints
 
-_CONNECT_TIMEOUT_SECONDS = 1.0
-_STALL_TIMEOUT_SECONDS = 5.0
 _MAX_PARALLEL = 4
 
 
@@ -49,8 +49,8 @@ class LayerFetcher:
         *,
         job_secret: str,
         failpoints: Failpoints,
-        connect_timeout_seconds: float = _CONNECT_TIMEOUT_SECONDS,
-        stall_timeout_seconds: float = _STALL_TIMEOUT_SECONDS,
+        connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+        stall_timeout_seconds: float = STALL_TIMEOUT_SECONDS,
         max_parallel: int = _MAX_PARALLEL,
     ) -> None:
         """Opens nothing yet.
@@ -63,14 +63,14 @@ class LayerFetcher:
                 as long as it likes while bytes arrive.
             max_parallel: how many layers are fetched at once.
         """
-        self._greeting = wire.greeting(wire.Kind.COPY, job_secret)
         self._failpoints = failpoints
-        self._connect_timeout_seconds = connect_timeout_seconds
-        self._stall_timeout_seconds = stall_timeout_seconds
         self._max_parallel = max_parallel
-        self._lock = threading.Lock()
-        self._interrupted = threading.Event()
-        self._connections: set[socket.socket] = set()
+        self._connections = Connections(
+            wire.Kind.COPY,
+            job_secret,
+            connect_timeout_seconds=connect_timeout_seconds,
+            stall_timeout_seconds=stall_timeout_seconds,
+        )
         self._outcomes: queue.SimpleQueue[tuple[int, FetchedLayer] | Exception] = (
             queue.SimpleQueue()
         )
@@ -119,11 +119,11 @@ class LayerFetcher:
         for address in addresses:
             try:
                 return self._fetch_from(address, layer, version)
-            except (OSError, ValueError, _NotServed, PlanariaError) as error:
-                if self._interrupted.is_set():
+            except (OSError, ValueError, _NotServed, TakenBackError, PlanariaError) as error:
+                if self._connections.is_interrupted:
                     break
                 failures.append(f"{address}: {error or type(error).__name__}")
-        if self._interrupted.is_set():
+        if self._connections.is_interrupted:
             raise CopyInterrupted(f"copying layer {layer} was interrupted")
         reasons = "; ".join(failures) or "it has no source"
         raise PlanariaError(
@@ -134,17 +134,12 @@ class LayerFetcher:
 
     def interrupt(self) -> None:
         """Ends every copy under way; from any thread, at once, as often as one likes."""
-        with self._lock:
-            self._interrupted.set()
-            connections = list(self._connections)
+        self._connections.interrupt()
         self._outcomes.put(CopyInterrupted("copying was interrupted"))
-        for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
 
     def _work(self, waiting: "queue.SimpleQueue[tuple[int, Sequence[str]]]", version: int) -> None:
         with contextlib.suppress(queue.Empty):
-            while not self._interrupted.is_set():
+            while not self._connections.is_interrupted:
                 layer, addresses = waiting.get_nowait()
                 try:
                     self._outcomes.put((layer, self.fetch(layer, version, addresses)))
@@ -152,10 +147,7 @@ class LayerFetcher:
                     self._outcomes.put(error)
 
     def _fetch_from(self, address: str, layer: int, version: int) -> FetchedLayer:
-        with self._connected(address) as connection:
-            connection.sendall(self._greeting)
-            length = wire.receive_length(connection, wire.MAX_ENGINE_ID_BYTES)
-            wire.receive_exactly(connection, length)
+        with self._connections.open(address) as connection:
             connection.sendall(wire.REQUEST.pack(layer, version))
             length = wire.receive_length(connection, wire.MAX_HEADER_BYTES)
             answer = wire.Answer.decode(wire.receive_exactly(connection, length))
@@ -163,53 +155,13 @@ class LayerFetcher:
                 raise _NotServed("does not hold the layer")
             if answer.state is wire.AnswerState.OTHER_VERSION or answer.version != version:
                 raise _NotServed(f"holds it in version {answer.version}")
-            tensors = self._receive(connection, answer)
+            tensors = receive_tensors(
+                connection,
+                answer.tensors,
+                after_chunk=lambda: self._failpoints.hit("copy", step=version),
+            )
         return FetchedLayer(
             tensors=tensors,
             num_bytes=sum(header.num_bytes for header in answer.tensors),
             address=address,
         )
-
-    @contextlib.contextmanager
-    def _connected(self, address: str) -> Iterator[socket.socket]:
-        with socket.create_connection(
-            parse_address(address), self._connect_timeout_seconds
-        ) as connection:
-            with self._lock:
-                if self._interrupted.is_set():
-                    raise ConnectionError("interrupted")
-                self._connections.add(connection)
-            try:
-                connection.settimeout(self._stall_timeout_seconds)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                yield connection
-            finally:
-                with self._lock:
-                    self._connections.discard(connection)
-
-    def _receive(self, connection: socket.socket, answer: wire.Answer) -> dict[str, Tensor]:
-        digest = hashlib.sha256()
-        tensors = {header.name: wire.allocate(header) for header in answer.tensors}
-        for tensor in tensors.values():
-            rest = wire.raw_bytes(tensor)
-            while rest:
-                length = self._receive_chunk_length(connection)
-                if not 0 < length <= len(rest):
-                    raise ValueError(f"a chunk of {length} bytes where {len(rest)} are missing")
-                wire.receive_into(connection, rest[:length])
-                digest.update(rest[:length])
-                rest = rest[length:]
-                self._failpoints.hit("copy", step=answer.version)
-        if self._receive_chunk_length(connection) != wire.NO_MORE_CHUNKS:
-            raise ValueError("more bytes than the header announced")
-        if not hmac.compare_digest(
-            wire.receive_exactly(connection, wire.DIGEST_BYTES), digest.digest()
-        ):
-            raise ValueError("the SHA-256 of what arrived differs from the sender's")
-        return tensors
-
-    def _receive_chunk_length(self, connection: socket.socket) -> int:
-        length = wire.receive_length(connection, wire.CHANGED)
-        if length == wire.CHANGED:
-            raise _NotServed("changed it while it was copied")
-        return length

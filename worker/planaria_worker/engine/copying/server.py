@@ -1,7 +1,6 @@
 """Serves this engine's layers to its peers, and lets them notice when its process ends."""
 
 import contextlib
-import hashlib
 import hmac
 import socket
 import threading
@@ -9,7 +8,10 @@ import threading
 from planaria_common.logging import get_logger
 from planaria_worker.engine.communication.addresses import format_address
 from planaria_worker.engine.copying import wire
+from planaria_worker.engine.copying.feed import CommitFeed
 from planaria_worker.engine.copying.source import LayerSource
+from planaria_worker.engine.copying.stream import CommitStream
+from planaria_worker.engine.copying.transfer import send_tensors
 from planaria_worker.engine.failpoints import Failpoints
 
 _GREETING_TIMEOUT_SECONDS = 5.0
@@ -32,6 +34,7 @@ class CopyServer:
         engine_id: str,
         job_secret: str,
         source: LayerSource,
+        feed: CommitFeed,
         failpoints: Failpoints,
         stall_timeout_seconds: float = _STALL_TIMEOUT_SECONDS,
     ) -> None:
@@ -42,13 +45,16 @@ class CopyServer:
             engine_id: told to those who connect, for a port may change hands.
             job_secret: who does not know it is not served.
             source: the layers.
-            failpoints: hit at `serve_copy` after each chunk, with the version as the step.
+            feed: the steps that they are brought to.
+            failpoints: hit at `serve_copy` and `serve_follow` after each chunk, with the version
+                that it belongs or leads to as the step.
             stall_timeout_seconds: a peer that takes no byte, or asks for nothing, for so long is
                 let go.
         """
         self._engine_id = engine_id
         self._secret_digest = wire.secret_digest(job_secret)
         self._source = source
+        self._feed = feed
         self._failpoints = failpoints
         self._stall_timeout_seconds = stall_timeout_seconds
         self._lock = threading.Lock()
@@ -116,6 +122,13 @@ class CopyServer:
             while True:
                 request = wire.receive_exactly(connection, wire.REQUEST.size)
                 self._answer(connection, *wire.REQUEST.unpack(request))
+        elif kind is wire.Kind.FOLLOW:
+            connection.settimeout(self._stall_timeout_seconds)
+            layers = wire.receive_follow_request(connection)
+            stream = CommitStream(
+                connection, source=self._source, feed=self._feed, failpoints=self._failpoints
+            )
+            stream.serve(layers)
 
     def _greet(self, connection: socket.socket) -> wire.Kind | None:
         greeting = wire.receive_exactly(connection, wire.GREETING.size)
@@ -150,14 +163,9 @@ class CopyServer:
             state=wire.AnswerState.HELD, version=version, tensors=wire.describe(tensors)
         )
         connection.sendall(answer.encode())
-        digest = hashlib.sha256()
-        for tensor in tensors.values():
-            for chunk in wire.chunks(tensor):
-                digest.update(chunk)
-                connection.sendall(wire.LENGTH.pack(len(chunk)))
-                connection.sendall(chunk)
-                self._failpoints.hit("serve_copy", step=version)
-                if self._source.version(layer) != version:
-                    connection.sendall(wire.LENGTH.pack(wire.CHANGED))
-                    return
-        connection.sendall(wire.LENGTH.pack(wire.NO_MORE_CHUNKS) + digest.digest())
+
+        def is_unchanged() -> bool:
+            self._failpoints.hit("serve_copy", step=version)
+            return self._source.version(layer) == version
+
+        send_tensors(connection, tensors.values(), goes_on=is_unchanged)

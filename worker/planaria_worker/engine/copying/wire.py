@@ -1,13 +1,15 @@
 """The copy protocol, as bytes.
 
-    connection:  magic, kind (copy or watch), SHA-256 of the job's secret
+    connection:  magic, kind (copy, watch or follow), SHA-256 of the job's secret
     answer:      the server's engine id          (or the end: magic or secret were wrong)
 
     request:     layer, version
     answer:      length, header as JSON {"state": "held" | "not_held" | "other_version", ...}
-    when held:   chunks of (length, bytes) in the order of the header's tensors, never across two;
-                 a length of 0 ends them: SHA-256 of all bytes follows; a length of 2^32-1 takes
-                 them back: the layer changed meanwhile.
+    when held:   the tensors, as in `transfer`; taken back when the layer changed meanwhile
+
+    follow:      number of layers, the layers
+    messages:    length, header as JSON {"kind": "layer" | "sum" | "current" | "not_held", ...};
+                 behind a layer or a sum its tensors; a sum may come between the chunks of a layer
 
     watch:       the server sends nothing but one `bye` before it ends in order.
 
@@ -19,7 +21,7 @@ import hashlib
 import json
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -27,17 +29,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planaria_worker.engine.commit import CommitRecord
+
 MAGIC = b"planaria"
 GREETING = struct.Struct("<8sB32s")
 REQUEST = struct.Struct("<IQ")
 LENGTH = struct.Struct("<I")
 BYE = b"bye\n"
 NO_MORE_CHUNKS = 0
-CHANGED = 0xFFFFFFFF
 CHUNK_BYTES = 4 << 20
 DIGEST_BYTES = 32
 MAX_HEADER_BYTES = 16 << 20
 MAX_ENGINE_ID_BYTES = 4096
+MAX_FOLLOWED_LAYERS = 1 << 16
 
 
 class Kind(IntEnum):
@@ -45,6 +49,7 @@ class Kind(IntEnum):
 
     COPY = 1
     WATCH = 2
+    FOLLOW = 3
 
 
 class AnswerState(StrEnum):
@@ -90,18 +95,82 @@ class Answer:
             return cls(
                 state=AnswerState(fields["state"]),
                 version=fields["version"],
-                tensors=tuple(
-                    TensorHeader(**{**tensor, "shape": tuple(tensor["shape"])})
-                    for tensor in fields["tensors"]
-                ),
+                tensors=_tensor_headers(fields),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a copy header: {error}") from None
 
 
+class MessageKind(StrEnum):
+    """What a source tells a follower."""
+
+    LAYER = "layer"
+    """The state of a layer; what was sent of it before is void."""
+    SUM = "sum"
+    """The sum of a layer in a step that the source has committed."""
+    CURRENT = "current"
+    """Everything was sent that there is."""
+    NOT_HELD = "not_held"
+    """The source has no such layer, or one that is not whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """The header of a message to a follower."""
+
+    kind: MessageKind
+    layer: int = -1
+    version: int = -1
+    """Of a layer: the committed steps that are in it."""
+    record: CommitRecord | None = None
+    """Of a sum: the commit. Of a layer: the one that made its version, when the source knows it."""
+    tensors: tuple[TensorHeader, ...] = ()
+
+    def encode(self) -> bytes:
+        body = json.dumps(asdict(self), separators=(",", ":")).encode()
+        return LENGTH.pack(len(body)) + body
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Message":
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(body)
+            record = fields["record"]
+            return cls(
+                kind=MessageKind(fields["kind"]),
+                layer=fields["layer"],
+                version=fields["version"],
+                record=None if record is None else CommitRecord(**record),
+                tensors=_tensor_headers(fields),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a message to a follower: {error}") from None
+
+
 def greeting(kind: Kind, job_secret: str) -> bytes:
     """The first bytes of a connection."""
     return GREETING.pack(MAGIC, kind, secret_digest(job_secret))
+
+
+def _tensor_headers(fields: Mapping[str, Any]) -> tuple[TensorHeader, ...]:
+    return tuple(
+        TensorHeader(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in fields["tensors"]
+    )
+
+
+def follow_request(layers: Sequence[int]) -> bytes:
+    """Which layers are to be followed."""
+    return struct.pack(f"<I{len(layers)}I", len(layers), *layers)
+
+
+def receive_follow_request(connection: socket.socket) -> tuple[int, ...]:
+    """Reads what `follow_request` wrote; ValueError when it can be none."""
+    num_layers = receive_length(connection, MAX_FOLLOWED_LAYERS)
+    return struct.unpack(f"<{num_layers}I", receive_exactly(connection, 4 * num_layers))
 
 
 def secret_digest(job_secret: str) -> bytes:

@@ -1,0 +1,156 @@
+"""Hands the sums of committed steps to those who follow a layer, without making anybody wait.
+
+feed.publish(3, record, total)                 # the training thread, when layer 3 has the step
+with feed.subscribe() as subscription:         # the thread of a follower's connection
+    subscription.follow(3)                     # before layer 3 is read: no step is missed
+    subscription.next(timeout_seconds=1.0)
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from planaria_worker.engine.commit import CommitRecord
+
+NUM_KEPT = 3
+"""Sums of a layer that are kept for a slow follower, however large they are."""
+KEPT_BYTES = 64 << 20
+"""More are kept while all of a follower's together are no larger than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommittedSum:
+    """The whole gradient sum of a layer in a committed step."""
+
+    layer: int
+    record: CommitRecord
+    total: Tensor
+    """Flat; a copy that nobody changes."""
+
+
+class CommitFeed:
+    """One engine's committed sums, layer by layer."""
+
+    def __init__(self, *, num_kept: int = NUM_KEPT, kept_bytes: int = KEPT_BYTES) -> None:
+        self._num_kept = num_kept
+        self._kept_bytes = kept_bytes
+        self._lock = threading.Lock()
+        self._followers: dict[int, tuple[Subscription, ...]] = {}
+        self.last_record: CommitRecord | None = None
+
+    def publish(self, layer: int, record: CommitRecord, total: Tensor) -> None:
+        """Tells the followers of a layer; without any, it costs nothing.
+
+        Call it behind the update: who subscribes too late for this sum finds it in the layer.
+        """
+        self.last_record = record
+        if layer not in self._followers:
+            return
+        committed = CommittedSum(layer=layer, record=record, total=total.clone())
+        for follower in self._followers.get(layer, ()):
+            follower.put(committed)
+
+    def subscribe(self) -> "Subscription":
+        """A follower that follows nothing yet."""
+        return Subscription(self, self._num_kept, self._kept_bytes)
+
+    def add(self, layer: int, follower: "Subscription") -> None:
+        """From now on the follower is told of a layer."""
+        with self._lock:
+            self._followers[layer] = (*self._followers.get(layer, ()), follower)
+
+    def remove(self, layer: int, follower: "Subscription") -> None:
+        """The follower is told of a layer no more."""
+        with self._lock:
+            rest = tuple(f for f in self._followers.get(layer, ()) if f is not follower)
+            if rest:
+                self._followers[layer] = rest
+            else:
+                self._followers.pop(layer, None)
+
+
+class Subscription:
+    """What one follower has not been sent yet."""
+
+    def __init__(self, feed: CommitFeed, num_kept: int, kept_bytes: int) -> None:
+        self._feed = feed
+        self._num_kept = num_kept
+        self._kept_bytes = kept_bytes
+        self._changed = threading.Condition()
+        self._waiting: deque[CommittedSum] = deque()
+        self._followed: set[int] = set()
+        self._overrun: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            layers, self._followed = self._followed, set()
+            self._waiting.clear()
+        for layer in layers:
+            self._feed.remove(layer, self)
+
+    def follow(self, layer: int) -> None:
+        """Every step that the layer is brought to from now on will be here."""
+        with self._changed:
+            self._followed.add(layer)
+        self._feed.add(layer, self)
+
+    def put(self, committed: CommittedSum) -> None:
+        """Takes a sum in, or gives its layer up when too many wait."""
+        layer = committed.layer
+        with self._changed:
+            if layer not in self._followed:
+                return
+            if not self._has_room(committed):
+                self._waiting = deque(c for c in self._waiting if c.layer != layer)
+                self._followed.discard(layer)
+                self._overrun.add(layer)
+            else:
+                self._waiting.append(committed)
+            self._changed.notify_all()
+            is_given_up = layer in self._overrun
+        if is_given_up:
+            self._feed.remove(layer, self)
+
+    def next(
+        self, *, leaving: int | None = None, timeout_seconds: float = 0.0
+    ) -> CommittedSum | None:
+        """The oldest sum, or None; waits for one, or for a layer that was given up.
+
+        Args:
+            leaving: a layer whose sums stay here.
+            timeout_seconds: how long to wait.
+        """
+        with self._changed:
+            if not self._waiting and not self._overrun and timeout_seconds:
+                self._changed.wait(timeout_seconds)
+            for place, committed in enumerate(self._waiting):
+                if committed.layer != leaving:
+                    del self._waiting[place]
+                    return committed
+            return None
+
+    def given_up(self) -> Sequence[int]:
+        """Layers that have fallen behind too far since the last call: begin them again."""
+        with self._changed:
+            layers, self._overrun = sorted(self._overrun), set()
+            return layers
+
+    def _has_room(self, committed: CommittedSum) -> bool:
+        num_waiting = sum(other.layer == committed.layer for other in self._waiting)
+        num_bytes = sum(other.total.nbytes for other in self._waiting)
+        return (
+            num_waiting < self._num_kept or num_bytes + committed.total.nbytes <= self._kept_bytes
+        )

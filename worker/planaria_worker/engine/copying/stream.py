@@ -1,0 +1,145 @@
+"""What a source sends to a follower: layers as they stand, then every committed sum, in order."""
+
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from planaria_worker.engine.copying import wire
+from planaria_worker.engine.copying.feed import CommitFeed, CommittedSum, Subscription
+from planaria_worker.engine.copying.source import LayerSource
+from planaria_worker.engine.copying.transfer import announce_between, send_tensors
+from planaria_worker.engine.failpoints import Failpoints
+
+_LOOK_SECONDS = 1.0
+"""How often a stream without anything to send looks whether the follower is still there."""
+_REST_SECONDS = 0.001
+_MAX_READ_SECONDS = 5.0
+"""How long reading a layer may be disturbed by commits. It is copied in memory in a small part of a
+step; one that an update left half-done stays unreadable."""
+
+
+class CommitStream:
+    """Serves one follower until it leaves."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        source: LayerSource,
+        feed: CommitFeed,
+        failpoints: Failpoints,
+    ) -> None:
+        self._connection = connection
+        self._source = source
+        self._feed = feed
+        self._failpoints = failpoints
+
+    def serve(self, layers: Sequence[int]) -> None:
+        """Sends the layers one by one, and what is committed in those that were sent.
+
+        A layer that falls behind too far is sent again as it stands then.
+
+        Raises:
+            OSError: the follower has left.
+        """
+        waiting = deque(layers)
+        is_current = False
+        with self._feed.subscribe() as subscription:
+            while True:
+                given_up = subscription.given_up()
+                is_current = is_current and not given_up
+                waiting.extend(given_up)
+                if waiting:
+                    if not self._send_layer(waiting.popleft(), subscription):
+                        return
+                elif committed := subscription.next():
+                    self._send_sum(committed)
+                elif not is_current:
+                    self._send(wire.Message(kind=wire.MessageKind.CURRENT))
+                    is_current = True
+                elif committed := subscription.next(timeout_seconds=_LOOK_SECONDS):
+                    self._send_sum(committed)
+                else:
+                    self._require_follower()
+
+    def _send_layer(self, layer: int, subscription: Subscription) -> bool:
+        """Sends a layer, and between its chunks what was committed in others.
+
+        Returns whether there is one.
+        """
+        subscription.follow(layer)  # before it is read: every later step is in one or the other
+        held = _read(self._source, layer)
+        if held is None:
+            self._send(wire.Message(kind=wire.MessageKind.NOT_HELD, layer=layer))
+            return False
+        version, tensors = held
+        record = self._feed.last_record
+        self._send(
+            wire.Message(
+                kind=wire.MessageKind.LAYER,
+                layer=layer,
+                version=version,
+                record=record if record is not None and record.step + 1 == version else None,
+                tensors=wire.describe(tensors),
+            )
+        )
+
+        def send_others() -> bool:
+            self._failpoints.hit("serve_follow", step=version)
+            while committed := subscription.next(leaving=layer):
+                announce_between(self._connection)
+                self._send_sum(committed)
+            return True
+
+        return send_tensors(self._connection, tensors.values(), goes_on=send_others)
+
+    def _send_sum(self, committed: CommittedSum) -> None:
+        tensors = {"sum": committed.total}
+        self._send(
+            wire.Message(
+                kind=wire.MessageKind.SUM,
+                layer=committed.layer,
+                record=committed.record,
+                tensors=wire.describe(tensors),
+            )
+        )
+
+        def go_on() -> bool:
+            self._failpoints.hit("serve_follow", step=committed.record.step + 1)
+            return True
+
+        send_tensors(self._connection, tensors.values(), goes_on=go_on)
+
+    def _send(self, message: wire.Message) -> None:
+        self._connection.sendall(message.encode())
+
+    def _require_follower(self) -> None:
+        """A follower says nothing, so that what can be read is its end."""
+        timeout = self._connection.gettimeout()
+        self._connection.setblocking(False)
+        try:
+            self._connection.recv(1)
+        except BlockingIOError:
+            return
+        finally:
+            self._connection.settimeout(timeout)
+        raise ConnectionError("the follower has left")
+
+
+def _read(source: LayerSource, layer: int) -> tuple[int, Mapping[str, Tensor]] | None:
+    """A layer copied in memory in one version; None: it is not held, or not whole."""
+    deadline = time.monotonic() + _MAX_READ_SECONDS
+    while True:
+        version = source.version(layer)
+        try:
+            tensors = {name: t.detach().clone() for name, t in source.tensors(layer).items()}
+        except KeyError:
+            return None
+        if version is not None and source.version(layer) == version:
+            return version, tensors
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_REST_SECONDS)

@@ -1,0 +1,146 @@
+"""Layers that follow those of other engines, commit by commit, beside the store.
+
+They become replicas only when the engine takes a place that needs them. Every update is the one
+that everybody makes, on the sum that the source made it with: the same bits.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from torch import Tensor
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.copying import CommittedSum
+from planaria_worker.engine.job import Job
+from planaria_worker.engine.numerics.optimizer import update
+from planaria_worker.engine.state import fill
+from planaria_worker.engine.step import commit_scale
+from planaria_worker.models.state import LayerState, empty_state
+
+OnCommit = Callable[[CommitRecord], None]
+"""Called with the commit that every layer has, from the thread that brought the last one there."""
+
+
+class FollowedLayers:
+    """What a `LayerFollower` receives, made into states.
+
+    Attributes:
+        states: by layer; the same objects all the time, changed in place.
+    """
+
+    def __init__(self, job: Job, layers: Collection[int], on_commit: OnCommit) -> None:
+        """Makes room for the layers."""
+        self._job = job
+        self._on_commit = on_commit
+        self.states: dict[int, LayerState] = {
+            layer: empty_state(
+                job.layouts[layer], device=str(job.device), compute_dtype=job.compute_dtype
+            )
+            for layer in layers
+        }
+        self._changed = threading.Condition()
+        self._versions: dict[int, int | None] = dict.fromkeys(layers)
+        self._records: dict[int, CommitRecord] = {}
+        self._awaited = set(layers)
+        self._end: Exception | None = None
+
+    def take_layer(
+        self, layer: int, version: int, tensors: Mapping[str, Tensor], record: CommitRecord | None
+    ) -> None:
+        """Begins a layer anew."""
+        self._begin_change(layer)
+        fill(self.states[layer], tensors)
+        self._end_change(layer, version, record)
+
+    def take_sum(self, committed: CommittedSum) -> None:
+        """Applies a step, unless the layer was sent with it.
+
+        Raises:
+            ValueError: the layer is not at the step.
+        """
+        layer, record = committed.layer, committed.record
+        version = self._versions[layer]
+        if version is None or record.step > version:
+            raise ValueError(f"step {record.step} of layer {layer} came at version {version}")
+        if record.step == version:
+            state = self._begin_change(layer)
+            update(
+                state,
+                committed.total.to(state.parameters.device),
+                config=self._job.optimizer,
+                scale=commit_scale(self._job, record),
+                step=record.step,
+            )
+            version += 1
+        self._end_change(layer, version, record)
+
+    def become_current(self, layers: Sequence[int]) -> None:
+        """Notes that nothing more is known of these layers."""
+        with self._changed:
+            self._awaited.difference_update(layers)
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Ends it: nothing more will come."""
+        with self._changed:
+            self._end = self._end or error
+            self._changed.notify_all()
+
+    def wait_until_current(self) -> None:
+        """Waits until every layer has caught up with its source once.
+
+        Raises:
+            Exception: what `fail` was told.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._end is not None or not self._awaited)
+            if self._end is not None:
+                raise self._end
+
+    def wait_for(self, version: int, timeout_seconds: float) -> None:
+        """Waits until every layer is at a version, and takes in nothing more.
+
+        Raises:
+            PlanariaError: UNAVAILABLE: some are not there in time; names them.
+            Exception: what `fail` was told.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._end is not None or not self._behind(version), timeout_seconds
+            )
+            behind = self._behind(version)
+            if behind and self._end is not None:
+                raise self._end
+            if behind:
+                names = ", ".join(map(str, behind))
+                raise PlanariaError(
+                    ErrorReason.UNAVAILABLE,
+                    f"layers {names} did not reach version {version} in time",
+                    {"layers": names, "version": str(version)},
+                )
+            self._end = self._end or ValueError("the layers are taken")
+
+    def _behind(self, version: int) -> list[int]:
+        return [layer for layer, has in self._versions.items() if has != version]
+
+    def _begin_change(self, layer: int) -> LayerState:
+        with self._changed:
+            if self._end is not None:
+                raise self._end
+            self._versions[layer] = None
+            return self.states[layer]
+
+    def _end_change(self, layer: int, version: int, record: CommitRecord | None) -> None:
+        with self._changed:
+            self._versions[layer] = version
+            if record is not None:
+                self._records[layer] = record
+            self._changed.notify_all()
+            newest = self._records.get(layer)
+            is_common = newest is not None and all(
+                self._versions[other] == newest.step + 1 and self._records.get(other) == newest
+                for other in self._versions
+            )
+        if newest is not None and is_common:
+            self._on_commit(newest)

@@ -1,0 +1,251 @@
+"""A place in the next generation, made ready beside what the engine does now.
+
+Groups are built and layers followed by threads of their own; nothing here touches the step in
+flight. The trainer takes the place behind a commit, or it is dropped.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.activation import Activated, Activation, Answer, Builder, promised
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.communication import GroupBroken
+from planaria_worker.engine.copying import LayerFollower
+from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.following import FollowedLayers
+from planaria_worker.engine.place import Place, take_place
+from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.promise import Promise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """The next place is ready."""
+
+    num_bytes: int
+    start_time: datetime
+    rebuild_end_time: datetime
+    copy_end_time: datetime | None
+    """None: no layer was missing."""
+    num_communicators: int
+
+
+StagedAnswer = Callable[[Staged | Exception], None]
+"""Says what came of an Activate at a commit; from any thread, and only the first answer counts."""
+
+
+class NextPlace:
+    """A place that is staged; taken once, or dropped.
+
+    Attributes:
+        activation: what was asked for.
+        view: the plan, seen from this engine.
+        is_in_exchange: whether the engine takes part in the exchange of the commit behind which it
+            takes the place; another one learns of that commit from those it follows.
+        communicators: the groups of the next generation.
+    """
+
+    def __init__(
+        self,
+        *,
+        builder: Builder,
+        job_secret: str,
+        activation: Activation,
+        view: PlanView,
+        is_in_exchange: bool,
+        on_commit: Callable[["NextPlace", CommitRecord], None],
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            builder: makes the groups.
+            job_secret: that of the sources.
+            activation: what is asked for.
+            view: the plan.
+            is_in_exchange: see the attributes.
+            on_commit: called with each commit that all followed layers have.
+        """
+        self.activation = activation
+        self.view = view
+        self.is_in_exchange = is_in_exchange
+        self.communicators = builder.communicators()
+        self._builder = builder
+        self._layers = FollowedLayers(
+            builder.around.job, activation.layers, lambda record: on_commit(self, record)
+        )
+        self._follower = LayerFollower(
+            self._layers, job_secret=job_secret, failpoints=builder.around.failpoints
+        )
+        self._lock = threading.Lock()
+        self._is_ready = False
+        self._is_claimed = False
+        self._place: Place | None = None
+        self._answer: Answer | None = None
+        self._result: Activated | Exception | None = None
+
+    @property
+    def generation(self) -> int:
+        return self.activation.generation
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may be switched to."""
+        return self._is_ready
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether the engine has it as its place, or is about to."""
+        return self._is_claimed
+
+    def start(self, answer: StagedAnswer) -> None:
+        """Begins to make it ready."""
+
+        def run() -> None:
+            try:
+                staged = self._make_ready()
+            except Exception as error:
+                self.drop()
+                answer(self._explain(error))
+            else:
+                self._is_ready = True
+                answer(staged)
+
+        threading.Thread(target=run, name="stage", daemon=True).start()
+
+    def drop(self) -> None:
+        """Gives it up, unless it is claimed: whoever waits for it learns that its time is over."""
+        with self._lock:
+            if self._is_claimed:
+                return
+        over = FencedError(self.generation, self._builder.around.fence.newest)
+        self._layers.fail(over)
+        self._follower.interrupt()
+        self.communicators.shut("the place is given up")
+        self.finish(over)
+
+    def answer_with(self, answer: Answer) -> bool:
+        """Says who is told when the place is taken, or cannot be; returns whether that is over."""
+        with self._lock:
+            self._answer = answer
+            result = self._result
+        if result is not None:
+            answer(result)
+        return result is not None
+
+    def finish(self, result: Activated | Exception) -> None:
+        """Says what came of it; only the first time counts."""
+        with self._lock:
+            if self._result is not None:
+                return
+            self._result = result
+            answer = self._answer
+        if answer is not None:
+            answer(result)
+
+    def wait_for_layers(self, version: int) -> None:
+        """Waits until the followed layers are at a version, and follows them no more.
+
+        Raises:
+            FencedError: the place was given up.
+            PlanariaError: they did not come in time, or their source is gone.
+        """
+        try:
+            self._layers.wait_for(version, self.activation.rebuild_timeout_seconds)
+        except PlanariaError as error:
+            raise PlanariaError(ErrorReason.UNAVAILABLE, error.message, error.metadata) from None
+        self._follower.interrupt()
+
+    def promise(self, committed_steps: int) -> Promise | None:
+        """What the engine goes on with by taking the place; None for a follower."""
+        if self.view.is_follower:
+            return None
+        return promised(replace(self.activation, committed_steps=committed_steps), self.view)
+
+    def claim(self) -> None:
+        """From now on it is the engine's, and `drop` does nothing."""
+        with self._lock:
+            self._is_claimed = True
+
+    def take(self, version: int) -> Place:
+        """Claims the place, its layers put into the store; only of a pipeline that has changed."""
+        self.claim()
+        place, self._place = self._place, None
+        assert place is not None  # noqa: S101 - made when it was staged
+        self._builder.around.store.install(self._layers.states, version)
+        return place
+
+    def _make_ready(self) -> Staged:
+        around, clock = self._builder.around, self._builder.clock
+        start_time = clock.now()
+        around.failpoints.hit("stage")
+        specs = self.view.sum_groups if self.view.keeps_step else self.view.groups
+        self._builder.start(self.communicators, specs, self.activation)
+        if self.activation.layers:
+            self._follower.start(self.activation.layers)
+        groups = self.communicators.wait()
+        rebuild_end_time = clock.now()
+        self._layers.wait_until_current()
+        copy_end_time = clock.now() if self.activation.layers else None
+        if not self.view.keeps_step:
+            self._place = take_place(
+                around,
+                view=self.view,
+                generation=self.generation,
+                step=0,
+                groups=groups,
+                states={**around.store.states, **self._layers.states},
+            )
+        return Staged(
+            num_bytes=self._follower.num_bytes,
+            start_time=start_time,
+            rebuild_end_time=rebuild_end_time,
+            copy_end_time=copy_end_time,
+            num_communicators=len(groups),
+        )
+
+    def _explain(self, error: Exception) -> Exception:
+        if self._builder.around.fence.newest > self.generation:
+            return FencedError(self.generation, self._builder.around.fence.newest)
+        if isinstance(error, GroupBroken):
+            return self._builder.explain(error, self.generation)
+        return error
+
+
+def require_stageable(activation: Activation, view: PlanView, place: Place | None) -> None:
+    """Makes sure that a place can be made ready beside what the engine does.
+
+    Args:
+        activation: what is asked for.
+        view: the plan.
+        place: what the engine has now; its layers follow every commit.
+
+    Raises:
+        PlanariaError: names the field and what would be right.
+    """
+    if any(pipeline.step_microbatches for pipeline in activation.pipelines):
+        raise _unfit(
+            "step_microbatches", "a place that is taken behind a commit has no step in flight"
+        )
+    if any(not addresses for addresses in activation.layers.values()):
+        raise _unfit("layers", "each layer that is followed has a source")
+    if view.keeps_step:
+        if place is None or place.halt.is_set() or place.view.is_follower:
+            raise _not_so("keeps_step", "the engine is in no whole pipeline")
+        if place.view.pipeline.stages != view.pipeline.stages:
+            raise _not_so("keeps_step", "its pipeline has other stages")
+    held = set() if place is None else set(place.view.hosted_layers)
+    missing = set(view.hosted_layers) - held - set(activation.layers)
+    if missing:
+        names = ", ".join(map(str, sorted(missing)))
+        raise _not_so("layers", f"layers {names} are in no step that the engine takes part in")
+
+
+def _unfit(field: str, why: str) -> PlanariaError:
+    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{field}: {why}", {"field": field})
+
+
+def _not_so(field: str, why: str) -> PlanariaError:
+    return PlanariaError(ErrorReason.WRONG_STATE, f"{field}: {why}", {"field": field})

@@ -1,0 +1,81 @@
+"""What an engine has and has promised: what its reports say at any moment."""
+
+import threading
+
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.place import Place
+from planaria_worker.engine.promise import Promise
+from planaria_worker.engine.trace import Trace
+from planaria_worker.engine.vitals import Vitals
+
+
+class Standing:
+    """The place, the promise and the account of commits, which change together.
+
+    Attributes:
+        lock: held while they change together with something else, and by all methods.
+        place: what the engine trains in; None while it stands still.
+        promise: what the engine goes on with; None when its pipeline is broken, or it has none.
+        last_commit: the newest that the engine has made, been told of, or taken its place behind.
+    """
+
+    def __init__(self, *, vitals: Vitals, trace: Trace, num_steps: int) -> None:
+        self.lock = threading.RLock()
+        self.place: Place | None = None
+        self.promise: Promise | None = None
+        self.last_commit: CommitRecord | None = None
+        self._vitals = vitals
+        self._trace = trace
+        self._num_steps = num_steps
+
+    @property
+    def committed_steps(self) -> int:
+        return self._vitals.committed_steps
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the job's last step is committed."""
+        return self.is_last(self.committed_steps)
+
+    def is_last(self, committed_steps: int) -> bool:
+        """Whether nothing comes behind so many steps."""
+        return committed_steps >= self._num_steps
+
+    def take(self, place: Place, promise: Promise | None, fence: Fence) -> None:
+        """Takes a place.
+
+        Raises:
+            FencedError: the engine is fenced; a later fence finds the promise.
+        """
+        with self.lock:
+            fence.check(place.generation)
+            self.place, self.promise = place, promise
+        place.trace()
+
+    def enter_commit(self, record: CommitRecord, promise: Promise | None) -> None:
+        """Enters a commit, and what is promised behind it unless the engine was halted."""
+        with self.lock:
+            is_halted = self.promise is None
+            self.account(record)
+            self._trace.event("commit", step=record.step, generation=record.generation)
+            self.promise = None if is_halted or self.is_finished else promise
+
+    def account(self, record: CommitRecord) -> None:
+        """Notes the newest commit, whoever made it."""
+        with self.lock:
+            self.last_commit = record
+            self._vitals.committed_steps = record.step + 1
+
+    def halt(self) -> Place | None:
+        """Takes the promise back; returns the place, which ends at its next action."""
+        with self.lock:
+            self.promise = None
+            if self.place is not None:
+                self.place.halt.set()
+            return self.place
+
+    def drop(self) -> None:
+        """Gives up the place."""
+        with self.lock:
+            self.place = self.promise = None
