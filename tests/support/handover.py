@@ -144,6 +144,11 @@ class Handover:
     def _has_committed(self, step: int) -> bool:
         return any(report.record.step == step for report in self.cluster.step_reports())
 
+    def has_switched(self, name: str) -> bool:
+        """Whether an engine has answered that it has changed over."""
+        result = self.cluster.engines[name].result(self._switching[name])
+        return result is not None and not result.HasField("failure")
+
     def switching_result(self, name: str) -> DirectiveResult:
         return self.cluster.wait_for_result(name, self._switching[name])
 

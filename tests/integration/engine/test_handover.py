@@ -11,7 +11,7 @@ import pytest
 
 from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
-from planaria.api.worker.v1.directive_pb2 import Quiesce, Switch
+from planaria.api.worker.v1.directive_pb2 import DigestLayers, Quiesce, Switch
 from planaria.api.worker.v1.report_pb2 import FenceReport
 from support.engine_harness import EngineCluster, Pipeline
 from support.engine_zygote import Zygote
@@ -353,12 +353,7 @@ def test_a_fence_between_the_commit_and_the_new_place_finds_no_promise(
     handover.switch_behind(STEP, go)
     for name in "abd":
         handover.switching_result(name)
-    cluster.generation += 1
-    fence = Quiesce(mode=Quiesce.MODE_FENCE)
-    asked = {name: cluster.direct(name, quiesce=fence) for name in "abcd"}
-    cluster.wait_for_result("a", asked["a"])
-    place.touch()
-    reports = {n: cluster.wait_for_result(n, asked[n]).fence_report for n in "abcd"}
+    reports = fence_while_held(cluster, place, ("a", "b", "c", "d"))
     assert {report.committed_steps for report in reports.values()} == {STEP + 1}
     assert kept(reports) == {"a": [0, 1, 2], "b": [0, 1, 2], "c": [], "d": []}
     assert reports["c"].applied_generation == 0
@@ -380,12 +375,7 @@ def test_a_straggler_that_is_told_of_the_commit_stands_still(
     handover.stage()
     handover.switch_behind(STEP, go)
     handover.switching_result("d")
-    cluster.generation += 1
-    fence = Quiesce(mode=Quiesce.MODE_FENCE)
-    asked = {name: cluster.direct(name, quiesce=fence) for name in "abcde"}
-    cluster.wait_for_result("a", asked["a"])
-    verdict.touch()
-    reports = {n: cluster.wait_for_result(n, asked[n]).fence_report for n in "abcde"}
+    reports = fence_while_held(cluster, verdict, ("a", "b", "c", "d", "e"))
     assert reports["a"].committed_steps == STEP
     assert reports["a"].applied_generation < handover.generation
     assert reports["d"].committed_steps == STEP + 1
@@ -397,6 +387,156 @@ def test_a_straggler_that_is_told_of_the_commit_stands_still(
     plan = [Pipeline([("a", 7)], range(3)), Pipeline(OTHER_PAIR, range(3, 6))]
     cluster.recover(plan)
     finish(cluster, expected, plan)
+
+
+def test_a_fence_during_the_update_finds_no_promise_of_the_next_plan(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
+) -> None:
+    """b has passed the commit, and is fenced before it could go on behind it."""
+    update = tmp_path / "update"
+    waiting = {"at": "before_update", "action": "hold", "step": STEP, "until": str(update)}
+    begin(cluster, go, joining="e", failpoints={"b": [waiting], "e": []})
+    handover = Handover(cluster, BOTH, WITH_E)
+    handover.stage()
+    handover.switch_behind(STEP, go)
+    for name in "acd":
+        assert handover.switching_result(name).HasField("activated")
+    reports = fence_while_held(cluster, update, ("a", "b", "c", "d"))
+    assert kept(reports) == {"a": [0, 1], "b": [], "c": [2, 3], "d": [2, 3]}
+    assert reports["b"].last_commit.next_generation == handover.generation
+    assert reports["b"].applied_generation == 0
+    cluster.recover(BOTH)
+    finish(cluster, expected, BOTH)
+
+
+def test_an_engine_of_the_exchange_takes_no_place_by_hearsay(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path
+) -> None:
+    """c hears of the commit from b, whose layers it follows; in its own pipeline d dies before c
+    has the verdict. Its own layers lack the step."""
+    fatal = {"at": "after_exchange", "action": "kill", "step": STEP}
+    begin(cluster, go, failpoints={"d": [fatal]})
+    handover = Handover(cluster, BOTH, WITHOUT_D)
+    handover.prefer("b")
+    handover.stage()
+    handover.switch_behind(STEP, go)
+    for name in "ab":
+        assert handover.switching_result(name).HasField("activated")
+    cluster.wait_until_dead("d")
+    cluster.wait_for_fault("c")
+    reports = cluster.fence(["d"])
+    assert reports["c"].committed_steps == STEP
+    assert reports["c"].applied_generation == 0
+    cluster.roll_forward(reports)
+    plan = [Pipeline(PAIR, range(3)), Pipeline([("c", 7)], range(3, 6))]
+    cluster.recover(plan)
+    finish(cluster, expected, plan)
+
+
+def test_layers_of_the_place_before_last_until_the_first_commit(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
+) -> None:
+    """Whoever takes them over may not have them yet: until then they are replicas like any."""
+    later = tmp_path / "later"
+    begin(cluster, go, failpoints={"c": [held(later, STEP + 1)]})
+    shifted = [
+        Pipeline([("a", 2), ("b", 5)], [0, 1, 2]),
+        Pipeline(OTHER_PAIR, [3, 4, 5], keeps=True),
+    ]
+    handover = Handover(cluster, BOTH, shifted)
+    handover.stage()
+    handover.switch_behind(STEP, go)
+    handover.wait_until_switched()
+    reports = cluster.fence()
+    assert {x.layer: x.version for x in reports["a"].layers} == dict.fromkeys(range(3), STEP + 1)
+    keeping = [Pipeline(p.stages, p.microbatches, in_flight=p.microbatches) for p in shifted]
+    cluster.committed_steps = STEP + 1
+    for name, result in cluster.activate(keeping).items():
+        assert result.HasField("activated"), (name, result)
+    later.touch()
+    finish(cluster, expected, keeping)
+    reports = cluster.quiesce(["a"])
+    assert [x.layer for x in reports["a"].layers] == [0, 1]
+
+
+def test_layers_that_do_not_come_behind_the_commit_are_a_fault(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
+) -> None:
+    """c has the commit, and its source does not send it the sums: it does not wait for ever."""
+    never = tmp_path / "never"
+    silent = {"at": "serve_follow", "action": "hold", "step": STEP + 1, "until": str(never)}
+    begin(cluster, go, failpoints={"b": [silent]})
+    handover = Handover(cluster, BOTH, WITHOUT_D, rebuild_seconds=1)
+    handover.prefer("b")
+    handover.stage()
+    handover.switch_behind(STEP, go)
+    fault = cluster.wait_for_fault("c")
+    assert fault.failure.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
+    assert fault.generation == handover.generation
+    assert fault.failure.metadata["layers"] == "5, 6"
+    refused = handover.switching_result("c").failure
+    assert refused.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
+    cluster.recover(BOTH)
+    finish(cluster, expected, BOTH)
+
+
+def test_an_engine_that_cannot_stage_says_so_and_trains_on(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
+) -> None:
+    """Neither one that fails, nor one that is not ready, is switched."""
+    stage = tmp_path / "stage"
+    begin(
+        cluster,
+        go,
+        joining="e",
+        failpoints={
+            "a": [{"at": "stage", "action": "raise"}],
+            "b": [{"at": "stage", "action": "hold", "until": str(stage)}],
+        },
+    )
+    handover = Handover(cluster, BOTH, WITH_E)
+    handover.begin_staging()
+    failed = handover.staging_result("a").failure
+    assert failed.reason == ErrorReason.ERROR_REASON_ENGINE_FAILED
+    for name in "ab":
+        early = cluster.ask(name, handover.generation, switch=Switch())
+        assert early.failure.reason == ErrorReason.ERROR_REASON_WRONG_STATE
+    stage.touch()
+    go.touch()
+    finish(cluster, expected, BOTH)
+    assert not handover.has_parked(*"abcd")
+
+
+def test_an_engine_that_dies_in_staging_is_a_loss_like_any(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path
+) -> None:
+    """The others drop what they have staged, and finish the step."""
+    begin(cluster, go, joining="e", failpoints={"b": [{"at": "stage", "action": "kill"}]})
+    handover = Handover(cluster, BOTH, WITH_E)
+    handover.begin_staging()
+    cluster.wait_until_dead("b")
+    reports = cluster.fence(["b"])
+    assert kept(reports) == {"a": [], "c": [3, 4, 5], "d": [3, 4, 5], "e": []}
+    for name in "acde":
+        reason = handover.staging_result(name).failure.reason
+        assert reason == ErrorReason.ERROR_REASON_STALE_GENERATION
+    after = [Pipeline(OTHER_PAIR, range(3)), Pipeline([("e", 7)], range(3, 6))]
+    go.touch()
+    cluster.recover(after)
+    finish(cluster, expected, after)
+
+
+def fence_while_held(
+    cluster: EngineCluster, until: Path, names: Sequence[str]
+) -> dict[str, FenceReport]:
+    """Fences engines, one of which is held until all are fenced."""
+    cluster.generation += 1
+    fence = Quiesce(mode=Quiesce.MODE_FENCE)
+    asked = {name: cluster.direct(name, quiesce=fence) for name in names}
+    for name in names:  # answered behind the fence
+        cluster.ask(name, digest_layers=DigestLayers())
+    until.touch()
+    return {name: cluster.wait_for_result(name, asked[name]).fence_report for name in names}
 
 
 @pytest.mark.parametrize("place", ["follow", "switch"])

@@ -71,7 +71,9 @@ def commits() -> list[CommitRecord]:
 
 @pytest.fixture
 def followed(job: Job, commits: list[CommitRecord]) -> FollowedLayers:
-    return FollowedLayers(job, LAYERS, commits.append)
+    followed = FollowedLayers(job, LAYERS, commits.append)
+    followed.allocate()
+    return followed
 
 
 def send(source: Source, followed: FollowedLayers, layers: Sequence[int] = LAYERS) -> None:

@@ -30,20 +30,23 @@ class FollowedLayers:
     """
 
     def __init__(self, job: Job, layers: Collection[int], on_commit: OnCommit) -> None:
-        """Makes room for the layers."""
+        """Makes room for nothing yet: that may take long (`allocate`)."""
         self._job = job
         self._on_commit = on_commit
-        self.states: dict[int, LayerState] = {
-            layer: empty_state(
-                job.layouts[layer], device=str(job.device), compute_dtype=job.compute_dtype
-            )
-            for layer in layers
-        }
+        self.states: dict[int, LayerState] = {}
         self._changed = threading.Condition()
         self._versions: dict[int, int | None] = dict.fromkeys(layers)
         self._records: dict[int, CommitRecord] = {}
         self._awaited = set(layers)
         self._end: Exception | None = None
+
+    def allocate(self) -> None:
+        """Makes room for the layers; before any of them is taken."""
+        job = self._job
+        for layer in self._versions:
+            self.states[layer] = empty_state(
+                job.layouts[layer], device=str(job.device), compute_dtype=job.compute_dtype
+            )
 
     def take_layer(
         self, layer: int, version: int, tensors: Mapping[str, Tensor], record: CommitRecord | None

@@ -43,6 +43,7 @@ class Handover:
         self._on_join = on_join
         self._next: NextPlace | None = None
         self._peers: Mapping[str, str] = {}
+        self._has_moved = False
 
     def stage(self, activation: Activation, answer: StagedAnswer) -> None:
         """Begins to make a place ready, beside whatever the engine does.
@@ -167,11 +168,14 @@ class Handover:
             self._links.hand_over(next_place.communicators, place.pipeline_groups)
             self._standing.take(place, next_place.promise(version), self._fence)
             self.watch(next_place.view)
+        self._has_moved = True
         return place
 
     def settle_in(self, place: Place) -> None:
         """Behind the first commit in a new place: everybody has done with what was before."""
-        if self._links.shut_retired("the plan changed"):
+        self._links.shut_retired("the plan changed")
+        if self._has_moved:
+            self._has_moved = False
             self._builder.around.store.keep(place.view.hosted_layers)
 
     def _ready(self, generation: int) -> NextPlace | None:

@@ -52,14 +52,13 @@ class Links:
             if pipeline is not None:
                 self._pipeline = pipeline
 
-    def shut_retired(self, reason: str) -> bool:
-        """Shuts the groups of earlier generations; returns whether there were any."""
+    def shut_retired(self, reason: str) -> None:
+        """Shuts the groups of earlier generations."""
         with self._lock:
             retired, self._retired = self._retired, ()
             pipeline = self._pipeline
         for communicators in retired:
             _shut(communicators, reason, pipeline)
-        return bool(retired)
 
     @property
     def is_pipeline_whole(self) -> bool:

@@ -183,6 +183,7 @@ class NextPlace:
         around.failpoints.hit("stage")
         specs = self.view.sum_groups if self.view.keeps_step else self.view.groups
         self._builder.start(self.communicators, specs, self.activation)
+        self._layers.allocate()
         if self.activation.layers:
             self._follower.start(self.activation.layers)
         groups = self.communicators.wait()

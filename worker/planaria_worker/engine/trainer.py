@@ -455,8 +455,8 @@ class Trainer:
             self._around.failpoints.hit("switch", record.step)
             place = self.handover.take(next_place, record)
         except Exception as error:
-            next_place.drop()
             next_place.finish(error)
+            next_place.drop()
             self.halt(str(error))
             self._meet(error, next_place.generation, record.step + 1)
             return None
@@ -506,7 +506,7 @@ class Trainer:
     def _meet(self, error: Exception, generation: int, step: int) -> None:
         """Says what broke, unless a fence broke it."""
         is_torn_off = isinstance(error, GroupBroken | ExchangeMismatchError)
-        if isinstance(error, FencedError) or (is_torn_off and self._fence.newest > generation):
+        if isinstance(error, FencedError) or (is_torn_off and self._fence.is_fenced(generation)):
             _log.info("fenced", generation=generation, cause=str(error))
             return
         fault = fault_of(error, step)
