@@ -248,7 +248,7 @@ UNEVEN = Cluster(training=("a0", "a1", "b0"), pipelines_of=families, min_nodes=1
 """A pipeline of two stages and one of a single stage."""
 
 
-def first_run(num_steps: int, cluster: Cluster) -> JobRun:
+def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
     """A job that trains."""
     layer = LayerProfile(
         name="layer",
