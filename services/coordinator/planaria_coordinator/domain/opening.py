@@ -7,7 +7,10 @@ from planaria_coordinator.domain.directive import QuiesceMode
 from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity, Ledger
+from planaria_coordinator.domain.placing import make_query, nodes_to_plan_on
+from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.preparing import begin_preparing
+from planaria_coordinator.domain.replicas import holdings_of_placement
 from planaria_coordinator.domain.run import Cause, JobRun, Phase, Story, Transition
 from planaria_coordinator.domain.turn import Turn
 
@@ -136,12 +139,29 @@ def _tell(turn: Turn, reason: str) -> None:
     )
 
 
-def horizon_seconds(run: JobRun, now: datetime) -> float:
+def horizon_seconds(run: JobRun, now: datetime, *, num_further_losses: int = 0) -> float:
     """Return the expected time to the next change (H of ALGORITHMS.md 5)."""
-    if not run.num_losses or run.start_time is None:
+    num_losses = run.num_losses + num_further_losses
+    if not num_losses or run.start_time is None:
         return _FIRST_HORIZON_SECONDS
     elapsed = (now - run.start_time).total_seconds()
-    return max(_LEAST_HORIZON_SECONDS, elapsed / run.num_losses)
+    return max(_LEAST_HORIZON_SECONDS, elapsed / num_losses)
+
+
+def question_ahead(run: JobRun, now: datetime) -> PlanQuery | None:
+    """Return what would be asked behind the next loss, if all nodes were there still.
+
+    None while the job does not train by a plan that is there to stay, or could not go on.
+    """
+    placement = run.placement
+    enough = len(nodes_to_plan_on(run)) > run.nodes_per_replica
+    if placement is None or run.transition is not None or not enough:
+        return None
+    if run.state is not JobState.RUNNING or run.pause_wanted:
+        return None
+    holdings = holdings_of_placement(placement, run.prepared_engines, run.requirements)
+    horizon = horizon_seconds(run, now, num_further_losses=1)
+    return make_query(run, holdings, horizon_seconds=horizon)
 
 
 def open_again(

@@ -38,19 +38,38 @@ def plan_query(run: JobRun, holdings: Holdings) -> PlanQuery:
     transition = run.transition
     if transition is None:
         raise AssertionError("a plan is asked for within a transition")
+    return make_query(
+        run,
+        holdings,
+        horizon_seconds=transition.horizon_seconds,
+        fault_tolerance=transition.fault_tolerance,
+    )
+
+
+def make_query(
+    run: JobRun, holdings: Holdings, *, horizon_seconds: float, fault_tolerance: int | None = None
+) -> PlanQuery:
+    """Return a question to the planner about the nodes that a job has now.
+
+    Args:
+        run: the job.
+        holdings: by engine, the layers worth copying.
+        horizon_seconds: the expected time to the next change.
+        fault_tolerance: what is asked for instead of what the job wants.
+    """
     node_ids = nodes_to_plan_on(run)
     problem = planning_problem(
         run.requirements,
         {node_id: run.nodes[node_id] for node_id in node_ids},
         run.prepared_engines.values(),
-        fault_tolerance=transition.fault_tolerance,
+        fault_tolerance=fault_tolerance,
     )
     return PlanQuery(
         problem=problem,
         nodes=plan_nodes(run.nodes, node_ids),
         current=run.in_force.plan_in_question if run.in_force else None,
         holdings=holdings_by_node(holdings, run.engines),
-        horizon_seconds=transition.horizon_seconds if run.placement else 0.0,
+        horizon_seconds=horizon_seconds if run.placement else 0.0,
     )
 
 
