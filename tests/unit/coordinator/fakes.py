@@ -3,7 +3,7 @@
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -271,12 +271,17 @@ class FakePlanner:
         self.uses_joiners = True
         self.min_size = 1
         """Pipelines have at least so many nodes, though `min_nodes` does not say so."""
+        self.plans_ahead = False
+        self.questions_ahead: list[PlanQuery] = []
 
     async def plan(self, query: PlanQuery) -> PlanAnswer:
         self.queries.append(query)
         await self.is_open.wait()
         if self.error is not None:
             raise self.error
+        return self._plan(query)
+
+    def _plan(self, query: PlanQuery) -> PlanAnswer:
         size = max(self.min_size, query.problem.min_nodes_per_pipeline)
         node_ids = sorted(node.node_id for node in query.nodes)
         if query.current is not None and not self.uses_joiners:
@@ -301,6 +306,15 @@ class FakePlanner:
             reason="as many pipelines as there can be",
             min_nodes=size,
         )
+
+    async def plan_ahead(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
+        self.questions_ahead.append(query)
+        if not self.plans_ahead or query.current is None:
+            return
+        for node_id in query.current.node_ids:
+            survivors = tuple(node for node in query.nodes if node.node_id != node_id)
+            with suppress(PlanariaError):
+                yield node_id, self._plan(replace(query, nodes=survivors))
 
     async def min_nodes(self, query: PlanQuery) -> int:
         if self.error is not None:

@@ -41,6 +41,8 @@ class Surroundings(Protocol):
 
     def check_stored(self, directive: Directive) -> None: ...
 
+    def engines(self) -> dict[str, SimEngine]: ...
+
 
 class SimAgent:
     """A node's agent: passes directives on, and may lose its session or its life."""
@@ -141,6 +143,7 @@ class SimAgent:
                 job_id=directive.job_id,
                 clock=self.world.clock,
                 steps=self.world.steps,
+                peers=self.world.engines,
                 violations=self.world.violations,
                 generation=directive.generation,
                 state=EngineState.PARKED,

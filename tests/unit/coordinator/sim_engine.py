@@ -1,5 +1,6 @@
 """An engine that keeps the protocol's promises, and notes what must never be asked of it."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from planaria_common.clock import FakeClock
@@ -29,8 +30,10 @@ from planaria_coordinator.domain.directive import (
     Quiesce,
     QuiesceMode,
     SealCheckpoint,
+    Staged,
     Stop,
     Stopped,
+    Switch,
     WriteCheckpoint,
 )
 from planaria_coordinator.domain.node import EngineSnapshot, EngineState
@@ -46,6 +49,8 @@ class SimEngine:
     steps: int
     violations: list[str]
     generation: int
+    peers: "Callable[[], Mapping[str, SimEngine]]" = dict
+    """All engines that live."""
     state: EngineState = EngineState.STARTING
     committed_steps: int = 0
     progress: int = 0
@@ -54,7 +59,12 @@ class SimEngine:
     place: Activate | None = None
     place_generation: int = 0
     at_commit: Directive | None = None
-    """A Quiesce that waits for the next commit."""
+    """A Quiesce or a Switch that waits for the next commit."""
+    staged: Activate | None = None
+    """The place that is ready to be taken behind a commit."""
+    staged_generation: int = 0
+    followed: dict[int, str] = field(default_factory=dict)
+    """By layer that the staged place lacks: whom it follows."""
     last_commit: CommitRecord | None = None
     has_sums: bool = False
     """Whether every sum of the step in flight is complete here."""
@@ -94,10 +104,12 @@ class SimEngine:
             case Quiesce(mode=mode, lost_engine_ids=lost):
                 trains = self.state is EngineState.TRAINING
                 if mode is QuiesceMode.AT_COMMIT and trains:
+                    if self.staged is not None and self.staged_generation == directive.generation:
+                        self.violations.append(f"{self.id} is to stand still where it has a place")
                     self.at_commit = directive
                     return None
                 if mode is QuiesceMode.FENCE and trains and self._pipeline_is_whole(lost):
-                    self.at_commit = None
+                    self._drop_staged()
                     return self._report(kept=self.assigned())
                 return self.park()
             case Commit(record=record):
@@ -108,8 +120,15 @@ class SimEngine:
                 return Copied(
                     num_bytes=100 * len(fetched), layers=self.held(), start_time=now, end_time=now
                 )
+            case Activate(at_commit=True) as activate:
+                return self._stage(activate, directive.generation)
             case Activate() as activate:
                 return self._activate(activate, directive.generation)
+            case Switch():
+                if self.staged is None or self.staged_generation != directive.generation:
+                    self.violations.append(f"{self.id} has no place of {directive.generation}")
+                self.at_commit = directive
+                return None
             case DigestLayers(layers=layers):
                 versions = {self.layers.get(layer) for layer in layers}
                 if versions != {self.committed_steps}:
@@ -136,8 +155,12 @@ class SimEngine:
         """Stand still, and promise to join no sum of an older generation."""
         if self.state is not EngineState.FINISHED:
             self.state = EngineState.PARKED
-        self.at_commit = None
+        self._drop_staged()
         return self._report()
+
+    def _drop_staged(self) -> None:
+        self.at_commit = None
+        self.staged, self.staged_generation, self.followed = None, 0, {}
 
     def _report(self, *, kept: frozenset[int] | None = None) -> FenceReport:
         now = self.clock.now()
@@ -180,15 +203,20 @@ class SimEngine:
                 committed_steps=self.committed_steps, stale_layers=tuple(sorted(self.layers))
             )
         self.apply(record)
+        if record.next_generation and self.state is EngineState.TRAINING:
+            self.state = EngineState.PARKED
         return Committed(committed_steps=self.committed_steps, stale_layers=())
 
     def apply(self, record: CommitRecord) -> None:
         """Commit a step: the only thing that changes parameters [3]."""
         if record.step != self.committed_steps:
             self.violations.append(f"{self.id} commits {record.step} at {self.committed_steps}")
-        for layer, version in self.layers.items():
-            if version == self.committed_steps:
-                self.layers[layer] = version + 1
+        owned = self.owned()
+        self.layers = {  # those of the place before this one are of no use any more
+            layer: version + 1 if version == self.committed_steps else version
+            for layer, version in self.layers.items()
+            if layer in owned
+        }
         self.committed_steps += 1
         self.last_commit = record
         self.has_sums = False
@@ -215,12 +243,96 @@ class SimEngine:
         else:
             self.gradients = frozenset()
             self.compute_seconds = 0.0
+        self._drop_staged()
         self.place, self.place_generation = activate, generation
         self.committed_steps = activate.committed_steps
         self.state = EngineState.TRAINING
         self.has_sums = False
         now = self.clock.now()
-        return Activated(rebuild_start_time=now, resume_time=now, num_communicators=1)
+        return Activated(
+            rebuild_start_time=now,
+            resume_time=now,
+            num_communicators=1,
+            committed_steps=self.committed_steps,
+        )
+
+    # -- changing behind a commit ------------------------------------------------------------------
+
+    def _stage(self, activate: Activate, generation: int) -> Outcome:
+        now = self.clock.now()
+        held = self.owned() if self.state is EngineState.TRAINING else ()
+        lacking = [k for k in self._layers_needed(activate) if k not in held]
+        if [source.layer for source in activate.layers] != lacking:
+            self.violations.append(f"{self.id} lacks {lacking} and is sent {activate.layers}")
+        followed = {s.layer: self._source(s.layer, s.addresses) for s in activate.layers}
+        if None in followed.values():
+            return Failure(reason=ErrorReason.COPY_FAILED, message=f"nobody serves {self.id}")
+        pipeline = self._pipeline(activate)
+        if pipeline is not None and pipeline.keeps_step:
+            before = self._pipeline(self.place) if self.place is not None else None
+            if before is None or before.stages != pipeline.stages:
+                self.violations.append(f"{self.id} is to keep another pipeline")
+        self._drop_staged()
+        self.staged, self.staged_generation = activate, generation
+        self.followed = {layer: source for layer, source in followed.items() if source}
+        return Staged(
+            num_bytes=100 * len(followed),
+            start_time=now,
+            rebuild_end_time=now,
+            copy_end_time=now if followed else None,
+            num_communicators=1,
+        )
+
+    def _source(self, layer: int, addresses: tuple[str, ...]) -> str | None:
+        """Whom it follows: an engine that trains with the layer."""
+        peers = self.peers()
+        for address in addresses:
+            source = peers.get(address.removeprefix("data:"))
+            if source is not None and layer in source.owned():
+                return source.id
+        return None
+
+    def leave_place(self, generation: int) -> None:
+        """It has passed the commit, and has promised nothing for what comes behind it."""
+        if self.staged_generation == generation and self.state is EngineState.TRAINING:
+            self.state = EngineState.REBUILDING
+            self.place, self.place_generation = None, 0
+
+    def take_place(self) -> Outcome | None:
+        """Take the staged place, when all the layers that it lacked have come to the commit."""
+        activate = self.staged
+        if activate is None or not self._may_take_place():
+            return None
+        peers = self.peers()
+        steps = self.committed_steps
+        for layer, source_id in self.followed.items():
+            source = peers[source_id]
+            steps, self.last_commit = source.committed_steps, source.last_commit
+            self.layers[layer] = steps
+        self.place, self.place_generation = activate, self.staged_generation
+        self.committed_steps = steps
+        self.state = EngineState.TRAINING
+        self.staged, self.staged_generation, self.followed = None, 0, {}
+        now = self.clock.now()
+        return Activated(
+            rebuild_start_time=now, resume_time=now, num_communicators=0, committed_steps=steps
+        )
+
+    def _may_take_place(self) -> bool:
+        peers = self.peers()
+        sources = [peers.get(source_id) for source_id in self.followed.values()]
+        if self.state is EngineState.REBUILDING:
+            return all(s is not None and s.committed_steps == self.committed_steps for s in sources)
+        told = [s is not None and s.has_passed(self.staged_generation) for s in sources]
+        return self.state is EngineState.PARKED and bool(told) and all(told)
+
+    def has_passed(self, generation: int) -> bool:
+        """Whether its last commit was the one behind which a generation takes its places."""
+        return self.last_commit is not None and self.last_commit.next_generation == generation
+
+    def owned(self) -> tuple[int, ...]:
+        """The layers of its place."""
+        return self._layers_needed(self.place) if self.place is not None else tuple(self.layers)
 
     def _layers_needed(self, activate: Activate) -> tuple[int, ...]:
         for follower in activate.followers:

@@ -21,7 +21,7 @@ from planaria_coordinator.application.agents import PeerLost, StepReport
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.policy import BuiltInPolicy
-from planaria_coordinator.domain.directive import CommitRecord, Directive
+from planaria_coordinator.domain.directive import CommitRecord, Directive, Outcome, Switch
 from planaria_coordinator.domain.event import Event
 from planaria_coordinator.domain.job import Job
 from planaria_coordinator.domain.node import EngineState
@@ -49,6 +49,8 @@ class World:
         self.counter = count(1)
         self.steps = 100
         self.job_id = ""
+        self.next_generation = 0
+        """What everybody holds a mark for, at the exchange of the step in flight."""
         self.coordinator = self._new_coordinator()
 
     def _new_coordinator(self) -> Coordinator:
@@ -225,7 +227,11 @@ class World:
             e.state is EngineState.TRAINING
             and e.place_generation == newest.place_generation
             and e.generation
-            <= max(e.place_generation, e.at_commit.generation if e.at_commit else 0)
+            <= max(
+                e.place_generation,
+                e.at_commit.generation if e.at_commit else 0,
+                e.staged_generation,
+            )
             for e in members
         )
         return members if complete else []
@@ -233,6 +239,8 @@ class World:
     def begin_step(self) -> list[SimEngine]:
         """Everyone computes the step and has all its sums; nobody has passed the exchange."""
         members = self.members()
+        marks = {e.at_commit.generation if e.at_commit else 0 for e in members}
+        self.next_generation = marks.pop() if len(marks) == 1 else 0
         for engine in members:
             engine.has_sums = True
             engine.gradients = engine.assigned()
@@ -244,7 +252,7 @@ class World:
     def _check_sums(self, members: list[SimEngine]) -> None:
         """Each microbatch is in each layer's sum exactly once [1]."""
         for layer in range(NUM_LAYERS):
-            summed = sorted(m for e in members if layer in e.layers for m in e.gradients)
+            summed = sorted(m for e in members if layer in e.owned() for m in e.gradients)
             if members and summed != list(range(len(summed))):
                 self.violations.append(f"layer {layer} sums {summed} [1]")
 
@@ -257,15 +265,30 @@ class World:
                 gradient_norm=1.0,
                 loss=1.0 / (1 + engine.committed_steps),
                 num_tokens=128,
+                next_generation=self.next_generation,
             )
-            marked = engine.at_commit
+            marked = engine.at_commit if self.next_generation else None
             engine.apply(record)
             agent = self._agent_of(engine)
             self._report_step(agent, engine, record)
-            if marked is not None:
-                outcome = engine.park()
-                engine.results[marked.id] = outcome
-                agent.answer(marked, outcome)
+            if marked is not None and isinstance(marked.command, Switch):
+                engine.leave_place(record.next_generation)
+            elif marked is not None:
+                self._answer(engine, marked, engine.park())
+        self.take_places()
+
+    def take_places(self) -> None:
+        """Whoever has all it needs takes its place behind the commit."""
+        for engine in self.engines().values():
+            switch = engine.at_commit
+            outcome = engine.take_place()
+            if outcome is not None and switch is not None:
+                engine.at_commit = None
+                self._answer(engine, switch, outcome)
+
+    def _answer(self, engine: SimEngine, directive: Directive, outcome: Outcome) -> None:
+        engine.results[directive.id] = outcome
+        self._agent_of(engine).answer(directive, outcome)
 
     def _report_step(self, agent: SimAgent, engine: SimEngine, record: CommitRecord) -> None:
         now: datetime = self.clock.now()
@@ -289,18 +312,7 @@ class World:
             self.clock.advance(1.0)
             for agent in self.agents.values():
                 agent.beat()
-            members = self.begin_step()
-            marks = {e.at_commit is not None for e in members}
-            if len(marks) == 2:  # the mark travels: the exchange after this one parks everyone
-                held = [e for e in members if e.at_commit is not None]
-                waiting = {e.id: e.at_commit for e in held}
-                for engine in held:
-                    engine.at_commit = None
-                self.pass_exchange(members)
-                for engine in held:
-                    engine.at_commit = waiting[engine.id]
-            else:
-                self.pass_exchange(members)
+            self.pass_exchange(self.begin_step())
             await self._tick()
 
 

@@ -174,7 +174,9 @@ def test_everyone_is_brought_to_the_newest_version_reported() -> None:
     record = witness_record(reports, 5)
     assert record is not None
     assert record.step == 4
-    assert stragglers(reports, 5, placement("a", "b")) == ("b",)
+    assert stragglers(record, reports, 5, (placement("a", "b"), None)) == ("b",)
+    older = replace(placement("spare"), generation=2)
+    assert stragglers(record, reports, 5, (older,)) == ()
 
 
 def test_layers_of_an_older_version_are_no_replicas() -> None:

@@ -7,7 +7,7 @@ from planaria_coordinator.application.agents import Hello
 from planaria_coordinator.domain.directive import Failure
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.node import NodeState
-from planaria_coordinator.domain.run import node_of
+from planaria_coordinator.domain.run import Phase, node_of
 from unit.coordinator.sim_agent import SimAgent
 from unit.coordinator.simulation import World, running_world
 
@@ -17,12 +17,13 @@ async def state_of(world: World, node_id: str) -> NodeState:
 
 
 async def test_a_joiner_enters_at_a_commit_and_nothing_is_redone() -> None:
-    """The others train while it starts; then all stop behind the same commit."""
+    """The others train while it starts; then all change over behind the same commit."""
     world = await running_world(3)
-    world.agents["n0"].held_kinds.add("quiesce")
+    world.agents["n0"].held_kinds.add("switch")
     await world.add_node("n9")
     await world.train()
     assert world.run.transition is not None
+    assert world.run.transition.phase is Phase.SWITCHING
     world.agents["n0"].release()
     await world.settle()
     await world.train(2)

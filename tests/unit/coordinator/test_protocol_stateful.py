@@ -21,7 +21,7 @@ from unit.coordinator.sim_agent import SimAgent
 from unit.coordinator.simulation import World
 
 NAMES = tuple(f"n{index}" for index in range(5))
-KINDS = ("prepare", "quiesce", "commit", "copy", "activate")
+KINDS = ("prepare", "quiesce", "commit", "copy", "activate", "switch")
 
 
 class Cluster(RuleBasedStateMachine):
@@ -77,8 +77,7 @@ class Cluster(RuleBasedStateMachine):
     def break_off_a_step(self, share: int) -> None:
         """Some engines have passed the exchange, the others never will."""
         members = self.world.begin_step()
-        if not any(engine.at_commit for engine in members):
-            self.call(lambda: self.world.pass_exchange(members[:share]))
+        self.call(lambda: self.world.pass_exchange(members[:share]))
         if members and share and share < len(members):
             self._someone_is_lost(node_of(members[share].id))
 

@@ -104,8 +104,10 @@ class FakePlanner(PlannerServiceServicer):
     async def PlanAhead(
         self, request: pb.PlanAheadRequest, context: Context
     ) -> AsyncIterator[pb.PlanAheadResponse]:
-        raise AssertionError("the coordinator asks for no plans ahead")
-        yield
+        await self._note(request)
+        present = pb.ReconfigureResponse(plan=plan_message(PLAN), reason="shrunk", min_nodes=2)
+        yield pb.PlanAheadResponse(lost_node_id="a", next=present)
+        yield pb.PlanAheadResponse(lost_node_id="b", error_reason="NOT_ENOUGH_NODES")
 
     async def Simulate(self, request: pb.SimulateRequest, context: Context) -> pb.SimulateResponse:
         raise AssertionError("the coordinator simulates nothing")
@@ -189,6 +191,21 @@ async def test_a_plan_that_follows(planners: dict[str, FakePlanner], connect: Co
     [request] = planner.asked
     assert request.current == plan_message(PLAN)
     assert list(request.holdings[0].layers) == [0, 1]
+
+
+async def test_what_follows_each_loss(planners: dict[str, FakePlanner], connect: Connect) -> None:
+    """Losses that nothing follows are left out; a planner that is away is not asked twice."""
+    client = connect("127.0.0.1:1", *planners)
+    query = replace(QUERY, current=PLAN, horizon_seconds=60.0)
+
+    with pytest.raises(UnavailableError):
+        await anext(client.plan_ahead(query))
+    found = [item async for item in client.plan_ahead(query)]
+
+    assert [(node_id, answer.plan) for node_id, answer in found] == [("a", PLAN)]
+    [request] = next(iter(planners.values())).asked
+    assert request.present.horizon_seconds == 60.0
+    assert len(request.present.current.pipelines) == len(PLAN.pipelines)
 
 
 @pytest.mark.parametrize("ask", [PlannerClient.plan, PlannerClient.min_nodes])

@@ -2,13 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceStub
 from planaria_common.errors import ErrorReason, PlanariaError, UnavailableError
-from planaria_common.grpcclient import open_channel, rpc_errors
+from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcwire import is_healthy
 from planaria_coordinator.domain.planning import (
     Candidate,
@@ -51,27 +51,28 @@ class PlannerClient:
             for address in addresses
         }
         self._addresses = list(addresses)
+        self._credential = bearer(token)
         self._random_share = random_share
         self._pauses_seconds = pauses_seconds
 
     async def plan(self, query: PlanQuery) -> PlanAnswer:
         if query.current is None:
             return await self._instantiate(query)
-        request = pb.ReconfigureRequest(
-            problem=_problem(query.problem),
-            nodes=_nodes(query),
-            current=plan_message(query.current),
-            holdings=[pb.Holding(node_id=h.node_id, layers=h.layers) for h in query.holdings],
-            horizon_seconds=query.horizon_seconds,
-        )
-        answer = await self._ask(lambda stub: stub.Reconfigure(request))
-        return PlanAnswer(
-            plan=plan_from_message(answer.plan),
-            reason=answer.reason,
-            min_nodes=answer.min_nodes,
-            copies=tuple(_copy(copy) for copy in answer.copies),
-            candidates=tuple(_candidate(candidate) for candidate in answer.candidates),
-        )
+        answer = await self._ask(lambda stub: stub.Reconfigure(_reconfigure_request(query)))
+        return _next_plan(answer)
+
+    async def plan_ahead(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
+        request = pb.PlanAheadRequest(present=_reconfigure_request(query))
+        address = self._addresses[0]
+        stub = PlannerServiceStub(self._channels[address])
+        try:
+            with rpc_errors(f"planner at {address}"):
+                async for response in stub.PlanAhead(request, metadata=self._credential):
+                    if response.HasField("next"):
+                        yield response.lost_node_id, _next_plan(response.next)
+        except UnavailableError:
+            self._addresses.append(self._addresses.pop(0))  # the next try asks another one
+            raise
 
     async def _instantiate(self, query: PlanQuery) -> PlanAnswer:
         request = pb.InstantiateRequest(problem=_problem(query.problem), nodes=_nodes(query))
@@ -138,6 +139,26 @@ class PlannerClient:
 
 def _nobody(message: str) -> PlanariaError:
     return PlanariaError(ErrorReason.UNAVAILABLE, message, {"part": "planner"})
+
+
+def _reconfigure_request(query: PlanQuery) -> pb.ReconfigureRequest:
+    return pb.ReconfigureRequest(
+        problem=_problem(query.problem),
+        nodes=_nodes(query),
+        current=None if query.current is None else plan_message(query.current),
+        holdings=[pb.Holding(node_id=h.node_id, layers=h.layers) for h in query.holdings],
+        horizon_seconds=query.horizon_seconds,
+    )
+
+
+def _next_plan(answer: pb.ReconfigureResponse) -> PlanAnswer:
+    return PlanAnswer(
+        plan=plan_from_message(answer.plan),
+        reason=answer.reason,
+        min_nodes=answer.min_nodes,
+        copies=tuple(_copy(copy) for copy in answer.copies),
+        candidates=tuple(_candidate(candidate) for candidate in answer.candidates),
+    )
 
 
 def _problem(problem: Problem) -> pb.Problem:

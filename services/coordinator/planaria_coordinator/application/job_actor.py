@@ -9,6 +9,7 @@ from planaria_common.clock import Clock
 from planaria_common.errors import PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.changes import Changes
+from planaria_coordinator.application.contingencies import Contingencies
 from planaria_coordinator.application.dispatcher import Dispatcher
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.planning import ask_for_plan
@@ -34,6 +35,7 @@ from planaria_coordinator.domain.actions import (
 from planaria_coordinator.domain.event import EventDraft
 from planaria_coordinator.domain.job import Job, StepMetrics
 from planaria_coordinator.domain.node import Node
+from planaria_coordinator.domain.opening import question_ahead
 from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.run import JobRun, Moment
 from planaria_coordinator.domain.signals import Signal
@@ -93,6 +95,11 @@ class JobActor:
         self._storing = asyncio.Lock()
         self._serving: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._ahead = Contingencies(
+            job_id=job.id,
+            planner=surroundings.planner,
+            retry_seconds=surroundings.options.planner_retry_seconds,
+        )
         self._num_open = 0
 
     # -- what others may ask -----------------------------------------------------------------------
@@ -117,6 +124,7 @@ class JobActor:
 
     async def stop(self) -> None:
         """Take no more signals; what was decided is in the database."""
+        self._ahead.stop()
         for task in (self._asking, self._serving):
             if task is not None:
                 task.cancel()
@@ -139,6 +147,7 @@ class JobActor:
 
     async def flush(self) -> None:
         """Write the steps since the last flush, and the job as it is."""
+        self._plan_ahead()
         if not self._new_steps:
             return
         steps, self._new_steps = self._new_steps, []
@@ -279,6 +288,7 @@ class JobActor:
                     pass
         if any(isinstance(action, Emit) for action in actions):
             self._around.event_changes.notify()
+        self._plan_ahead()
 
     # -- the planner -------------------------------------------------------------------------------
 
@@ -287,6 +297,14 @@ class JobActor:
         if self._asking is not None:
             self._asking.cancel()
         self._asking = asyncio.create_task(self._plan(query), name=f"plan {self.job_id}")
+
+    def _plan_ahead(self) -> None:
+        """Have plans made for every single loss from the present plan, beside everything else."""
+        present = question_ahead(self.run, self._around.clock.now())
+        if present is None:
+            self._ahead.stop()
+        else:
+            self._ahead.ask(present)
 
     async def _plan(self, query: PlanQuery) -> None:
         around = self._around
@@ -298,6 +316,7 @@ class JobActor:
             view=lambda: (self.view(), around.all_nodes(), around.jobs_with_nodes()),
             tell=self.tell,
             retry_seconds=around.options.planner_retry_seconds,
+            known=self._ahead.answer_to(query),
         )
         self.post(answer)
 

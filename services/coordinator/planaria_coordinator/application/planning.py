@@ -29,6 +29,7 @@ async def ask_for_plan(
     view: Callable[[], tuple[Job, tuple[Node, ...], tuple[Job, ...]]],
     tell: Tell,
     retry_seconds: float,
+    known: PlanAnswer | None = None,
 ) -> PlanArrived | PlanRefused:
     """Return a plan, or why there is none; waits for a planner for as long as it takes.
 
@@ -40,11 +41,12 @@ async def ask_for_plan(
         view: the job, all nodes, and all jobs that hold nodes.
         tell: makes an event of the job.
         retry_seconds: how long to wait before a planner that did not answer is asked again.
+        known: the planner's answer, when it was asked before anything happened.
     """
     told = False
     while True:
         try:
-            answer = await planner.plan(query)
+            answer = known or await planner.plan(query)
             break
         except PlanariaError as error:
             if error.reason is not ErrorReason.UNAVAILABLE:

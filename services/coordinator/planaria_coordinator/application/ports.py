@@ -5,7 +5,7 @@ the block without it rolls back. Only the request boundary (a method of a servic
 a job commit. No call to the planner, a scheduler or a session is made while one is open.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -272,6 +272,14 @@ class Planner(Protocol):
         Raises:
             PlanariaError: MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES, FAULT_TOLERANCE_IMPOSSIBLE (with
                 `possible` in its metadata), NOT_ENOUGH_MICROBATCHES, UNAVAILABLE, ….
+        """
+        ...
+
+    def plan_ahead(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
+        """Yield, by node of the query's current plan, what follows its loss, where anything does.
+
+        Raises:
+            PlanariaError: UNAVAILABLE, or whatever is wrong with the question itself.
         """
         ...
 

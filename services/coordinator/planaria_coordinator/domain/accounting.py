@@ -1,7 +1,8 @@
 """What a recovery cost, from the engines' own timestamps.
 
 A recovery in which whole pipelines finish the step in flight takes two generations: the story
-brings along what the first of them took.
+brings along what the first of them took. A change that everybody makes behind a commit stops only
+those who take another place, between that commit and the moment they have it.
 """
 
 from collections.abc import Iterable
@@ -17,12 +18,9 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
     story = transition.story
     end = _end(transition)
     stopped = stop_times(transition)
-    start = (
-        min(stopped.values(), default=story.start_time)
-        if _is_planned(transition)
-        else (story.start_time)
-    )
-    copied_bytes = sum(outcome.num_bytes for outcome in transition.copied.values())
+    start = story.start_time
+    if _is_planned(transition):
+        start = min((stopped[e] for e in _had_to_stop(transition)), default=end)
     idle_seconds = sum(
         _seconds(stop_time, _resume_time(transition, engine_id, end))
         for engine_id, stop_time in stopped.items()
@@ -39,7 +37,7 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
         nodes_lost=story.nodes_lost,
         nodes_joined=story.nodes_joined,
         redone_microbatches=story.redone_microbatches,
-        copied_bytes=story.copied_bytes + copied_bytes,
+        copied_bytes=story.copied_bytes + transition.copied_bytes,
         phases=phases_of(transition),
         lost_accelerator_seconds={"idle": idle_seconds, "redone": story.redone_seconds},
         pipeline_sizes_before=story.sizes_before,
@@ -53,7 +51,18 @@ def stop_times(transition: Transition) -> dict[str, datetime]:
     reports = transition.reports
     parked = {e: reports[e].park_time for e in transition.stopped if e in reports}
     times = {engine_id: time for engine_id, time in parked.items() if time is not None}
-    return {**times, **transition.story.stop_times}
+    return {**_changed_places(transition), **times, **transition.story.stop_times}
+
+
+def _changed_places(transition: Transition) -> dict[str, datetime]:
+    """By engine that trained and took another place behind a commit: when it stood behind it."""
+    if not transition.staged:
+        return {}
+    return {
+        engine_id: outcome.rebuild_start_time
+        for engine_id, outcome in transition.activated.items()
+        if engine_id in transition.stopped and outcome.resume_time > outcome.rebuild_start_time
+    }
 
 
 def phases_of(transition: Transition) -> tuple[RecoveryPhase, ...]:
@@ -82,14 +91,21 @@ def _end(transition: Transition) -> datetime:
     """Return when the last engine that had to stop could compute again, or at least the last."""
     outcomes, story = transition.activated, transition.story
     regrown = transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is not None
-    had_to_stop = story.stop_times if regrown else transition.stopped
-    resumed = [outcomes[e].resume_time for e in had_to_stop if e in outcomes]
+    resumed = [outcomes[e].resume_time for e in _had_to_stop(transition) if e in outcomes]
     if not resumed and regrown and story.resume_time is not None:
         return story.resume_time  # whole pipelines were all that was left, and never stopped
     if not outcomes:  # the job's end came first: nobody had to compute again
         stands = [report.park_time or report.fence_time for report in transition.reports.values()]
         return max(stands, default=story.start_time)
     return max(resumed or [outcome.resume_time for outcome in outcomes.values()])
+
+
+def _had_to_stop(transition: Transition) -> Iterable[str]:
+    if not _is_planned(transition) and transition.mode is QuiesceMode.AT_COMMIT:
+        return transition.story.stop_times
+    if transition.staged:
+        return _changed_places(transition)
+    return stop_times(transition)
 
 
 def _resume_time(transition: Transition, engine_id: str, end: datetime) -> datetime:
@@ -104,7 +120,7 @@ def _phases(transition: Transition) -> Iterable[RecoveryPhase]:
         yield _phase("detect", story.start_time, story.first_open_time)
     reports = [transition.reports[e] for e in transition.stopped if e in transition.reports]
     still = [report.park_time or report.fence_time for report in reports]
-    if still:
+    if still and not transition.staged:
         at_commit = transition.mode is QuiesceMode.AT_COMMIT
         yield _phase("quiesce", min(still) if at_commit else story.first_open_time, max(still))
     planned = transition.asked_time, transition.answered_time
@@ -113,11 +129,25 @@ def _phases(transition: Transition) -> Iterable[RecoveryPhase]:
     copies = [outcome for outcome in transition.copied.values() if outcome.num_bytes]
     if copies:
         yield _phase("copy", min(c.start_time for c in copies), max(c.end_time for c in copies))
+    yield from _phases_of_staging(transition)
     outcomes = transition.activated.values()
     if outcomes:
         resumed = [outcome.resume_time for outcome in outcomes]
-        yield _phase("rebuild", min(o.rebuild_start_time for o in outcomes), max(resumed))
+        if not transition.staged:
+            yield _phase("rebuild", min(o.rebuild_start_time for o in outcomes), max(resumed))
         yield _phase("resume", min(resumed), max(resumed))
+
+
+def _phases_of_staging(transition: Transition) -> Iterable[RecoveryPhase]:
+    """What was done beside training."""
+    outcomes = transition.staged.values()
+    if not outcomes:
+        return
+    start = min(outcome.start_time for outcome in outcomes)
+    yield _phase("rebuild", start, max(outcome.rebuild_end_time for outcome in outcomes))
+    copied = [o.copy_end_time for o in outcomes if o.copy_end_time is not None]
+    if copied:
+        yield _phase("copy", start, max(copied))
 
 
 def _phase(name: str, start: datetime, end: datetime) -> RecoveryPhase:

@@ -255,15 +255,19 @@ def _seal_again(turn: Turn, checkpoint: Checkpoint, reason: str) -> None:
 
 
 def _generation(run: JobRun) -> int:
-    """The one that engines act for: one that is only being prepared is not theirs yet."""
+    """The one that engines act for: one that nobody was told of is not theirs yet."""
     transition = run.transition
-    beside = transition is None or transition.phase is Phase.PREPARING or transition.is_ahead
-    return run.placement.generation if beside and run.placement else run.generation
+    untold = transition is None or transition.phase is Phase.PREPARING or transition.is_ahead
+    return run.placement.generation if untold and run.placement else run.generation
 
 
 def _some_engine(run: JobRun, turn_number: int) -> Engine | None:
     """One of those whose loss would be noticed, another one each time."""
     placed = run.placement.engine_ids if run.placement else frozenset()
+    transition = run.transition
+    if transition is not None and transition.phase in (Phase.STAGING, Phase.SWITCHING):
+        # Those who have no place in the next plan may not have heard of its generation.
+        placed &= transition.target.engine_ids if transition.target else frozenset()
     engines = [run.engines[e] for e in sorted(placed) if e in run.engines]
     return engines[turn_number % len(engines)] if engines else None
 

@@ -6,7 +6,7 @@ from planaria_coordinator.domain.accounting import recovery_record
 from planaria_coordinator.domain.actions import RecordRecovery
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
-from planaria_coordinator.domain.placing import sizes_in_words
+from planaria_coordinator.domain.placing import pipelines_in_words
 from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.run import Cause, JobRun, Placement, Transition
 from planaria_coordinator.domain.turn import Turn
@@ -42,11 +42,11 @@ def complete(turn: Turn) -> None:
     if transition.story.cause in _RECOVERIES:
         tell_of_recovery(turn, transition)
     else:
-        sizes = sizes_in_words(placement.plan.sizes)
         begins = f"training begins {_origin(turn.run)}" if is_first else "training goes on"
         turn.emit(
             "job_started" if is_first else "job_running",
-            f"{begins} at step {transition.target_steps} in pipelines of {sizes} nodes",
+            f"{begins} at step {transition.target_steps} in "
+            f"{pipelines_in_words(placement.plan.sizes)}",
             step=transition.target_steps,
             pipeline_sizes=list(placement.plan.sizes),
         )
@@ -95,12 +95,13 @@ def _recovery_in_words(recovery: Recovery, transition: Transition) -> str:
     phases = ", ".join(
         f"{phase.name} {phase.duration_seconds * 1000:.0f} ms" for phase in recovery.phases
     )
-    before = sizes_in_words(recovery.pipeline_sizes_before)
-    after = sizes_in_words(recovery.pipeline_sizes_after)
+    pause = f"after a pause of {recovery.pause_seconds:.3f} s"
+    if not recovery.pause_seconds:
+        pause = "without a pause"
     return (
-        f"training goes on from step {transition.target_steps} after a pause of "
-        f"{recovery.pause_seconds:.3f} s, in pipelines of {after} nodes instead of {before} "
-        f"({phases})"
+        f"training goes on from step {transition.target_steps} {pause}, in "
+        f"{pipelines_in_words(recovery.pipeline_sizes_after)} instead of "
+        f"{pipelines_in_words(recovery.pipeline_sizes_before)} ({phases})"
     )
 
 

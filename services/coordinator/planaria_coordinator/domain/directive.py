@@ -31,6 +31,8 @@ class CommitRecord:
     gradient_norm: float
     loss: float
     num_tokens: int
+    next_generation: int = 0
+    """That everybody was told to change to, or to stand still for, behind this step; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,18 @@ class Activate:
     store_address: str
     rebuild_timeout_seconds: float
     followers: tuple[FollowerAssignment, ...] = ()
+    at_commit: bool = False
+    """The place is only made ready; it is taken behind the commit that Switch waits for."""
+    layers: tuple[LayerSource, ...] = ()
+    """With `at_commit`: those that the place needs and the engine lacks; it follows them."""
     kind: Literal["activate"] = "activate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """Take the place that was made ready, behind the commit at which everybody holds this."""
+
+    kind: Literal["switch"] = "switch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +215,7 @@ Command = (
     | Commit
     | Copy
     | Activate
+    | Switch
     | DigestLayers
     | Export
     | WriteCheckpoint
@@ -310,7 +324,22 @@ class Activated:
     rebuild_start_time: datetime
     resume_time: datetime
     num_communicators: int
+    committed_steps: int = 0
+    """When the place was taken."""
     kind: Literal["activated"] = "activated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """The next place is ready, and its layers follow every commit."""
+
+    num_bytes: int
+    start_time: datetime
+    rebuild_end_time: datetime
+    copy_end_time: datetime | None
+    """None when no layer was missing."""
+    num_communicators: int
+    kind: Literal["staged"] = "staged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +409,7 @@ Outcome = (
     | Committed
     | Copied
     | Activated
+    | Staged
     | Digested
     | Exported
     | CheckpointTaken

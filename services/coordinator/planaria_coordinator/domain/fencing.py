@@ -7,6 +7,7 @@ nobody go on computing all the while, and finish the step in flight.
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.activating import begin_activating
 from planaria_coordinator.domain.checkpointing import fill_gaps, resume_advice
 from planaria_coordinator.domain.completion import close_recovery
 from planaria_coordinator.domain.directive import (
@@ -27,13 +28,13 @@ from planaria_coordinator.domain.finishing import begin_digesting
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.placing import (
-    begin_activating,
     choose_plan,
     nodes_to_plan_on,
+    pipelines_in_words,
     plan_query,
-    sizes_in_words,
 )
 from planaria_coordinator.domain.replicas import (
+    has_switched,
     holdings_of_placement,
     layers_of_version,
     layers_without_replica,
@@ -73,7 +74,7 @@ def begin_quiescing(turn: Turn) -> None:
         f"{len(participants)} engines are told: {_IN_WORDS[mode]}",
         is_ahead=False,
         participants=participants,
-        stopped=tuple(e for e in participants if run.placement and e in run.placement.engine_ids),
+        stopped=tuple(engine_id for engine_id in participants if engine_id in run.counted_on),
         mode=mode,
     )
     if not participants:
@@ -82,7 +83,7 @@ def begin_quiescing(turn: Turn) -> None:
     command = Quiesce(mode=mode, lost_engine_ids=_lost_engines(turn))
     allow = turn.limits.directive_seconds
     if mode is QuiesceMode.AT_COMMIT:
-        allow = max(turn.limits.at_commit_seconds, 10 * run.last_step_seconds)
+        allow = turn.seconds_until_commit
     for engine_id in participants:
         turn.send(run.engines[engine_id], command, allow_seconds=allow)
     ask_ahead(turn)
@@ -91,8 +92,14 @@ def begin_quiescing(turn: Turn) -> None:
 def _lost_engines(turn: Turn) -> tuple[str, ...]:
     """All that are gone of those that steps cannot do without; the story knows who went first."""
     run, story = turn.run, turn.transition.story
-    placed = run.placement.engine_ids if run.placement else frozenset()
-    return tuple(dict.fromkeys((*story.engines_lost, *sorted(placed - run.engines.keys()))))
+    gone = sorted(run.counted_on - run.engines.keys())
+    return tuple(dict.fromkeys((*story.engines_lost, *gone)))
+
+
+def begin_planning_ahead(turn: Turn) -> None:
+    """Ask the planner while engines train; the plan says how they come to their new places."""
+    turn.enter(Phase.PLANNING, "the next plan is asked for beside training", is_ahead=True)
+    ask_ahead(turn)
 
 
 def ask_ahead(turn: Turn) -> None:
@@ -119,8 +126,7 @@ def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:
 
 
 def _decide_version(turn: Turn) -> None:
-    transition, run = turn.transition, turn.run
-    reports = transition.reports
+    run, reports = turn.run, turn.transition.reports
     # With nobody left to ask, the steps that were told of are gone with their engines.
     target = max(target_steps(reports), run.base_steps) if reports else run.committed_steps
     if target + 1 < run.committed_steps:  # by one, somebody who has died may have been ahead
@@ -129,12 +135,11 @@ def _decide_version(turn: Turn) -> None:
     turn.note(
         target_steps=target,
         holdings={e: layers_of_version(report.layers, target) for e, report in reports.items()},
+        has_switched=has_switched(run.candidate, reports),
     )
     turn.change(committed_steps=target)
     record = witness_record(reports, target)
-    placement = run.placement
-    same_generation = record and placement and record.generation == placement.generation
-    behind = stragglers(reports, target, placement) if same_generation else ()
+    behind = stragglers(record, reports, target, (run.placement, run.candidate))
     turn.emit(
         "fence_complete",
         f"all {len(reports)} engines have reported: they are at step {target}",
@@ -212,22 +217,25 @@ def committed(turn: Turn, pending: Pending, outcome: Committed | None) -> None:
 
 
 def _engines_of(turn: Turn, pipeline: KeptPipeline) -> tuple[str, ...]:
-    placement = turn.run.placement
+    placement = turn.run.in_force
     return placement.places[pipeline.index] if placement else ()
 
 
 def _kept_pipelines(turn: Turn) -> tuple[KeptPipeline, ...]:
     run, transition = turn.run, turn.transition
-    if transition.mode is not QuiesceMode.FENCE or run.placement is None:
+    placement = run.in_force
+    if transition.mode is not QuiesceMode.FENCE or placement is None:
         return ()
     if transition.target_steps >= run.requirements.steps:
         return ()  # no step is in flight any more
+    record = witness_record(transition.reports, transition.target_steps)
     return kept_pipelines(
-        run.placement,
+        placement,
         transition.reports,
         transition.holdings,
         transition.target_steps,
         run.requirements,
+        stands_behind=record is not None and record.next_generation > 0,
     )
 
 
@@ -244,8 +252,8 @@ def version_reached(turn: Turn) -> None:
     elif target >= run.requirements.steps:
         close_recovery(turn)
         begin_digesting(turn)
-    elif kept and run.placement is not None:
-        _finish_step(turn, run.placement, kept)
+    elif kept and run.in_force is not None:
+        _finish_step(turn, run.in_force, kept)
     elif run.pause_wanted:
         stand_still(turn, JobState.PAUSED, f"the job stands still at step {target}")
     else:
@@ -279,8 +287,8 @@ def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...
     num_kept = sum(len(pipeline.microbatches) for pipeline in kept)
     turn.emit(
         "step_finished_by",
-        f"step {transition.target_steps} is finished by pipelines of "
-        f"{sizes_in_words(target.plan.sizes)} nodes: {num_kept} of {num_all} microbatches kept, "
+        f"step {transition.target_steps} is finished by "
+        f"{pipelines_in_words(target.plan.sizes)}: {num_kept} of {num_all} microbatches kept, "
         f"{num_all - num_kept} computed again",
         step=transition.target_steps,
         pipeline_sizes=list(target.plan.sizes),

@@ -42,6 +42,8 @@ def kept_pipelines(
     holdings: Holdings,
     target_steps: int,
     requirements: Requirements,
+    *,
+    stands_behind: bool = False,
 ) -> tuple[KeptPipeline, ...]:
     """Return the pipelines that can keep the step in flight.
 
@@ -55,9 +57,10 @@ def kept_pipelines(
         holdings: by engine, its layers of version T*, after stragglers have rolled forward.
         target_steps: T*.
         requirements: of the job.
+        stands_behind: who is told of the commit that led to T* stands still behind it.
     """
     found = (
-        _kept_pipeline(index, placement, reports, target_steps)
+        _kept_pipeline(index, placement, reports, target_steps, stands_behind=stands_behind)
         for index in range(len(placement.places))
         if _holds_its_layers(index, placement, holdings, requirements)
     )
@@ -75,7 +78,12 @@ def _holds_its_layers(
 
 
 def _kept_pipeline(
-    index: int, placement: Placement, reports: Mapping[str, FenceReport], target_steps: int
+    index: int,
+    placement: Placement,
+    reports: Mapping[str, FenceReport],
+    target_steps: int,
+    *,
+    stands_behind: bool,
 ) -> KeptPipeline | None:
     members = [reports.get(engine_id) for engine_id in placement.places[index]]
     present = [report for report in members if report is not None and report.park_time is None]
@@ -86,7 +94,7 @@ def _kept_pipeline(
     if applied_generation < placement.first_generation(index):
         return None
     if committed_steps < target_steps:
-        if applied_generation != placement.generation:
+        if applied_generation != placement.generation or stands_behind:
             return None
         # It has been told the end of its step, and begins the next one with what it always runs.
         kept = placement.plan.pipelines[index].microbatches
@@ -165,7 +173,7 @@ def finishing_placement(
         followers={e: layers for e, layers in holdings.items() if layers and e not in placed},
         step_microbatches=of_step,
         first_generations=tuple(placement.first_generation(p.index) for p in kept),
-        plan_before=placement.plan_before or placement.plan,
+        plan_before=placement.plan_in_question,
     )
 
 

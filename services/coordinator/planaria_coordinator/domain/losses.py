@@ -8,15 +8,19 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain import checkpointing
 from planaria_coordinator.domain.directive import Failure, QuiesceMode
 from planaria_coordinator.domain.ending import fail
+from planaria_coordinator.domain.handover import staging_overdue
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.opening import (
     carried_story,
+    is_at_leisure,
     new_story,
     open_again,
+    open_ahead,
     open_transition,
 )
 from planaria_coordinator.domain.preparing import (
     await_nodes,
+    cancel_join,
     check_prepared,
     note_failure,
     prepare_failed,
@@ -110,16 +114,18 @@ def _after_loss(
 ) -> None:
     run = turn.run
     transition = run.transition
-    placed = run.placement.engine_ids if run.placement else frozenset()
+    is_wounded = not run.counted_on.isdisjoint(gone)
     if transition is None:
-        if placed.intersection(gone):
+        if is_wounded:
             _open_recovery(turn, _loss_story(turn, fault_time), gone, reason, node_id)
     elif transition.phase is Phase.PREPARING:
-        if placed.intersection(gone):
+        if is_wounded:
             _open_recovery(turn, _loss_story(turn, fault_time), gone, reason, node_id)
         else:
             _recreate(turn, gone)
             check_prepared(turn)
+    elif transition.is_beside and not is_wounded:
+        _plan_without(turn, gone, reason, node_id)
     elif _concerns(turn, gone):
         _open_recovery(turn, _merged_story(turn, fault_time), gone, reason, node_id)
     elif node_id and any(node_of(e) == node_id for e in transition.story.engines_lost):
@@ -131,15 +137,29 @@ def _after_loss(
 def _concerns(turn: Turn, gone: Iterable[str]) -> bool:
     """Whether the transition under way counts on somebody who is gone."""
     transition = turn.transition
-    counted_on = set(transition.participants)
-    if turn.run.placement is not None:
-        counted_on |= turn.run.placement.engine_ids
+    counted_on = turn.run.counted_on.union(transition.participants)
     if transition.target is not None:
         counted_on |= transition.target.engine_ids
     if not turn.run.has_trained:
         # The first plan is made for all engines there are.
         return bool(set(gone))
     return not counted_on.isdisjoint(gone)
+
+
+def _plan_without(turn: Turn, gone: Iterable[str], reason: str, node_id: str) -> None:
+    """Who was to have a place is gone, and nobody who trains has noticed: plan once more."""
+    transition = turn.transition
+    asked_for = {node.node_id for node in transition.query.nodes} if transition.query else set()
+    if asked_for.isdisjoint(node_of(engine_id) for engine_id in gone):
+        return
+    lost = {node_id, *(node_of(engine_id) for engine_id in gone)}
+    story = carried_story(turn)
+    joining = tuple(n for n in story.nodes_joined if n not in lost)
+    if story.cause is Cause.NODE_JOINED and story.resume_time is None and not joining:
+        turn.because(reason)
+        cancel_join(turn)
+    else:
+        open_ahead(turn, replace(story, nodes_joined=joining), reason)
 
 
 def _recreate(turn: Turn, gone: Iterable[str]) -> None:
@@ -162,9 +182,7 @@ def _loss_story(turn: Turn, fault_time: datetime) -> Story:
 
 def _merged_story(turn: Turn, fault_time: datetime) -> Story:
     story = carried_story(turn)
-    at_leisure = turn.transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is None
-    stands = not at_leisure or story.cause is Cause.START
-    if not stands:  # it was a change at leisure; the fault is what counts now
+    if is_at_leisure(turn.transition):  # the fault is what counts now
         story = replace(story, start_time=min(fault_time, turn.now.time))
     cause = story.cause if story.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST
     return replace(story, cause=cause, num_attempts=0)
@@ -189,11 +207,17 @@ def _open_recovery(
 ) -> None:
     story = _with_losses(story, gone, node_id)
     turn.change(num_losses=turn.run.num_losses + 1)
+    fenced = turn.run.transition
+    ledger_before = turn.run.ledger  # of the first fault that nobody has computed through yet
+    if fenced is not None and fenced.mode is QuiesceMode.FENCE:
+        ledger_before = fenced.ledger_before or ledger_before
     _account_detection(turn, story.start_time)
     awaited = () if turn.run.has_trained else tuple(turn.run.nodes)
     # Who is to stand still anyhow need not finish the step in flight.
     mode = QuiesceMode.IMMEDIATE if turn.run.pause_wanted else QuiesceMode.FENCE
-    open_transition(turn, story, reason, mode=mode, awaited_nodes=awaited)
+    open_transition(
+        turn, story, reason, mode=mode, awaited_nodes=awaited, ledger_before=ledger_before
+    )
 
 
 def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
@@ -221,7 +245,7 @@ def _account_detection(turn: Turn, fault_time: datetime) -> None:
 def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
     """Somebody's communicators broke: a fence collects everyone, and shows whether one is gone."""
     run = turn.run
-    if run.placement is None or signal.engine_id not in run.placement.engine_ids:
+    if run.placement is None or signal.engine_id not in run.counted_on:
         return
     if signal.generation < run.placement.generation:
         return
@@ -291,7 +315,13 @@ def _overdue(turn: Turn, pending: Pending) -> None:
         metadata = {"node_id": engine.node_id, "detail": detail}
         failure = Failure(reason=ErrorReason.ENGINE_FAILED, message=message, metadata=metadata)
         prepare_failed(turn, engine, failure)
-    elif pending.kind == "quiesce" and transition and transition.mode is QuiesceMode.AT_COMMIT:
+    elif transition and transition.phase is Phase.STAGING:
+        staging_overdue(turn, pending)
+    elif (
+        transition
+        and transition.mode is QuiesceMode.AT_COMMIT
+        and pending.kind in ("quiesce", "switch")
+    ):
         open_again(turn, "the step in flight does not end", counts=False)
     else:
         turn.silent_engines[pending.engine_id] = f"no answer to {pending.kind} in time"

@@ -4,10 +4,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.fencing import ask_ahead, begin_quiescing
+from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
 from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.ledger import Activity, Ledger
+from planaria_coordinator.domain.placing import make_query, nodes_to_plan_on
+from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.preparing import begin_preparing
+from planaria_coordinator.domain.replicas import holdings_of_placement
 from planaria_coordinator.domain.run import Cause, JobRun, Phase, Story, Transition
 from planaria_coordinator.domain.turn import Turn
 
@@ -47,6 +50,7 @@ def open_transition(
     *,
     mode: QuiesceMode | None = QuiesceMode.IMMEDIATE,
     awaited_nodes: tuple[str, ...] = (),
+    ledger_before: Ledger | None = None,
 ) -> None:
     """Let generation g + 1 take the place of whatever is under way.
 
@@ -56,6 +60,7 @@ def open_transition(
         reason: why it is opened, in words.
         mode: when engines stop.
         awaited_nodes: nodes whose engines must be ready before anyone is told.
+        ledger_before: the job's time before the fault that some may compute through.
     """
     generation = turn.run.generation + 1
     turn.drop_superseded()
@@ -70,9 +75,10 @@ def open_transition(
             open_time=turn.now.time,
             horizon_seconds=horizon_seconds(turn.run, turn.now.time),
             mode=mode,
+            ledger_before=ledger_before,
         ),
     )
-    _tell(turn, _EVENTS[story.cause], reason)
+    _tell(turn, reason)
     if not turn.run.has_trained:
         turn.set_state(JobState.STARTING)
         turn.account(Activity.STARTING)
@@ -82,54 +88,80 @@ def open_transition(
         begin_quiescing(turn)
 
 
-def open_ahead(turn: Turn, story: Story, reason: str) -> None:
-    """Let generation g + 1 follow the one that finishes a step, while that step is computed.
+def open_ahead(turn: Turn, story: Story, reason: str, *, asks_anew: bool = False) -> None:
+    """Let generation g + 1 be planned while engines train; they are told nothing before that.
 
-    The question to the planner is taken over, and engines are told nothing before its answer.
+    A question that the planner has been asked already is taken over.
+
+    Args:
+        turn: the decision.
+        story: what the transition is about.
+        reason: why it is opened, in words.
+        asks_anew: whoever had the question has forgotten it.
     """
-    before = turn.transition
+    before = turn.run.transition
     generation = turn.run.generation + 1
-    turn.change(
+    transition = Transition(
         generation=generation,
-        transition=Transition(
-            generation=generation,
-            phase=Phase.PLANNING,
-            story=story,
-            open_time=turn.now.time,
+        phase=Phase.PLANNING,
+        story=story,
+        open_time=turn.now.time,
+        horizon_seconds=horizon_seconds(turn.run, turn.now.time),
+        mode=QuiesceMode.AT_COMMIT,
+    )
+    if before is not None and (before.answer is not None or not asks_anew):
+        transition = replace(
+            transition,
             horizon_seconds=before.horizon_seconds,
-            mode=QuiesceMode.AT_COMMIT,
-            is_ahead=True,
             fault_tolerance=before.fault_tolerance,
             query=before.query,
             answer=before.answer,
             asked_time=before.asked_time,
             answered_time=before.answered_time,
-        ),
-    )
-    _tell(turn, "regrow_started", reason)
-    turn.enter(Phase.PLANNING, reason)
-    ask_ahead(turn)
+        )
+    turn.drop_superseded()
+    turn.change(generation=generation, transition=transition)
+    _tell(turn, reason)
+    begin_planning_ahead(turn)
 
 
-def _tell(turn: Turn, event_type: str, reason: str) -> None:
+def _tell(turn: Turn, reason: str) -> None:
     story = turn.transition.story
+    regrows = turn.transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is not None
     turn.save_generation(story.cause)
     turn.because(reason)
     turn.emit(
-        event_type,
-        f"generation {turn.run.generation} begins: {reason}",
+        "regrow_started" if regrows else _EVENTS[story.cause],
+        f"{reason} (generation {turn.run.generation})",
         cause=str(story.cause),
         nodes_lost=list(story.nodes_lost),
         nodes_joined=list(story.nodes_joined),
     )
 
 
-def horizon_seconds(run: JobRun, now: datetime) -> float:
+def horizon_seconds(run: JobRun, now: datetime, *, num_further_losses: int = 0) -> float:
     """Return the expected time to the next change (H of ALGORITHMS.md 5)."""
-    if not run.num_losses or run.start_time is None:
+    num_losses = run.num_losses + num_further_losses
+    if not num_losses or run.start_time is None:
         return _FIRST_HORIZON_SECONDS
     elapsed = (now - run.start_time).total_seconds()
-    return max(_LEAST_HORIZON_SECONDS, elapsed / run.num_losses)
+    return max(_LEAST_HORIZON_SECONDS, elapsed / num_losses)
+
+
+def question_ahead(run: JobRun, now: datetime) -> PlanQuery | None:
+    """Return what would be asked behind the next loss, if all nodes were there still.
+
+    None while the job does not train by a plan that is there to stay, or could not go on.
+    """
+    placement = run.placement
+    enough = len(nodes_to_plan_on(run)) > run.nodes_per_replica
+    if placement is None or run.transition is not None or not enough:
+        return None
+    if run.state is not JobState.RUNNING or run.pause_wanted:
+        return None
+    holdings = holdings_of_placement(placement, run.prepared_engines, run.requirements)
+    horizon = horizon_seconds(run, now, num_further_losses=1)
+    return make_query(run, holdings, horizon_seconds=horizon)
 
 
 def open_again(
@@ -142,6 +174,8 @@ def open_again(
     """Begin the transition under way anew in the next generation: nobody new was lost."""
     transition = turn.transition
     story = carried_story(turn)
+    if is_at_leisure(transition) and mode is not QuiesceMode.AT_COMMIT:
+        story = replace(story, start_time=turn.now.time)  # from now on somebody stands still
     if counts:
         story = replace(story, num_attempts=story.num_attempts + 1)
     awaited: tuple[str, ...] = ()
@@ -153,5 +187,11 @@ def open_again(
 def carried_story(turn: Turn) -> Story:
     """Return the story of the transition under way, for the one that takes its place."""
     story = turn.transition.story
-    num_bytes = sum(outcome.num_bytes for outcome in turn.transition.copied.values())
-    return replace(story, copied_bytes=story.copied_bytes + num_bytes)
+    return replace(story, copied_bytes=story.copied_bytes + turn.transition.copied_bytes)
+
+
+def is_at_leisure(transition: Transition) -> bool:
+    """Whether a change follows nobody's loss: nobody stands still, or not before a commit."""
+    story = transition.story
+    planned = transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is None
+    return planned and story.cause is not Cause.START

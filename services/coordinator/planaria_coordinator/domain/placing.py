@@ -1,23 +1,17 @@
-"""From a plan to training: choose the plan, copy what is missing, give everyone a place."""
+"""From a plan to places: choose the plan, copy what is missing."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import (
-    Activate,
-    Activated,
-    Copied,
-    Copy,
-    Failure,
-    FollowerAssignment,
-    PipelineAssignment,
-    StageAssignment,
-)
+from planaria_coordinator.domain.activating import begin_activating
+from planaria_coordinator.domain.directive import Copied, Copy
 from planaria_coordinator.domain.ending import fail, stand_still
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
-from planaria_coordinator.domain.plan import plan_problem
+from planaria_coordinator.domain.plan import Plan, plan_problem
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.replicas import (
@@ -28,7 +22,7 @@ from planaria_coordinator.domain.replicas import (
     layers_of_version,
     missing_layers,
 )
-from planaria_coordinator.domain.run import Engine, JobRun, Pending, Phase, Placement
+from planaria_coordinator.domain.run import JobRun, Pending, Phase, Placement, Story
 from planaria_coordinator.domain.signals import PlanRefused
 from planaria_coordinator.domain.turn import Turn
 
@@ -44,19 +38,38 @@ def plan_query(run: JobRun, holdings: Holdings) -> PlanQuery:
     transition = run.transition
     if transition is None:
         raise AssertionError("a plan is asked for within a transition")
+    return make_query(
+        run,
+        holdings,
+        horizon_seconds=transition.horizon_seconds,
+        fault_tolerance=transition.fault_tolerance,
+    )
+
+
+def make_query(
+    run: JobRun, holdings: Holdings, *, horizon_seconds: float, fault_tolerance: int | None = None
+) -> PlanQuery:
+    """Return a question to the planner about the nodes that a job has now.
+
+    Args:
+        run: the job.
+        holdings: by engine, the layers worth copying.
+        horizon_seconds: the expected time to the next change.
+        fault_tolerance: what is asked for instead of what the job wants.
+    """
     node_ids = nodes_to_plan_on(run)
     problem = planning_problem(
         run.requirements,
         {node_id: run.nodes[node_id] for node_id in node_ids},
         run.prepared_engines.values(),
-        fault_tolerance=transition.fault_tolerance,
+        fault_tolerance=fault_tolerance,
     )
     return PlanQuery(
         problem=problem,
         nodes=plan_nodes(run.nodes, node_ids),
-        current=(run.placement.plan_before or run.placement.plan) if run.placement else None,
+        current=run.in_force.plan_in_question if run.in_force else None,
         holdings=holdings_by_node(holdings, run.engines),
-        horizon_seconds=transition.horizon_seconds if run.placement else 0.0,
+        horizon_seconds=horizon_seconds if run.placement else 0.0,
     )
 
 
@@ -75,7 +88,7 @@ def choose_plan(turn: Turn) -> None:
         return
     if turn.transition.phase is not Phase.PLANNING:
         turn.enter(Phase.PLANNING, f"a plan is needed for {num_nodes} nodes")
-        _account(turn, Activity.PLAN)
+        turn.account_phase(Activity.PLAN)
     turn.ask(plan_query(turn.run, turn.transition.holdings))
     if turn.transition.answer is not None:
         _adopt(turn, turn.transition.answer)
@@ -118,7 +131,8 @@ def wants_less(turn: Turn, signal: PlanRefused) -> bool:
     return True
 
 
-def _adopt(turn: Turn, answer: PlanAnswer) -> None:
+def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
+    """Make the planner's answer the target of the transition; False when it makes no sense."""
     run, transition = turn.run, turn.transition
     problem = plan_problem(
         answer.plan,
@@ -128,42 +142,63 @@ def _adopt(turn: Turn, answer: PlanAnswer) -> None:
     )
     if problem is not None:
         fail(turn, ErrorReason.INTERNAL, f"the planner is wrong: {problem}", {"part": "planner"})
-        return
+        return False
     target = Placement(
         generation=transition.generation,
         plan=answer.plan,
         places=assign_places(answer.plan, run.engines.values()),
         reason=answer.reason,
     )
-    turn.note(target=target)
+    turn.note(target=target, story=_with_joiners(run, transition.story, answer.plan))
     turn.change(nodes_per_replica=answer.min_nodes or run.nodes_per_replica)
-    before = sizes_in_words(transition.story.sizes_before)
-    after = sizes_in_words(answer.plan.sizes)
+    before = transition.story.sizes_before
+    instead = f" instead of {pipelines_in_words(before)}" if before else ""
     turn.emit(
         "plan_chosen",
-        f"pipelines of {before} -> {after} nodes: {answer.reason}"
-        if transition.story.sizes_before
-        else f"pipelines of {after} nodes: {answer.reason}",
-        pipeline_sizes_before=list(transition.story.sizes_before),
+        f"next: {pipelines_in_words(answer.plan.sizes)}{instead}, "
+        f"{answer.plan.iteration_seconds:.3g} s a step as predicted",
+        pipeline_sizes_before=list(before),
         pipeline_sizes_after=list(answer.plan.sizes),
         iteration_seconds=answer.plan.iteration_seconds,
+        reason=answer.reason,
     )
-    missing = missing_layers(answer.plan, target.places, transition.holdings, run.requirements)
+    return True
+
+
+def _with_joiners(run: JobRun, story: Story, plan: Plan) -> Story:
+    """Nodes that were ready to join when something else happened join with its plan."""
+    if run.in_force is None:
+        return story
+    before = run.in_force.plan_in_question.node_ids
+    new = (node_id for node_id in plan.node_ids if node_id not in before)
+    return replace(story, nodes_joined=tuple(dict.fromkeys((*story.nodes_joined, *new))))
+
+
+def _adopt(turn: Turn, answer: PlanAnswer) -> None:
+    if not adopt_plan(turn, answer):
+        return
+    transition = turn.transition
+    target = turn.target
+    missing = missing_layers(answer.plan, target.places, transition.holdings, turn.run.requirements)
     if missing:
         _begin_copying(turn, missing)
     else:
         begin_activating(turn)
 
 
-def sizes_in_words(sizes: tuple[int, ...]) -> str:
-    """Return pipeline sizes for people: 3+2."""
-    return "+".join(str(size) for size in sizes) or "no"
+def pipelines_in_words(sizes: tuple[int, ...]) -> str:
+    """Return pipelines by their numbers of nodes, for people: "2 pipelines of 3 nodes, 1 of 2"."""
+    if not sizes:
+        return "no pipeline"
+    counts = list(Counter(sizes).items())
+    (size, count), *others = counts
+    first = f"{count} pipeline{plural(count)} of {size} node{plural(size)}"
+    return ", ".join((first, *(f"{count} of {size}" for size, count in others)))
 
 
-def _account(turn: Turn, activity: Activity) -> None:
-    """Name the time of a phase; all that precedes the first step is starting."""
-    first = turn.run.start_time is None
-    turn.account(Activity.STARTING if first else activity)
+def plural(count: int) -> str:
+    """Return the ending of a noun that is counted."""
+    return "" if count == 1 else "s"
 
 
 # -- copying -----------------------------------------------------------------------------------
@@ -172,7 +207,7 @@ def _account(turn: Turn, activity: Activity) -> None:
 def _begin_copying(turn: Turn, missing: dict[str, tuple[int, ...]]) -> None:
     num_layers = sum(len(layers) for layers in missing.values())
     turn.enter(Phase.COPYING, f"{len(missing)} engines obtain {num_layers} layers")
-    _account(turn, Activity.COPY)
+    turn.account_phase(Activity.COPY)
     _send_copies(turn, missing, attempt=1)
 
 
@@ -212,14 +247,19 @@ def copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
     if _still_missing(turn, pending.engine_id):
         copy_failed(turn, pending, f"layers of version {version} are still missing")
     elif not turn.is_awaiting("copy"):
-        _tell_of_copies(turn)
+        outcomes = turn.transition.copied
+        tell_of_copies(
+            turn,
+            outcomes,
+            turn.transition.copied_bytes,
+            start_time=min(outcome.start_time for outcome in outcomes.values()),
+            end_time=max(outcome.end_time for outcome in outcomes.values()),
+        )
         begin_activating(turn)
 
 
 def _still_missing(turn: Turn, engine_id: str) -> tuple[int, ...]:
-    target = turn.transition.target
-    if target is None:
-        return ()
+    target = turn.target
     missing = missing_layers(
         target.plan, target.places, turn.transition.holdings, turn.run.requirements
     )
@@ -236,16 +276,19 @@ def copy_failed(turn: Turn, pending: Pending, message: str) -> None:
         turn.silent_engines[pending.engine_id] = f"it could not obtain its layers: {message}"
 
 
-def _tell_of_copies(turn: Turn) -> None:
-    outcomes = turn.transition.copied.values()
-    num_bytes = sum(outcome.num_bytes for outcome in outcomes)
+def tell_of_copies(
+    turn: Turn,
+    engine_ids: Iterable[str],
+    num_bytes: int,
+    *,
+    start_time: datetime,
+    end_time: datetime,
+) -> None:
+    """Say what has been copied to these engines, and how long it took."""
     if not num_bytes:
         return
-    seconds = (
-        max(outcome.end_time for outcome in outcomes)
-        - min(outcome.start_time for outcome in outcomes)
-    ).total_seconds()
-    nodes = sorted({turn.run.engines[e].node_id for e in turn.transition.copied})
+    seconds = max(0.0, (end_time - start_time).total_seconds())
+    nodes = sorted({turn.run.engines[engine_id].node_id for engine_id in engine_ids})
     turn.emit(
         "layers_copied",
         f"{num_bytes} bytes of parameters and optimizer state copied to {', '.join(nodes)} "
@@ -254,89 +297,3 @@ def _tell_of_copies(turn: Turn) -> None:
         seconds=seconds,
         nodes=nodes,
     )
-
-
-# -- activating --------------------------------------------------------------------------------
-
-
-def begin_activating(turn: Turn) -> None:
-    """Tell every engine of the plan, and every follower, to take its place."""
-    transition = turn.transition
-    target = transition.target
-    if target is None:
-        raise AssertionError("places are given by a plan")
-    turn.enter(Phase.ACTIVATING, f"{len(target.engine_ids)} engines take their places")
-    _account(turn, Activity.REBUILD)
-    turn.change(placement=target)
-    turn.save_generation(transition.story.cause, plan=target.plan, reason=target.reason)
-    engines = turn.run.engines
-    rebuild_seconds = _rebuild_seconds(turn, target)
-    command = Activate(
-        pipelines=_assignments(target, engines),
-        committed_steps=transition.target_steps,
-        store_address=engines[target.places[0][0]].store_address,
-        rebuild_timeout_seconds=rebuild_seconds,
-        followers=tuple(
-            FollowerAssignment(
-                engine_id=engine_id, data_address=engines[engine_id].data_address, layers=layers
-            )
-            for engine_id, layers in sorted(target.followers.items())
-        ),
-    )
-    for engine_id in sorted(target.engine_ids):
-        # An engine that waits in vain for others says so after the rebuild's timeout: only one
-        # that is silent for longer than that is itself at fault.
-        turn.send(engines[engine_id], command, allow_seconds=2 * rebuild_seconds)
-
-
-def _rebuild_seconds(turn: Turn, target: Placement) -> float:
-    """Return how long communicators may take; those who compute meet when they have done so."""
-    step_seconds = max(turn.run.last_step_seconds, target.plan.iteration_seconds)
-    return turn.limits.directive_seconds + (2 * step_seconds if target.step_microbatches else 0.0)
-
-
-def _assignments(
-    target: Placement, engines: Mapping[str, Engine]
-) -> tuple[PipelineAssignment, ...]:
-    pipelines = zip(target.plan.pipelines, target.places, strict=True)
-    return tuple(
-        PipelineAssignment(
-            stages=tuple(
-                StageAssignment(
-                    engine_id=engine_id,
-                    data_address=engines[engine_id].data_address,
-                    first_layer=stage.first_layer,
-                    num_layers=stage.num_layers,
-                )
-                for stage, engine_id in zip(pipeline.stages, engine_ids, strict=True)
-            ),
-            microbatches=pipeline.microbatches,
-            step_microbatches=target.step_microbatches[index] if target.step_microbatches else (),
-            keeps_step=bool(target.step_microbatches),
-        )
-        for index, (pipeline, engine_ids) in enumerate(pipelines)
-    )
-
-
-def activated(turn: Turn, pending: Pending, outcome: Activated) -> bool:
-    """An engine has its place. Return whether everyone has."""
-    story = turn.transition.story
-    others = tuple(engine_id for engine_id in story.redone_by if engine_id != pending.engine_id)
-    turn.note(
-        activated={**turn.transition.activated, pending.engine_id: outcome},
-        story=replace(story, redone_by=others),  # what it computes from now on is new work
-    )
-    return _all_answered(turn)
-
-
-def activation_failed(turn: Turn, failure: Failure) -> None:
-    """Some engine could not take its place: begin anew when all have answered."""
-    turn.note(failure=failure.message)
-    _all_answered(turn)
-
-
-def _all_answered(turn: Turn) -> bool:
-    if turn.is_awaiting("activate"):
-        return False
-    turn.retry_reason = turn.transition.failure
-    return not turn.transition.failure

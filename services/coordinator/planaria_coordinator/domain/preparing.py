@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import Base, Failure, Prepared
+from planaria_coordinator.domain.directive import Base, Failure, Prepared, QuiesceMode
 from planaria_coordinator.domain.ending import fail, stand_still
-from planaria_coordinator.domain.fencing import begin_quiescing
+from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.profile import reported_layers
 from planaria_coordinator.domain.run import Engine, Pending, Phase
@@ -124,8 +124,16 @@ def _go_on_with_joiners(turn: Turn, joiners: list[str]) -> None:
     if joiners:
         story = replace(turn.transition.story, nodes_joined=tuple(joiners))
         turn.note(story=story)
-        begin_quiescing(turn)
+        if turn.transition.mode is QuiesceMode.AT_COMMIT:
+            begin_planning_ahead(turn)
+        else:
+            begin_quiescing(turn)
         return
+    cancel_join(turn)
+
+
+def cancel_join(turn: Turn) -> None:
+    """Nobody is left to join: whoever trains has noticed nothing."""
     turn.drop_superseded()
     turn.change(transition=None)
     turn.emit("join_cancelled", "the nodes that were to join are gone; training goes on as it was")

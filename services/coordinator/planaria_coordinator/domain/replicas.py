@@ -30,20 +30,48 @@ def witness_record(reports: Mapping[str, FenceReport], target: int) -> CommitRec
 
 
 def stragglers(
-    reports: Mapping[str, FenceReport], target: int, placement: Placement | None
+    record: CommitRecord | None,
+    reports: Mapping[str, FenceReport],
+    target: int,
+    placements: Iterable[Placement | None],
 ) -> tuple[str, ...]:
     """Return the engines one step behind that have the sums of step T* - 1.
 
     Those are the ones that took part in the generation that computed it, followers included; an
     engine parked since an earlier plan is behind as well, but its layers are of no use.
+
+    Args:
+        record: of step T* - 1, when somebody has it.
+        reports: of every survivor.
+        target: T*.
+        placements: among them the one of the record's generation, unless that is over.
     """
-    if placement is None:
-        return ()
+    took_part: frozenset[str] = frozenset()
+    for placement in placements:
+        if record and placement and placement.generation == record.generation:
+            took_part = placement.engine_ids
     return tuple(
         engine_id
         for engine_id, report in sorted(reports.items())
-        if report.committed_steps == target - 1 and engine_id in placement.engine_ids
+        if report.committed_steps == target - 1 and engine_id in took_part
     )
+
+
+def has_switched(candidate: Placement | None, reports: Mapping[str, FenceReport]) -> bool:
+    """Return whether somebody has passed the commit behind which the candidate is in force.
+
+    Without any proof nobody who lives has passed it: it is told by the record of that commit, by
+    one of a later step, and by the promise of who took a place behind it.
+    """
+    if candidate is None:
+        return False
+    return any(candidate.generation in _generations_known(report) for report in reports.values())
+
+
+def _generations_known(report: FenceReport) -> tuple[int, ...]:
+    record = report.last_commit
+    known = (record.generation, record.next_generation) if record else ()
+    return (report.applied_generation, *known)
 
 
 def layers_of_version(layers: Iterable[HeldLayer], version: int) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from planaria_coordinator.domain.directive import (
     FenceReport,
     MeasuredLayer,
     QuiesceMode,
+    Staged,
 )
 from planaria_coordinator.domain.job import JobError, JobState
 from planaria_coordinator.domain.ledger import Ledger
@@ -77,6 +78,8 @@ class Phase(StrEnum):
     PLANNING = "PLANNING"
     COPYING = "COPYING"
     ACTIVATING = "ACTIVATING"
+    STAGING = "STAGING"
+    SWITCHING = "SWITCHING"
     DIGESTING = "DIGESTING"
     CHECKPOINTING = "CHECKPOINTING"
     EXPORTING = "EXPORTING"
@@ -88,6 +91,7 @@ DirectiveKind = Literal[
     "commit",
     "copy",
     "activate",
+    "switch",
     "digest_layers",
     "export",
     "write_checkpoint",
@@ -171,6 +175,11 @@ class Placement:
         placed = (engine_id for pipeline in self.places for engine_id in pipeline)
         return frozenset((*placed, *self.followers))
 
+    @property
+    def plan_in_question(self) -> Plan:
+        """The plan that the next one follows."""
+        return self.plan_before or self.plan
+
     def first_generation(self, index: int) -> int:
         """Return the generation since which a pipeline has run unchanged."""
         return self.first_generations[index] if self.first_generations else self.generation
@@ -214,6 +223,8 @@ class Story:
     """When whole pipelines could go on to finish the step; None: there were none."""
     phases: tuple[RecoveryPhase, ...] = ()
     """Of the generation that finished the step."""
+    staging_failed: bool = False
+    """Some engine could not make its place ready beside training: all stand still to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +238,9 @@ class Transition:
     horizon_seconds: float
     mode: QuiesceMode | None = None
     is_ahead: bool = False
-    """The planner is asked while engines train; they are told to stop when it has answered."""
+    """The planner is asked while engines train; they are told nothing before it has answered."""
+    ledger_before: Ledger | None = None
+    """The job's time before the fault that whole pipelines compute through."""
     awaited_nodes: tuple[str, ...] = ()
     """Nodes whose engines must be prepared before the others are told."""
     participants: tuple[str, ...] = ()
@@ -250,6 +263,9 @@ class Transition:
     asked_time: datetime | None = None
     answered_time: datetime | None = None
     target: Placement | None = None
+    has_switched: bool = False
+    """Reports show that the candidate is in force."""
+    staged: dict[str, Staged] = field(default_factory=dict)
     copied: dict[str, Copied] = field(default_factory=dict)
     activated: dict[str, Activated] = field(default_factory=dict)
     digests: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -258,6 +274,17 @@ class Transition:
     def finishes_step(self) -> bool:
         """Whether whole pipelines finish the step in flight; the others get places after it."""
         return self.target is not None and bool(self.target.step_microbatches)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of layers that have arrived."""
+        copied = sum(outcome.num_bytes for outcome in self.copied.values())
+        return copied + sum(outcome.num_bytes for outcome in self.staged.values())
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether everybody trains on, whatever becomes of this transition."""
+        return self.is_ahead or self.phase in (Phase.PREPARING, Phase.STAGING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +312,9 @@ class JobRun:
     """Engines told to stop, and their nodes."""
     pending: dict[str, Pending] = field(default_factory=dict)
     placement: Placement | None = None
-    """The newest plan that engines were told of."""
+    """The newest plan that engines were told to take their places in at once."""
+    candidate: Placement | None = None
+    """What they were told to change to behind a commit: whether they have, only they know."""
     transition: Transition | None = None
     interrupted: Story | None = None
     """Of a recovery that waits for nodes."""
@@ -336,14 +365,24 @@ class JobRun:
     def trains(self) -> bool:
         """Whether engines compute steps, as far as they were told."""
         transition = self.transition
-        if transition is not None and transition.is_ahead:
-            return True
         if self.placement is None or self.state not in (JobState.RUNNING, JobState.RECOVERING):
             return False
-        if transition is None or transition.phase is Phase.PREPARING:
+        if transition is None or transition.is_beside:
             return True
         at_commit = transition.mode is QuiesceMode.AT_COMMIT
-        return transition.phase is Phase.QUIESCING and at_commit
+        return at_commit and transition.phase in (Phase.QUIESCING, Phase.SWITCHING)
+
+    @property
+    def in_force(self) -> Placement | None:
+        """The placement that engines have, as far as their reports tell."""
+        switched = self.transition is not None and self.transition.has_switched
+        return self.candidate if switched else self.placement
+
+    @property
+    def counted_on(self) -> frozenset[str]:
+        """Engines that steps cannot do without, now or behind the commit that is waited for."""
+        placements = (self.placement, self.candidate)
+        return frozenset(e for p in placements if p is not None for e in p.engine_ids)
 
     @property
     def prepared_engines(self) -> Mapping[str, Engine]:

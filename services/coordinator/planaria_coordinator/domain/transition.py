@@ -6,8 +6,10 @@ The phases and rules are those of docs/design.md, each in its module, in the ord
     preparing    engines start                          wishes    what users and schedulers want
     fencing      everyone stands still at one version   ending    failed, cancelled, standing still
     finish_step  whole pipelines finish the step in flight
-    placing      plan, copy, activate
     regrowing    the others get their places after that step
+    placing      plan and copy; activating: take a place
+    ahead        the next plan is asked for beside training
+    handover     its places are made ready beside training, and taken behind a commit
     completion   training goes on
     finishing    digest, the last checkpoint, export, stop
 
@@ -24,6 +26,8 @@ from dataclasses import dataclass, replace
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain import checkpointing, losses, wishes
 from planaria_coordinator.domain.actions import Action
+from planaria_coordinator.domain.activating import activated, activation_failed
+from planaria_coordinator.domain.ahead import go_on_beside_training, plan_refused_ahead
 from planaria_coordinator.domain.completion import complete
 from planaria_coordinator.domain.directive import (
     Activated,
@@ -38,6 +42,7 @@ from planaria_coordinator.domain.directive import (
     FenceReport,
     Prepared,
     QuiesceMode,
+    Staged,
 )
 from planaria_coordinator.domain.ending import fail
 from planaria_coordinator.domain.fencing import committed, fence_reported
@@ -47,21 +52,17 @@ from planaria_coordinator.domain.finishing import (
     exported,
     go_on_when_checkpointed,
 )
-from planaria_coordinator.domain.opening import open_again
-from planaria_coordinator.domain.placing import (
-    activated,
-    activation_failed,
-    copied,
-    copy_failed,
-    plan_arrived,
-    plan_refused,
+from planaria_coordinator.domain.handover import (
+    left,
+    staged,
+    staging_failed,
+    switch_failed,
+    switched,
 )
+from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
+from planaria_coordinator.domain.placing import copied, copy_failed, plan_arrived, plan_refused
 from planaria_coordinator.domain.preparing import prepare_failed, prepared
-from planaria_coordinator.domain.regrowing import (
-    begin_regrowing,
-    plan_refused_ahead,
-    regrow_when_due,
-)
+from planaria_coordinator.domain.regrowing import begin_regrowing
 from planaria_coordinator.domain.run import JobRun, Limits, Moment, Pending, Phase
 from planaria_coordinator.domain.signals import (
     AgentReturned,
@@ -112,7 +113,7 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
         while turn.silent_engines or turn.retry_reason:
             losses.lose_silent_engines(turn)
             losses.retry_or_give_up(turn)
-        regrow_when_due(turn)
+        go_on_beside_training(turn)
         checkpointing.give_up_what_is_lost(turn)
         go_on_when_checkpointed(turn)
         wishes.follow_up(turn)
@@ -153,7 +154,7 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case StepCommitted():
             _step_committed(turn, signal)
         case EngineFinished(engine_id=engine_id):
-            if turn.run.placement and engine_id in turn.run.placement.engine_ids:
+            if engine_id in turn.run.counted_on:
                 turn.run = replace(turn.run, committed_steps=turn.run.requirements.steps)
         case CheckpointReported():
             checkpointing.reported(turn, signal)
@@ -212,7 +213,10 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
         case Prepared(), "prepare":
             prepared(turn, pending, outcome)
         case FenceReport(), "quiesce":
-            fence_reported(turn, pending, outcome)
+            if turn.transition.phase is Phase.SWITCHING:
+                left(turn, pending, outcome)
+            else:
+                fence_reported(turn, pending, outcome)
         case Committed(), "commit":
             committed(turn, pending, outcome)
         case Copied(), "copy":
@@ -223,6 +227,10 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
                     begin_regrowing(turn)
                 else:
                     complete(turn)
+        case Staged(), "activate":
+            staged(turn, pending, outcome)
+        case Activated(), "switch":
+            switched(turn, pending, outcome)
         case Digested(), "digest_layers":
             digested(turn, pending, outcome)
         case Exported(), "export":
@@ -253,8 +261,12 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
             checkpointing.write_failed(turn, pending, failure)
         case "seal_checkpoint":
             checkpointing.seal_failed(turn, pending, failure)
+        case "activate" if turn.transition.phase is Phase.STAGING:
+            staging_failed(turn, failure)
         case "activate":
             activation_failed(turn, failure)
+        case "switch":
+            switch_failed(turn, failure)
         case "export":
             export_failed(turn, failure)
         case _:
@@ -305,10 +317,16 @@ def _restarted(turn: Turn) -> None:
     _restart_deadlines(turn)
     checkpointing.restart_deadlines(turn)
     transition = turn.run.transition
-    if transition is not None and transition.phase is not Phase.PREPARING:
-        finishes = transition.mode is QuiesceMode.FENCE or transition.story.resume_time is not None
-        mode = QuiesceMode.FENCE if finishes else QuiesceMode.IMMEDIATE
-        open_again(turn, "the coordinator has started again", counts=False, mode=mode)
+    if transition is None or transition.phase is Phase.PREPARING:
+        return
+    reason = "the coordinator has started again"
+    if transition.is_beside:
+        open_ahead(turn, carried_story(turn), reason, asks_anew=True)
+        return
+    trained = transition.mode is QuiesceMode.FENCE or transition.phase is Phase.SWITCHING
+    finishes = trained or transition.story.resume_time is not None
+    mode = QuiesceMode.FENCE if finishes else QuiesceMode.IMMEDIATE
+    open_again(turn, reason, counts=False, mode=mode)
 
 
 def give_up(now: Moment, run: JobRun, detail: str, limits: Limits) -> Decision:

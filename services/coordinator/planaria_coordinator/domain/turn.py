@@ -29,6 +29,7 @@ from planaria_coordinator.domain.run import (
     Moment,
     Pending,
     Phase,
+    Placement,
     Transition,
     make_engine_id,
 )
@@ -71,9 +72,21 @@ class Turn:
             raise AssertionError(f"{self.run.job_id} has no transition under way")
         return self.run.transition
 
+    @property
+    def target(self) -> Placement:
+        """The placement that the transition under way leads to."""
+        if self.transition.target is None:
+            raise AssertionError("there is no plan yet")
+        return self.transition.target
+
     def note(self, **changes: Any) -> None:
         """Replace fields of the transition that may be lost with the coordinator."""
         self.run = replace(self.run, transition=replace(self.transition, **changes))
+
+    @property
+    def seconds_until_commit(self) -> float:
+        """How long a step's end is waited for."""
+        return max(self.limits.at_commit_seconds, 10 * self.run.last_step_seconds)
 
     def because(self, reason: str) -> None:
         """Add to the reason of the decision, in words."""
@@ -100,6 +113,10 @@ class Turn:
         """Name what the job's time goes to from now on, or from an earlier moment on."""
         moment = min(at, self.now.time) if at else self.now.time
         self.change(ledger=self.run.ledger.switch(activity, moment))
+
+    def account_phase(self, activity: Activity) -> None:
+        """Name the time of a phase; all that precedes the first step is starting."""
+        self.account(activity if self.run.start_time else Activity.STARTING)
 
     def set_state(self, state: JobState) -> None:
         self.change(state=state)

@@ -6,7 +6,7 @@ from planaria_coordinator.domain.directive import QuiesceMode
 from planaria_coordinator.domain.ending import end
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
-from planaria_coordinator.domain.opening import new_story, open_transition
+from planaria_coordinator.domain.opening import new_story, open_ahead, open_transition
 from planaria_coordinator.domain.placing import nodes_to_plan_on
 from planaria_coordinator.domain.preparing import await_nodes, check_prepared
 from planaria_coordinator.domain.run import Cause, Phase
@@ -112,8 +112,7 @@ def follow_up(turn: Turn) -> None:
         open_transition(turn, story, "pause is wanted", mode=QuiesceMode.AT_COMMIT)
     elif leaving := _leaving_nodes(turn):
         story = new_story(turn, Cause.NODE_DRAINED)
-        reason = f"{', '.join(leaving)} is to be freed"
-        open_transition(turn, story, reason, mode=QuiesceMode.AT_COMMIT)
+        open_ahead(turn, story, f"{', '.join(leaving)} is to be freed")
 
 
 def _may_open(turn: Turn) -> bool:

@@ -173,6 +173,7 @@ def record_of(message: report_pb2.CommitRecord) -> words.CommitRecord:
         gradient_norm=message.gradient_norm,
         loss=message.loss,
         num_tokens=message.num_tokens,
+        next_generation=message.next_generation,
     )
 
 
@@ -220,7 +221,10 @@ def _outcome_of(message: report_pb2.DirectiveResult) -> words.Outcome:
                 rebuild_start_time=time_of(message.activated.rebuild_start_time),
                 resume_time=time_of(message.activated.resume_time),
                 num_communicators=message.activated.num_communicators,
+                committed_steps=message.activated.committed_steps,
             )
+        case "staged":
+            return _staged_of(message.staged)
         case "digested":
             return words.Digested(
                 digests={layer.layer: layer.sha256.hex() for layer in message.digested.layers},
@@ -268,6 +272,17 @@ def _prepared_of(message: report_pb2.Prepared) -> words.Prepared:
         ),
         model_digest=message.model_digest,
         peak_flops_per_second=message.peak_flops_per_second,
+    )
+
+
+def _staged_of(message: report_pb2.Staged) -> words.Staged:
+    copied = message.HasField("copy_end_time")
+    return words.Staged(
+        num_bytes=message.bytes,
+        start_time=time_of(message.start_time),
+        rebuild_end_time=time_of(message.rebuild_end_time),
+        copy_end_time=time_of(message.copy_end_time) if copied else None,
+        num_communicators=message.num_communicators,
     )
 
 
@@ -327,6 +342,8 @@ def directive_message(directive: words.Directive) -> directive_pb2.Directive:
             message.copy.version = copy.version
         case words.Activate() as activate:
             message.activate.CopyFrom(_activate_message(activate))
+        case words.Switch():
+            message.switch.SetInParent()
         case words.DigestLayers(layers=layers):
             message.digest_layers.layers.extend(layers)
         case words.Export() as export:
@@ -353,6 +370,7 @@ def _record_message(record: words.CommitRecord) -> report_pb2.CommitRecord:
         gradient_norm=record.gradient_norm,
         loss=record.loss,
         num_tokens=record.num_tokens,
+        next_generation=record.next_generation,
     )
 
 
@@ -405,4 +423,6 @@ def _activate_message(activate: words.Activate) -> directive_pb2.Activate:
         committed_steps=activate.committed_steps,
         store_address=activate.store_address,
         rebuild_timeout=duration(activate.rebuild_timeout_seconds),
+        at_commit=activate.at_commit,
+        layers=[_source_message(source) for source in activate.layers],
     )

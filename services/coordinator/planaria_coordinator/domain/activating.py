@@ -1,0 +1,125 @@
+"""Places: every engine of a plan is told its own, to take at once or to make ready."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planaria_coordinator.domain.directive import (
+    Activate,
+    Activated,
+    Failure,
+    FollowerAssignment,
+    LayerSource,
+    PipelineAssignment,
+    StageAssignment,
+)
+from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.run import Engine, Pending, Phase, Placement
+from planaria_coordinator.domain.turn import Turn
+
+
+def begin_activating(turn: Turn) -> None:
+    """Tell every engine of the plan, and every follower, to take its place."""
+    transition, target = turn.transition, turn.target
+    turn.enter(Phase.ACTIVATING, f"{len(target.engine_ids)} engines take their places")
+    turn.account_phase(Activity.REBUILD)
+    turn.change(placement=target, candidate=None)
+    turn.save_generation(transition.story.cause, plan=target.plan, reason=target.reason)
+    send_places(turn, target)
+
+
+def send_places(
+    turn: Turn,
+    target: Placement,
+    *,
+    at_commit: bool = False,
+    layers: Mapping[str, tuple[LayerSource, ...]] | None = None,
+    copy_seconds: float = 0.0,
+) -> None:
+    """Send every engine of a placement its place.
+
+    Args:
+        turn: the decision.
+        target: the placement.
+        at_commit: the places are to be made ready only.
+        layers: with `at_commit`, by engine: what it lacks.
+        copy_seconds: how long obtaining them may take.
+    """
+    engines = turn.run.engines
+    rebuild_seconds = _rebuild_seconds(turn, target, at_commit=at_commit) + copy_seconds
+    command = Activate(
+        pipelines=_assignments(target, engines),
+        committed_steps=0 if at_commit else turn.transition.target_steps,
+        store_address=engines[target.places[0][0]].store_address,
+        rebuild_timeout_seconds=rebuild_seconds,
+        at_commit=at_commit,
+        followers=tuple(
+            FollowerAssignment(
+                engine_id=engine_id, data_address=engines[engine_id].data_address, layers=layers
+            )
+            for engine_id, layers in sorted(target.followers.items())
+        ),
+    )
+    for engine_id in sorted(target.engine_ids):
+        # An engine that waits in vain for others says so after the rebuild's timeout: only one
+        # that is silent for longer than that is itself at fault.
+        mine = replace(command, layers=layers.get(engine_id, ())) if layers else command
+        turn.send(engines[engine_id], mine, allow_seconds=2 * rebuild_seconds)
+
+
+def _rebuild_seconds(turn: Turn, target: Placement, *, at_commit: bool) -> float:
+    """Return how long communicators may take; those who compute meet when they have done so."""
+    step_seconds = max(turn.run.last_step_seconds, target.plan.iteration_seconds)
+    computes = at_commit or bool(target.step_microbatches)
+    return turn.limits.directive_seconds + (2 * step_seconds if computes else 0.0)
+
+
+def _assignments(
+    target: Placement, engines: Mapping[str, Engine]
+) -> tuple[PipelineAssignment, ...]:
+    pipelines = zip(target.plan.pipelines, target.places, strict=True)
+    return tuple(
+        PipelineAssignment(
+            stages=tuple(
+                StageAssignment(
+                    engine_id=engine_id,
+                    data_address=engines[engine_id].data_address,
+                    first_layer=stage.first_layer,
+                    num_layers=stage.num_layers,
+                )
+                for stage, engine_id in zip(pipeline.stages, engine_ids, strict=True)
+            ),
+            microbatches=pipeline.microbatches,
+            step_microbatches=target.step_microbatches[index] if target.step_microbatches else (),
+            keeps_step=target.first_generation(index) < target.generation,
+        )
+        for index, (pipeline, engine_ids) in enumerate(pipelines)
+    )
+
+
+def activated(turn: Turn, pending: Pending, outcome: Activated) -> bool:
+    """An engine has its place. Return whether everyone has."""
+    note_activated(turn, pending, outcome)
+    return _all_answered(turn)
+
+
+def note_activated(turn: Turn, pending: Pending, outcome: Activated) -> None:
+    """What an engine computes from now on is new work."""
+    story = turn.transition.story
+    others = tuple(engine_id for engine_id in story.redone_by if engine_id != pending.engine_id)
+    turn.note(
+        activated={**turn.transition.activated, pending.engine_id: outcome},
+        story=replace(story, redone_by=others),
+    )
+
+
+def activation_failed(turn: Turn, failure: Failure) -> None:
+    """Some engine could not take its place: begin anew when all have answered."""
+    turn.note(failure=failure.message)
+    _all_answered(turn)
+
+
+def _all_answered(turn: Turn) -> bool:
+    if turn.is_awaiting("activate"):
+        return False
+    turn.retry_reason = turn.transition.failure
+    return not turn.transition.failure

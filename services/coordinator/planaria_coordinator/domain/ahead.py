@@ -1,0 +1,93 @@
+"""A change that is planned while engines train: how it goes on when the planner has answered."""
+
+from dataclasses import replace
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.completion import tell_of_fault_tolerance, tell_of_recovery
+from planaria_coordinator.domain.directive import QuiesceMode
+from planaria_coordinator.domain.ending import fail
+from planaria_coordinator.domain.fencing import ask_ahead, begin_quiescing
+from planaria_coordinator.domain.finish_step import same_pipelines
+from planaria_coordinator.domain.handover import begin_staging
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.opening import carried_story, open_again, open_transition
+from planaria_coordinator.domain.placing import wants_less
+from planaria_coordinator.domain.run import Cause, Phase, Placement
+from planaria_coordinator.domain.signals import PlanRefused
+from planaria_coordinator.domain.turn import Turn
+
+
+def go_on_beside_training(turn: Turn) -> None:
+    """Take the next step of a change that lets engines train, or give way to what is wanted more.
+
+    A pause, or the end of the job, needs everyone to stand still at one version and no new plan.
+    """
+    transition = turn.run.transition
+    if transition is None:
+        return
+    is_over = turn.run.committed_steps >= turn.run.requirements.steps
+    gives_way = turn.run.pause_wanted or is_over
+    if transition.is_ahead:
+        if gives_way:
+            begin_quiescing(turn)
+        else:
+            _go_on_when_planned(turn)
+    elif transition.phase is Phase.STAGING and gives_way:
+        # Who has made a place ready must not take it for that of this commit: a new generation.
+        reason = "the last step is committed" if is_over else "pause is wanted"
+        open_transition(turn, carried_story(turn), reason, mode=QuiesceMode.AT_COMMIT)
+    elif transition.phase is Phase.SWITCHING and is_over:
+        open_again(turn, "the last step is committed", counts=False)
+
+
+def _go_on_when_planned(turn: Turn) -> None:
+    transition, placement = turn.transition, _running(turn)
+    answer = transition.answer
+    if transition.query is None:
+        stay(turn, "too few nodes are left to plan on")
+    elif answer is None:
+        return
+    elif same_pipelines(answer.plan, placement.plan) and not placement.followers:
+        stay(turn, answer.reason)
+    elif transition.story.staging_failed:
+        begin_quiescing(turn)
+    else:
+        begin_staging(turn, placement, answer)
+
+
+def plan_refused_ahead(turn: Turn, signal: PlanRefused) -> None:
+    """Ask for less, or train on with the pipelines there are."""
+    if turn.transition.query != signal.query:
+        return
+    if wants_less(turn, signal):
+        ask_ahead(turn)
+    elif signal.reason is ErrorReason.NOT_ENOUGH_NODES:
+        if turn.transition.story.cause is Cause.NODE_DRAINED:  # else it is asked for again at once
+            needed = max(turn.run.nodes_per_replica, len(signal.query.nodes) + 1)
+            turn.change(nodes_per_replica=needed)
+        stay(turn, signal.message)
+    else:
+        fail(turn, signal.reason, signal.message, signal.metadata)
+
+
+def stay(turn: Turn, reason: str) -> None:
+    """The pipelines that run are the new plan: nobody has to change."""
+    placement = _running(turn)
+    if placement.plan_before is not None:
+        placement = replace(placement, plan_before=None)
+    turn.note(target=replace(placement, reason=reason))
+    transition = turn.transition
+    turn.change(placement=placement, transition=None, state=JobState.RUNNING, interrupted=None)
+    turn.because("the pipelines go on as they are")
+    if transition.story.resume_time is None:
+        turn.emit("plan_kept", f"training goes on as it was: {reason}")
+        return
+    tell_of_recovery(turn, transition)
+    tell_of_fault_tolerance(turn, placement)
+
+
+def _running(turn: Turn) -> Placement:
+    placement = turn.run.placement
+    if placement is None:
+        raise AssertionError("a change beside training needs pipelines that run")
+    return placement

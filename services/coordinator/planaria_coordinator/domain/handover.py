@@ -1,0 +1,189 @@
+"""Changing the plan behind a commit: docs/design.md, Handover.
+
+The places of the next generation are made ready beside training (STAGING); then everybody changes
+over at one commit (SWITCHING). Nobody stands still for it but those who take another place, and
+they no longer than it takes to put it in force.
+"""
+
+from dataclasses import replace
+
+from planaria_coordinator.domain.activating import note_activated, send_places
+from planaria_coordinator.domain.completion import complete
+from planaria_coordinator.domain.directive import (
+    Activated,
+    Failure,
+    FenceReport,
+    Quiesce,
+    QuiesceMode,
+    Staged,
+    Switch,
+)
+from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
+from planaria_coordinator.domain.placing import adopt_plan, seconds_for_layers, tell_of_copies
+from planaria_coordinator.domain.planning import PlanAnswer
+from planaria_coordinator.domain.replicas import (
+    choose_sources,
+    holdings_of_placement,
+    missing_layers,
+)
+from planaria_coordinator.domain.run import Pending, Phase, Placement
+from planaria_coordinator.domain.turn import Turn
+
+# -- staging -----------------------------------------------------------------------------------
+
+
+def begin_staging(turn: Turn, running: Placement, answer: PlanAnswer) -> None:
+    """Tell every engine of the next plan to make its place ready, and go on with what it does."""
+    if not adopt_plan(turn, answer):
+        return
+    run = turn.run
+    target = _grown_from(running, turn.target)
+    holdings = holdings_of_placement(running, run.prepared_engines, run.requirements)
+    missing = missing_layers(target.plan, target.places, holdings, run.requirements)
+    num_layers = sum(len(layers) for layers in missing.values())
+    turn.enter(
+        Phase.STAGING,
+        f"{len(target.engine_ids)} engines make their places ready, {len(missing)} of them with "
+        f"{num_layers} layers",
+        is_ahead=False,
+        target=target,
+    )
+    send_places(
+        turn,
+        target,
+        at_commit=True,
+        layers=choose_sources(missing, holdings, run.engines, answer.copies),
+        copy_seconds=max(
+            (seconds_for_layers(turn, layers) for layers in missing.values()), default=0.0
+        ),
+    )
+
+
+def _grown_from(running: Placement, target: Placement) -> Placement:
+    """Note which pipelines are those that run: they keep their communicators and their count."""
+    unchanged = {
+        (pipeline.stages, engine_ids): running.first_generation(index)
+        for index, (pipeline, engine_ids) in enumerate(
+            zip(running.plan.pipelines, running.places, strict=True)
+        )
+    }
+    return replace(
+        target,
+        first_generations=tuple(
+            unchanged.get((pipeline.stages, engine_ids), target.generation)
+            for pipeline, engine_ids in zip(target.plan.pipelines, target.places, strict=True)
+        ),
+    )
+
+
+def staged(turn: Turn, pending: Pending, outcome: Staged) -> None:
+    """An engine has its next place ready; when all do, they can change over."""
+    turn.note(staged={**turn.transition.staged, pending.engine_id: outcome})
+    _when_all_have_answered(turn)
+
+
+def staging_failed(turn: Turn, failure: Failure) -> None:
+    """An engine could not make its place ready: nothing is lost but the attempt.
+
+    The others are waited for: when somebody has died, that becomes known meanwhile.
+    """
+    turn.note(failure=failure.message)
+    _when_all_have_answered(turn)
+
+
+def staging_overdue(turn: Turn, pending: Pending) -> None:
+    """An engine that trains has not kept up; one that does nothing else does not answer at all."""
+    running = turn.run.placement
+    if running is not None and pending.engine_id in running.engine_ids:
+        turn.settle(pending.directive_id)
+        turn.note(failure=f"{pending.engine_id} has not made its place ready in time")
+        _when_all_have_answered(turn)
+    else:
+        turn.silent_engines[pending.engine_id] = "it has not made its place ready in time"
+
+
+def _when_all_have_answered(turn: Turn) -> None:
+    if turn.is_awaiting("activate"):
+        return
+    failure = turn.transition.failure
+    if failure:
+        story = carried_story(turn)
+        story = replace(story, num_attempts=story.num_attempts + 1, staging_failed=True)
+        open_ahead(turn, story, f"all stand still to change, since beside training {failure}")
+    else:
+        _begin_switching(turn)
+
+
+# -- switching ---------------------------------------------------------------------------------
+
+
+def _begin_switching(turn: Turn) -> None:
+    """Let everybody change over at the first commit at which all hold this.
+
+    From here on only the engines know which plan is in force: the next one is stored beside the
+    present one before anybody is told.
+    """
+    run, target = turn.run, turn.target
+    _tell_of_layers(turn)
+    running = run.placement.engine_ids if run.placement else frozenset()
+    leaving = tuple(sorted(running - target.engine_ids))
+    turn.change(candidate=target)
+    turn.enter(
+        Phase.SWITCHING,
+        f"{len(target.engine_ids)} engines change over behind the next commit",
+        participants=(*sorted(target.engine_ids), *leaving),
+        stopped=tuple(sorted(running)),
+    )
+    allow_seconds = turn.seconds_until_commit
+    for engine_id in sorted(target.engine_ids):
+        turn.send(run.engines[engine_id], Switch(), allow_seconds=allow_seconds)
+    for engine_id in leaving:
+        command = Quiesce(mode=QuiesceMode.AT_COMMIT)
+        turn.send(run.engines[engine_id], command, allow_seconds=allow_seconds)
+
+
+def _tell_of_layers(turn: Turn) -> None:
+    copied = {e: o for e, o in turn.transition.staged.items() if o.copy_end_time is not None}
+    if copied:
+        ends = [o.copy_end_time for o in copied.values() if o.copy_end_time is not None]
+        tell_of_copies(
+            turn,
+            copied,
+            turn.transition.copied_bytes,
+            start_time=min(outcome.start_time for outcome in copied.values()),
+            end_time=max(ends),
+        )
+
+
+def switched(turn: Turn, pending: Pending, outcome: Activated) -> None:
+    """An engine has taken its place behind the commit."""
+    note_activated(turn, pending, outcome)
+    _when_all_have_changed(turn)
+
+
+def left(turn: Turn, pending: Pending, report: FenceReport) -> None:
+    """An engine without a place in the new plan stands still behind the commit."""
+    turn.note(reports={**turn.transition.reports, pending.engine_id: report})
+    _when_all_have_changed(turn)
+
+
+def switch_failed(turn: Turn, failure: Failure) -> None:
+    """Somebody cannot take its place, and others may have: everyone is asked what has become."""
+    story = replace(turn.transition.story, staging_failed=True)
+    turn.note(story=story)
+    open_again(
+        turn, f"the change could not be completed: {failure.message}", mode=QuiesceMode.FENCE
+    )
+
+
+def _when_all_have_changed(turn: Turn) -> None:
+    if turn.is_awaiting("switch", "quiesce"):
+        return
+    transition, target = turn.transition, turn.target
+    steps = max(outcome.committed_steps for outcome in transition.activated.values())
+    turn.note(target_steps=steps)
+    turn.change(
+        placement=target, candidate=None, committed_steps=max(steps, turn.run.committed_steps)
+    )
+    turn.save_generation(transition.story.cause, plan=target.plan, reason=target.reason)
+    complete(turn)
