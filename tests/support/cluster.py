@@ -11,6 +11,7 @@ Every part listens on a free port, keeps its files below the cluster's folder an
 """
 
 import json
+import contextlib
 import os
 import selectors
 import signal
@@ -328,7 +329,8 @@ class Cluster:
             pids = self.engine_pids(node_id)
             part.end()
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may just have ended
+                    os.kill(pid, signal.SIGKILL)
         for orphan in self.folder.glob("node-*/engines/*"):
             process = find_engine(orphan)
             if process is not None:
