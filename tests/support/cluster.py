@@ -10,8 +10,8 @@
 Every part listens on a free port, keeps its files below the cluster's folder and is ended by pid.
 """
 
-import json
 import contextlib
+import json
 import os
 import selectors
 import signal
