@@ -6,7 +6,15 @@ PLANARIA_TEST_MUTANT=one_phase python -m support.mutant_engine --config FILE
 from collections.abc import Callable
 from typing import Any
 
-from planaria_worker.engine import agreement, fence, reduction
+from planaria_worker.engine import (
+    agreement,
+    copying,
+    fence,
+    handover,
+    reduction,
+    staging,
+    trainer,
+)
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.exchange import Message, Outcome, Verdict
 from planaria_worker.engine.plan_view import PlanView
@@ -55,6 +63,51 @@ def sums_in_another_order() -> None:
     reduction.Reduction._cut = swapped  # type: ignore[assignment,method-assign]
 
 
+def impatient_source() -> None:
+    """No guard is missing, but every sum is too large to be kept for a follower."""
+    defaults: Any = copying.CommitFeed.__init__.__kwdefaults__
+    defaults.update(num_kept=0, kept_bytes=0)
+
+
+def promise_for_ever() -> None:
+    """A straggler that is told of a commit goes on in the generation that the commit has ended."""
+
+    def promise_behind(self: Any, _record: CommitRecord) -> Any:
+        promise = self._standing.promise
+        return promise and promise.after_commit()
+
+    mutant: Any = trainer.Trainer
+    mutant._promise_behind = promise_behind
+
+
+def hearsay() -> None:
+    """An engine takes its place when those that it follows have the commit, with or without it."""
+    mutant: Any = staging.NextPlace
+    mutant.is_in_exchange = property(lambda self: False, lambda self, value: None)
+
+
+def layers_dropped_at_once() -> None:
+    """Layers of the place before are gone before those who take them over may have them."""
+    mutant: Any = handover.Handover
+    take = mutant.take
+
+    def take_and_drop(self: Any, *what: Any) -> Any:
+        place = take(self, *what)
+        self._builder.around.store.keep(place.view.hosted_layers)
+        return place
+
+    mutant.take = take_and_drop
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
-    mutant.__name__: mutant for mutant in (one_phase, no_generation_check, sums_in_another_order)
+    mutant.__name__: mutant
+    for mutant in (
+        one_phase,
+        no_generation_check,
+        sums_in_another_order,
+        impatient_source,
+        promise_for_ever,
+        hearsay,
+        layers_dropped_at_once,
+    )
 }

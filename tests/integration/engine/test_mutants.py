@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from integration.engine import test_handover
 from integration.engine.scenarios import (
     BEFORE,
     lose_the_only_rank_without_a_sum,
     obey_a_stale_coordinator,
     train_undisturbed,
 )
+from oracle.reference import ReferenceResult
 from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.training_jobs import training_job
@@ -45,6 +47,39 @@ def test_without_its_guard_the_scenario_fails(
         train_undisturbed(cluster, digest)
         with pytest.raises(AssertionError, match=seen):
             scenario(cluster, digest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutant", "scenario", "seen"),
+    [
+        ("promise_for_ever", test_handover.test_a_straggler_is_told_and_stands_still, "0, 1, 2"),
+        (
+            "hearsay",
+            test_handover.test_an_engine_of_the_exchange_takes_no_place_by_hearsay,
+            "assert 5 == 4",
+        ),
+        (
+            "layers_dropped_at_once",
+            test_handover.test_layers_of_the_place_before_last_until_the_first_commit,
+            "2: 5",
+        ),
+    ],
+)
+def test_without_its_guard_a_handover_fails(
+    tmp_path: Path,
+    zygote: Zygote,
+    mutant: str,
+    scenario: Callable[[EngineCluster, ReferenceResult, Path, Path], None],
+    seen: str,
+) -> None:
+    job = training_job(tmp_path / "job", num_steps=test_handover.NUM_STEPS)
+    expected = job.run_reference()
+    with (
+        EngineCluster(tmp_path / "engines", job.files, zygote, mutant=mutant) as cluster,
+        pytest.raises(AssertionError, match=seen),
+    ):
+        scenario(cluster, expected, tmp_path / "go", tmp_path)
 
 
 def test_sums_that_changed_places_are_not_committed(tmp_path: Path, zygote: Zygote) -> None:

@@ -50,7 +50,7 @@ def expected(job: TrainingJob) -> ReferenceResult:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
 )
 def test_invariant_6_however_often_the_plan_changes_the_model_is_the_same(
     job: TrainingJob, expected: ReferenceResult, zygote: Zygote, tmp_path: Path, seed: int

@@ -6,6 +6,7 @@ import pytest
 
 from support.engine_harness import EngineCluster, Pipeline
 from support.engine_zygote import Zygote
+from support.handover import Handover
 from support.training_jobs import training_job
 
 pytestmark = pytest.mark.integration
@@ -29,5 +30,30 @@ def test_a_tied_embedding_survives_the_loss_of_its_first_stage(
         assert copied.keys() == {"b"}  # only layer 1: the head's stage has the embedding
         cluster.activate(after)
         cluster.wait_until_finished("b", "c")
+        assert cluster.digest(after) == expected.digest
+        assert cluster.losses() == expected.losses
+
+
+def test_a_tied_embedding_is_followed_by_both_who_will_host_it(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    """Two joiners of one pipeline take layer 0; a third engine leaves."""
+    job = training_job(tmp_path / "job", family="gpt2", tie_word_embeddings=True)
+    expected = job.run_reference()
+    before = [Pipeline([("a", 2), ("b", 5)], [0, 1, 2]), Pipeline([("c", 7)], [3, 4, 5])]
+    after = [
+        Pipeline([("a", 2), ("b", 5)], [0, 1, 2], keeps=True),
+        Pipeline([("d", 4), ("e", 3)], [3, 4, 5]),
+    ]
+    with EngineCluster(tmp_path / "engines", job.files, zygote) as cluster:
+        go = tmp_path / "go"
+        waiting = {"at": "forward", "action": "hold", "step": 2, "until": str(go)}
+        cluster.prepare(*"abcde", failpoints={"a": [waiting]})
+        cluster.train(before)
+        handover = Handover(cluster, before, after)
+        handover.stage()
+        handover.switch_behind(2, go)
+        handover.wait_until_switched()
+        cluster.wait_until_finished(*"abde")
         assert cluster.digest(after) == expected.digest
         assert cluster.losses() == expected.losses

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from planaria_common.logging import get_logger
 from planaria_worker.engine.copying import wire
 from planaria_worker.engine.copying.feed import CommitFeed, CommittedSum, Subscription
 from planaria_worker.engine.copying.source import LayerSource
 from planaria_worker.engine.copying.transfer import announce_between, send_tensors
 from planaria_worker.engine.failpoints import Failpoints
+
+_log = get_logger("copy_server")
 
 _LOOK_SECONDS = 1.0
 """How often a stream without anything to send looks whether the follower is still there."""
@@ -50,6 +53,8 @@ class CommitStream:
         with self._feed.subscribe() as subscription:
             while True:
                 given_up = subscription.given_up()
+                if given_up:
+                    _log.info("follower_fell_behind", layers=given_up)
                 is_current = is_current and not given_up
                 waiting.extend(given_up)
                 if waiting:

@@ -1,0 +1,168 @@
+"""Taking the next place is one with the fence: whoever comes first wins."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.fence import Fence, FencedError
+from planaria_worker.engine.handover import Handover
+from planaria_worker.engine.links import Links
+from planaria_worker.engine.promise import Promise
+from planaria_worker.engine.standing import Standing
+from planaria_worker.engine.trace import Trace
+from planaria_worker.engine.vitals import Vitals
+
+GENERATION, NEXT, STEP, NUM_STEPS = 3, 4, 6, 9
+RECORD = CommitRecord(
+    step=STEP,
+    generation=GENERATION,
+    gradient_norm=1.0,
+    loss=1.0,
+    num_tokens=1,
+    next_generation=NEXT,
+)
+OLD = Promise(generation=GENERATION, step=STEP, microbatches=(0,), each_step=(0,))
+NEW = Promise(generation=NEXT, step=STEP + 1, microbatches=(1,), each_step=(1,))
+
+
+class Next:
+    """A staged place, ready."""
+
+    def __init__(self, *, keeps_step: bool) -> None:
+        self.generation = NEXT
+        self.is_ready, self.is_claimed, self.is_in_exchange = True, False, True
+        self.communicators: Any = SimpleNamespace(groups={})
+        self.view = SimpleNamespace(keeps_step=keeps_step, peers={})
+
+    def claim(self) -> None:
+        self.is_claimed = True
+
+    def take(self, version: int) -> Any:
+        assert version == STEP + 1
+        self.claim()
+        return place(NEXT)
+
+    def wait_for_layers(self, version: int) -> None:
+        assert version == STEP + 1
+
+    def promise(self, committed_steps: int) -> Promise:
+        assert committed_steps == STEP + 1
+        return NEW
+
+
+def place(generation: int) -> Any:
+    return SimpleNamespace(generation=generation, pipeline_groups=(), trace=lambda: None)
+
+
+class World:
+    """A handover with everything around it."""
+
+    def __init__(self) -> None:
+        self.fence = Fence(GENERATION)
+        self.fence.see(NEXT)
+        vitals = Vitals(on_change=lambda: None)
+        vitals.committed_steps = STEP
+        self.standing = Standing(vitals=vitals, trace=Trace(), num_steps=NUM_STEPS)
+        self.standing.place, self.standing.promise = place(GENERATION), OLD
+        around = SimpleNamespace(fence=self.fence)
+        self.joined: list[CommitRecord] = []
+        self.handover = Handover(
+            builder=SimpleNamespace(around=around),  # type: ignore[arg-type]
+            job_secret="",
+            standing=self.standing,
+            links=Links(),
+            peer_watch=SimpleNamespace(watch=lambda peers: None),  # type: ignore[arg-type]
+            on_join=lambda _, record: self.joined.append(record),
+        )
+
+    def stage(self, *, keeps_step: bool = True) -> Any:
+        staged: Any = Next(keeps_step=keeps_step)
+        self.handover._next = staged
+        return staged
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(autouse=True)
+def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewing a place is tested with real ones."""
+    monkeypatch.setattr("planaria_worker.engine.handover.renew_place", lambda *_, **__: None)
+
+
+def test_an_unchanged_pipeline_goes_from_promise_to_promise(world: World) -> None:
+    staged = world.stage()
+    assert world.handover.renew(world.standing.place, staged, RECORD)  # type: ignore[arg-type]
+    assert world.standing.promise == NEW
+    assert (world.standing.last_commit, world.standing.committed_steps) == (RECORD, STEP + 1)
+
+
+def test_invariant_4_a_fence_that_comes_first_leaves_the_place_untaken(world: World) -> None:
+    """Also when it comes after the place was looked up."""
+    kept, changed = world.stage(), world.stage(keeps_step=False)
+    world.fence.see(NEXT + 1)
+    assert not world.handover.renew(world.standing.place, kept, RECORD)  # type: ignore[arg-type]
+    with pytest.raises(FencedError):
+        world.handover.take(changed, RECORD)
+    assert not kept.is_claimed
+    assert not changed.is_claimed
+    assert world.standing.promise == OLD
+
+
+def test_a_halted_engine_takes_no_promise(world: World) -> None:
+    staged = world.stage()
+    world.standing.promise = None
+    assert not world.handover.renew(world.standing.place, staged, RECORD)  # type: ignore[arg-type]
+    assert world.standing.promise is None
+
+
+def test_a_place_is_taken_with_its_promise(world: World) -> None:
+    staged = world.stage(keeps_step=False)
+    world.standing.place = world.standing.promise = None
+    taken = world.handover.take(staged, RECORD)
+    assert world.standing.place is taken
+    assert world.standing.promise == NEW
+    assert (world.standing.last_commit, world.standing.committed_steps) == (RECORD, STEP + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_there"),
+    [
+        ({}, True),
+        ({"next_generation": NEXT + 1}, False),
+        ({"next_generation": 0}, False),
+        ({"step": NUM_STEPS - 1}, False),
+    ],
+    ids=["its own", "another generation's", "nobody's", "the last step"],
+)
+def test_a_place_belongs_to_one_generation_and_not_behind_the_last_step(
+    world: World, change: dict[str, int], is_there: bool
+) -> None:
+    staged = world.stage()
+    assert (world.handover.behind(replace(RECORD, **change)) is staged) == is_there
+
+
+def test_a_place_is_taken_once(world: World) -> None:
+    staged = world.stage()
+    staged.claim()
+    assert world.handover.behind(RECORD) is None
+
+
+def test_only_who_is_not_in_the_exchange_joins_by_what_it_follows(world: World) -> None:
+    staged = world.stage(keeps_step=False)
+    world.handover._followed(staged, RECORD)
+    assert world.joined == []
+    staged.is_in_exchange = False
+    world.handover._followed(staged, RECORD)
+    assert world.joined == [RECORD]
+
+
+def test_a_commit_ends_only_older_generations() -> None:
+    """A joiner may hold the mark of the generation that it trains in already."""
+    assert RECORD.ends_generation
+    assert not replace(RECORD, generation=NEXT).ends_generation
