@@ -98,7 +98,7 @@ class Handover:
                 f"no place of generation {generation} is staged",
                 {"generation": str(generation)},
             )
-        if not next_place.answer_with(answer):
+        if not next_place.answer_with(answer) and not next_place.is_claimed:
             self._fence.fence_at_commit(generation)
 
     def watch(self, view: PlanView) -> None:

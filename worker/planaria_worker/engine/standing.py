@@ -2,9 +2,13 @@
 
 import threading
 
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.activation import Activation
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.links import Links
 from planaria_worker.engine.place import Place
+from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.trace import Trace
 from planaria_worker.engine.vitals import Vitals
@@ -79,3 +83,30 @@ class Standing:
         """Gives up the place."""
         with self.lock:
             self.place = self.promise = None
+
+    def require_promise(
+        self, activation: Activation, view: PlanView, links: Links, fence: Fence
+    ) -> None:
+        """An engine that is told to keep what it has not would compute something else.
+
+        Raises:
+            PlanariaError: says what the engine has not.
+        """
+        place, promise = self.place, self.promise
+        if place is None or promise is None or not links.is_pipeline_whole:
+            lack = "it is in no whole pipeline"
+        elif place.view.is_follower or place.view.pipeline.stages != view.pipeline.stages:
+            lack = "its pipeline has other stages"
+        elif promise.step != activation.committed_steps:
+            lack = f"its step in flight is {promise.step}, not {activation.committed_steps}"
+        elif not fence.is_fenced(promise.generation):
+            lack = f"it trains in generation {promise.generation}, and was not fenced"
+        elif not set(promise.microbatches) <= set(view.pipeline.first_microbatches):
+            lack = f"it has microbatches {promise.microbatches}, and some are given to others"
+        else:
+            return
+        raise PlanariaError(
+            ErrorReason.WRONG_STATE,
+            f"keeps_step: the engine cannot keep what it has computed: {lack}",
+            {"field": "keeps_step"},
+        )

@@ -10,16 +10,13 @@ its place and its gradients until it is told how the step is to be finished.
 
 import queue
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from torch import Tensor
-
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
-from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine.activation import (
     Activation,
@@ -28,7 +25,7 @@ from planaria_worker.engine.activation import (
     promised,
 )
 from planaria_worker.engine.checkpointing import Checkpointer
-from planaria_worker.engine.commit import CommitRecord, KeptSums, RollForward, roll_forward
+from planaria_worker.engine.commit import CommitRecord, RollForward, roll_forward
 from planaria_worker.engine.communication import Communicators, GroupBroken
 from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.exchange import ExchangeMismatchError
@@ -57,6 +54,7 @@ from planaria_worker.engine.step import (
 )
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.vitals import Vitals
+from planaria_worker.engine.whole_sums import WholeSums, whole_sums
 
 _log = get_logger("trainer")
 
@@ -70,15 +68,6 @@ class StepDone:
     step_seconds: float
     seconds: dict[str, float]
     commit_time: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeSums:
-    """The sums of a step that this engine has not seen committed, but could commit."""
-
-    key: KeptSums
-    view: PlanView
-    by_layer: Mapping[int, Tensor]
 
 
 class Listener(Protocol):
@@ -269,7 +258,7 @@ class Trainer:
     ) -> Callable[[], None]:
         communicators = self._builder.communicators()
         with self._standing.lock:
-            self._require_promise(activation, view)
+            self._standing.require_promise(activation, view, self._links, self._fence)
             self._standing.promise = promised(activation, view)
             self._links.begin(communicators)
         self.handover.watch(view)
@@ -277,27 +266,6 @@ class Trainer:
         self._builder.start(communicators, view.sum_groups, activation, answer)
         self._fence.resume()
         return lambda: self._continue(activation, view, communicators)
-
-    def _require_promise(self, activation: Activation, view: PlanView) -> None:
-        """An engine that is told to keep what it has not would compute something else."""
-        place, promise = self._standing.place, self._standing.promise
-        if place is None or promise is None or not self._links.is_pipeline_whole:
-            lack = "it is in no whole pipeline"
-        elif place.view.is_follower or place.view.pipeline.stages != view.pipeline.stages:
-            lack = "its pipeline has other stages"
-        elif promise.step != activation.committed_steps:
-            lack = f"its step in flight is {promise.step}, not {activation.committed_steps}"
-        elif not self._fence.is_fenced(promise.generation):
-            lack = f"it trains in generation {promise.generation}, and was not fenced"
-        elif not set(promise.microbatches) <= set(view.pipeline.first_microbatches):
-            lack = f"it has microbatches {promise.microbatches}, and some are given to others"
-        else:
-            return
-        raise PlanariaError(
-            ErrorReason.WRONG_STATE,
-            f"keeps_step: the engine cannot keep what it has computed: {lack}",
-            {"field": "keeps_step"},
-        )
 
     def _continue(self, activation: Activation, view: PlanView, awaited: Communicators) -> None:
         """Finishes the step in flight in another generation, and trains on.
@@ -532,26 +500,16 @@ class Trainer:
 
     def _drop(self, place: Place) -> None:
         """Gives up gradients and activations; whole sums stay, for a witness's record."""
-        self._sums = self._whole_sums(place)
+        self._sums = whole_sums(place, self._standing.committed_steps)
         self._last_ledger = place.ledger
         self._standing.drop()
 
     def _rest(self) -> None:
         if self._standing.place is not None:
-            self._sums = self._whole_sums(self._standing.place)
+            self._sums = whole_sums(self._standing.place, self._standing.committed_steps)
         self.park_time = self._clock.now()
         self._stopwatch.trace.event("rest")
         is_finished = self._vitals.committed_steps >= self._job.num_steps
         self._vitals.enter(
             EngineState.ENGINE_STATE_FINISHED if is_finished else EngineState.ENGINE_STATE_PARKED
         )
-
-    def _whole_sums(self, place: Place) -> WholeSums | None:
-        """What the step in flight could be committed from."""
-        ledger, reduced = place.ledger, place.reduced
-        if ledger.step != self._vitals.committed_steps:
-            return None
-        if not reduced or not ledger.is_whole(reduced, self._job.num_microbatches):
-            return None
-        key = KeptSums(step=ledger.step, generation=ledger.generation)
-        return WholeSums(key=key, view=place.view, by_layer=dict(reduced))
