@@ -404,7 +404,7 @@ def test_a_fence_between_the_commit_and_the_new_place_finds_no_promise(
     handover = Handover(cluster, BOTH, WITHOUT_D)
     handover.stage()
     handover.switch_behind(STEP, go)
-    for name in "abd":
+    for name in ("a", "b", "d"):
         handover.switching_result(name)
     reports = fence_while_held(cluster, place, ("a", "b", "c", "d"))
     assert {report.committed_steps for report in reports.values()} == {STEP + 1}

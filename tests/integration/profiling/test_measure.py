@@ -41,6 +41,7 @@ def test_measured_bytes_are_those_that_the_coordinator_plans_with(family: str) -
     """`layer_sizes` follows from the configuration alone; only the gaps between tensors differ."""
     job = open_workload(spec(family=family), CPU)
     measured = measure_layers(job, num_passes=1)
+    assert job.model_config is not None
     expected = layer_sizes(job.model_config, microbatch_size=2, sequence_length=16)
     for layer, size in zip(measured, expected, strict=True):
         assert layer.name == size.name

@@ -38,6 +38,9 @@ class EndlessPending:
         self._blocked.block()
         return True
 
+    def is_over(self) -> bool:
+        return False
+
 
 class NoBackend:
     """Of a group in which nothing is started."""

@@ -176,7 +176,8 @@ def test_the_layer_out_of_range_is_named() -> None:
     )
     sums.collect(stage.leaves)
     weight = stage.layers[2]["model.layers.1.mlp.up_proj.weight"]
-    weight.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor(3), math.nan))
+    spoil = lambda gradient: gradient.index_fill(0, torch.tensor(3), math.nan)  # noqa: E731
+    weight.register_hook(spoil)  # type: ignore[no-untyped-call]
     torch.autograd.backward(stage(torch.zeros(1, 24, dtype=torch.int64)).sum())
     assert sums.out_of_range() == (2,)
     sums.clear()

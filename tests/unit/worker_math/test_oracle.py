@@ -9,6 +9,7 @@ import torch
 
 from oracle.reference import ReferenceJob, ReferenceResult, train
 from oracle.small import NUM_LAYERS, initial_states, small_job, small_model
+from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.numerics.accumulate import GradientSums, choose_accumulation
 from planaria_worker.engine.numerics.digest import final_digest, layer_digest
@@ -30,6 +31,7 @@ def _run_worker(
     job: ReferenceJob, cut: Sequence[tuple[int, int]], *, checkpointing: bool = False
 ) -> ReferenceResult:
     """One pipeline of the stages (first_layer, num_layers), one microbatch after the other."""
+    assert isinstance(job.model, ModelConfig)
     model = transformer(job.model)
     states = initial_states(job.model, job.seed, job.dtype)
     stages = [
