@@ -63,7 +63,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     now and then find its port taken by a connection, even by one that looks for that very server.
     """
     while True:
-        port = random.randrange(*_NEVER_EPHEMERAL)  # noqa: S311 - nothing secret about it
+        port = random.randrange(*_NEVER_EPHEMERAL)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             return port
