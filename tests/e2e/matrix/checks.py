@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from e2e.matrix.scenario import Played
+from e2e.matrix.scenario import NUM_STAGED_STEPS, Played
 from e2e.matrix.table import Count, During
 from oracle.reference import ReferenceResult
 from support.pool import Pool, Traced, is_alive, node_of
@@ -23,6 +23,7 @@ def check(pool: Pool, played: Played, expected: ReferenceResult) -> None:
     check_nobody_else_restarted(pool, played)
     check_awake(pool, played, traces)
     check_healthy_went_on(played, traces)
+    check_staging_disturbs_nobody(played, traces)
 
 
 def check_losses(pool: Pool, played: Played, expected: ReferenceResult) -> None:
@@ -112,3 +113,19 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
     assert healthy, "healthy pipelines computed nothing"
     if returned:
         assert min(healthy) < min(returned), "the wounded were back first"
+
+
+def check_staging_disturbs_nobody(played: Played, traces: list[Traced]) -> None:
+    """[8] While an engine is held in staging, the pipelines that are whole commit steps."""
+    if played.staging is None:
+        return
+    lost = played.first_loss and played.engines[played.first_loss.node_id].pipeline
+    numbers = {node_id: 0 for node_id, each in played.engines.items() if each.pipeline != lost}
+    for trace in traces:
+        commits = [line["at"] for line in trace.events("commit")]
+        if node_of(trace.engine) in numbers:
+            numbers[node_of(trace.engine)] += sum(
+                played.staging.start < at < played.staging.end for at in commits
+            )
+    # What is reported is late by a step at most.
+    assert min(numbers.values()) >= NUM_STAGED_STEPS - 1, f"steps beside staging: {numbers}"

@@ -1,13 +1,12 @@
 """Plays one case of the matrix on a pool of nodes."""
 
-import contextlib
-import os
 import signal
-from collections.abc import Callable, Iterable
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from e2e.matrix.pace import Pace, hold
 from e2e.matrix.table import Action, Case, Count, During
 from planaria.job import JobSpec
 from planaria.models import Job, Pipeline
@@ -15,14 +14,16 @@ from support.network import Network
 from support.pool import Fired, Pool, Script
 
 NUM_NODES = 6
+NODES = tuple(f"node-{index}" for index in range(NUM_NODES))
 SPARE = f"node-{NUM_NODES}"
 HOLD_STEP = 1
 FAILED_STEP = 3
 CHECKPOINT_STEPS = 4
 PACED_STEPS = range(8, 28)
-PACE_SECONDS = 1.0
-"""Each of these steps takes so long until the change of the plan has begun that an engine fails in:
-a node takes seconds to join, and standing still as long would be taken for hanging."""
+"""These take their time until the engine has failed."""
+NUM_STAGED_STEPS = 3
+"""So many are reported while an engine is held in staging, and go as fast as this is seen."""
+STAGED_STEP_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,14 @@ class Engine:
     node_id: str
     pid: int
     pipeline: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staging:
+    """When an engine was held in staging; seconds of CLOCK_MONOTONIC."""
+
+    start: float
+    end: float
 
 
 @dataclass(kw_only=True)
@@ -45,6 +54,7 @@ class Played:
     faults: list[Fired]
     first_loss: Fired | None
     agent_pids: dict[str, int] = field(default_factory=dict)
+    staging: Staging | None = None
 
     @property
     def all_faults(self) -> list[Fired]:
@@ -65,7 +75,9 @@ class Scenario:
         self._script: Script = pool.new_script()
         self._spec = self._with_checkpoints(spec)
         self._gate_of_nodes = self._script.gate()
+        self._gate_of_staging = self._script.gate()
         self._first_loss: int | None = None
+        self._pace = Pace(pool, self._script, NODES, PACED_STEPS if self._is_in_change else ())
 
     def _with_checkpoints(self, spec: JobSpec) -> JobSpec:
         if self._case.place.during is not During.CHECKPOINT:
@@ -78,11 +90,7 @@ class Scenario:
         """Run the job to its end."""
         pool, script = self._pool, self._script
         gate = script.gate()
-        held = {f"node-{i}": self._hold(f"node-{i}", HOLD_STEP, gate) for i in range(NUM_NODES)}
-        gates = {step: script.gate() for step in PACED_STEPS} if self._is_in_change else {}
-        for step, each in gates.items():
-            for index in range(NUM_NODES):
-                self._hold(f"node-{index}", step, each)
+        held = {node_id: hold(script, node_id, HOLD_STEP, gate) for node_id in NODES}
         job = pool.client.submit(self._spec)
         pool.wait_for_step(job.id, HOLD_STEP)
         job_plan = pool.client.job_plan(job.id).plan
@@ -93,10 +101,17 @@ class Scenario:
         engines = self._engines(job, pipelines)
         agents = {node_id: part.process.pid for node_id, part in pool.nodes.items()}
         self._random.shuffle(pipelines)
-        lines = self._place_failures(pipelines)
-        gate.touch()
-        self._pace(gates.values(), lambda: self._has_begun(job, lines))
+        self._begin_change(pipelines)
+        if self._case.place.is_staged:
+            staging = self._train_beside_staging(job, gate)
+            lines = [self._fail_any()]
+            self._gate_of_staging.touch()
+        else:
+            staging = None
+            lines = self._place_failures(pipelines)
+            gate.touch()
         faults = self._fail(lines)
+        self._pace.end()
         first_loss = None if self._first_loss is None else script.fired(self._first_loss)
         end = pool.wait_for_end(job.id)
         return Played(
@@ -106,11 +121,7 @@ class Scenario:
             faults=faults,
             first_loss=first_loss,
             agent_pids=agents,
-        )
-
-    def _hold(self, node_id: str, step: int, gate: os.PathLike[str]) -> int:
-        return self._script.add(
-            at="forward", step=step, action="hold", until=str(gate), engine=f"*/{node_id}/*"
+            staging=staging,
         )
 
     def _engines(self, job: Job, pipelines: list[Pipeline]) -> dict[str, Engine]:
@@ -121,23 +132,30 @@ class Scenario:
                 found[stage.node_id] = Engine(node_id=stage.node_id, pid=pid, pipeline=index)
         return found
 
-    def _pace(self, gates: Iterable[Path], is_enough: Callable[[], bool]) -> None:
-        """Open one gate after the other, and all of them as soon as there is no need to wait."""
-        for each in gates:
-            with contextlib.suppress(AssertionError):
-                self._pool.wait_for("an engine to join", is_enough, timeout=PACE_SECONDS)
-            each.touch()
-
-    def _has_begun(self, job: Job, lines: list[int]) -> bool:
-        if any(self._script.fired(line) is not None for line in lines):
-            return True
-        events = self._pool.client.events(job_id=job.id)
-        return sum(event.type == "engine_ready" for event in events) > NUM_NODES
+    def _train_beside_staging(self, job: Job, gate: Path) -> Staging:
+        """Hold an engine in staging until some steps have been committed meanwhile."""
+        engine = self._whoever()
+        held = self._script.add(
+            at="stage",
+            action="hold",
+            until=str(self._gate_of_staging),
+            engine=engine,
+            **self._after,
+        )
+        gate.touch()
+        start = self._pace.wait_for_mark(held).seconds
+        enough = self._pool.client.get_job(job.id).step + NUM_STAGED_STEPS
+        self._pace.wait_for(
+            "steps to be committed during staging",
+            lambda: self._pool.client.get_job(job.id).step >= enough,
+            STAGED_STEP_SECONDS,
+        )
+        return Staging(start=start, end=time.monotonic())
 
     # -- placing -----------------------------------------------------------------------------------
 
-    def _place_failures(self, pipelines: list[Pipeline]) -> list[int]:
-        """Add the lines of the script that fail; the first one's pipeline comes first."""
+    def _begin_change(self, pipelines: list[Pipeline]) -> None:
+        """Lose an engine or let a node join, and spoil the staging when the place asks for it."""
         if self._case.count is Count.SECOND:
             victim = self._random.choice(pipelines[0].stages).node_id
             self._first_loss = self._script.add(
@@ -147,13 +165,23 @@ class Scenario:
                 action="kill",
                 engine=f"*/{victim}/*",
             )
-            return [self._fail_in_step(pipelines[1])] if self._is_in_step else [self._fail_any()]
-        if self._is_in_change:
+        elif self._is_in_change:
             self._pool.client.uncordon_node(SPARE)
+        if self._case.place.is_unstaged:
+            self._script.add(at="stage", action="raise", **self._after)
+
+    def _place_failures(self, pipelines: list[Pipeline]) -> list[int]:
+        """Add the lines of the script that fail; the first one's pipeline comes first."""
         if not self._is_in_step:
             return [self._fail_any()]
-        num_victims = 2 if self._case.count is Count.TWO else 1
-        return [self._fail_in_step(pipeline) for pipeline in pipelines[:num_victims]]
+        match self._case.count:
+            case Count.ONE:
+                victims = pipelines[:1]
+            case Count.TWO:
+                victims = pipelines[:2]
+            case Count.SECOND:
+                victims = pipelines[1:2]
+        return [self._fail_in_step(pipeline) for pipeline in victims]
 
     @property
     def _is_in_step(self) -> bool:
@@ -166,22 +194,24 @@ class Scenario:
     def _fail_in_step(self, pipeline: Pipeline) -> int:
         place = self._case.place
         victim = self._random.choice(pipeline.stages).node_id
-        when: dict[str, int] = {"since_step": FAILED_STEP}
-        if self._first_loss is not None:
-            when["after"] = self._first_loss
-        elif place.has_microbatch:
+        when = {"since_step": FAILED_STEP, **self._after}
+        if self._first_loss is None and place.has_microbatch:
             when["microbatch"] = self._random.choice(pipeline.microbatches)
         return self._add(f"*/{victim}/*", **when)
 
-    def _fail_any(self, but: str = "") -> int:
-        """Whoever comes to the place first."""
-        engine = "*"
+    @property
+    def _after(self) -> dict[str, int]:
+        """What a line says that is for the recovery from the first loss."""
+        return {} if self._first_loss is None else {"after": self._first_loss}
+
+    def _whoever(self, but: str = "") -> str:
+        """Return the pattern of the engines of which the first one at the place fails."""
         if self._case.place.joiner_only:
-            engine = f"*/{NUM_NODES + 1}"  # the first one behind those of the first plan
-        elif but:
-            engine = f"*/node-[!{but.removeprefix('node-')}]/*"
-        after = {} if self._first_loss is None else {"after": self._first_loss}
-        return self._add(engine, **after)
+            return f"*/{NUM_NODES + 1}"  # the first one behind those of the first plan
+        return f"*/node-[!{but.removeprefix('node-')}]/*" if but else "*"
+
+    def _fail_any(self, but: str = "") -> int:
+        return self._add(self._whoever(but), **self._after)
 
     def _add(self, engine: str, **when: int) -> int:
         action = self._case.action.failpoint
@@ -194,11 +224,11 @@ class Scenario:
 
     def _fail(self, lines: list[int]) -> list[Fired]:
         """Wait until the failures have happened, and do what is done from outside."""
-        faults = [self._pool.wait_for_mark(self._script, line) for line in lines]
+        faults = [self._pace.wait_for_mark(line) for line in lines]
         self._hurt_nodes(faults)
         if not self._is_in_step and self._case.count is Count.TWO:
             another = self._fail_any(but=faults[0].node_id)
-            faults.append(self._pool.wait_for_mark(self._script, another))
+            faults.append(self._pace.wait_for_mark(another))
             self._hurt_nodes(faults[1:])
         self._let_return(faults)
         return faults

@@ -29,6 +29,12 @@ class Place:
     during: During = During.STEP
     joiner_only: bool = False
     """Only the node that joins fails there."""
+    is_staged: bool = False
+    """It is passed behind the beginning of staging, beside which training goes on."""
+    is_unstaged: bool = False
+    """It is passed only when staging has failed: then everybody stands still for the change."""
+    is_lone: bool = False
+    """Two cannot fail there: nobody else passes it, or only once."""
     has_microbatch: bool = False
 
 
@@ -41,10 +47,23 @@ PLACES = (
     Place(name="after-the-exchange", at="after_exchange"),
     Place(name="before-the-update", at="before_update"),
     Place(name="rebuilding", at="rebuild", during=During.CHANGE),
-    Place(name="copying", at="copy", during=During.CHANGE),
-    Place(name="serving-a-copy", at="serve_copy", during=During.CHANGE),
+    Place(name="copying", at="copy", during=During.CHANGE, is_unstaged=True, is_lone=True),
+    Place(
+        name="serving-a-copy", at="serve_copy", during=During.CHANGE, is_unstaged=True, is_lone=True
+    ),
+    Place(name="staging", at="stage", during=During.CHANGE),
+    Place(name="following", at="follow", during=During.CHANGE, is_staged=True, is_lone=True),
+    Place(name="serving-a-follower", at="serve_follow", during=During.CHANGE, is_staged=True),
+    Place(name="switching", at="switch", during=During.CHANGE, is_staged=True),
     Place(name="checkpointing", at="checkpoint", during=During.CHECKPOINT),
-    Place(name="joining", at="rebuild", during=During.CHANGE, joiner_only=True),
+    Place(
+        name="joining",
+        at="rebuild",
+        during=During.CHANGE,
+        joiner_only=True,
+        is_staged=True,
+        is_lone=True,
+    ),
 )
 
 
@@ -127,5 +146,5 @@ class Case:
 CASES = tuple(
     Case(place=place, action=action, count=count)
     for place, action, count in itertools.product(PLACES, Action, Count)
-    if not (place.joiner_only and count is Count.TWO)  # one node joins
+    if not (place.is_lone and count is Count.TWO)
 )
