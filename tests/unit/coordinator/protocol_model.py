@@ -176,6 +176,8 @@ class State(NamedTuple):
     """Number of the question that the planner has; -1: none."""
     num_faults: int
     num_crashes: int
+    num_failures: int
+    """How often somebody may yet be unable to make its place ready."""
 
 
 Cut = Callable[[list[str]], list[tuple[str, ...]]]
@@ -350,6 +352,7 @@ class Model:
         reorders: bool = False,
         cluster: Cluster = EVEN,
         drains: bool = False,
+        num_failures: int = 0,
     ) -> None:
         """Make a model.
 
@@ -362,6 +365,7 @@ class Model:
             reorders: whether directives of one engine may overtake one another.
             cluster: the nodes.
             drains: whether the first node is to be freed.
+            num_failures: how often an engine may be unable to make its place ready.
         """
         self.rules = rules or Rules()
         self.cluster = cluster
@@ -379,11 +383,11 @@ class Model:
         self._place_numbers: dict[tuple[int, Activate], int] = {}
         self._question_numbers: dict[PlanQuery, int] = {}
         self._decided: dict[Any, tuple[int, bool, tuple[Any, ...]]] = {}
-        self.first = self._first_state(num_faults, num_crashes)
+        self.first = self._first_state(num_faults, num_crashes, num_failures)
         if drains:
             self.first = self._decide(self.first, DrainWanted(node_id=self.nodes[0]), "drain")
 
-    def _first_state(self, num_faults: int, num_crashes: int) -> State:
+    def _first_state(self, num_faults: int, num_crashes: int, num_failures: int) -> State:
         run = self._number_of_run(first_run(self.num_steps, self.cluster))
         place = self.runs[run].placement
         assert place is not None
@@ -409,6 +413,7 @@ class Model:
             question=-1,
             num_faults=num_faults,
             num_crashes=num_crashes,
+            num_failures=num_failures,
         )
 
     # -- numbers for what is large -----------------------------------------------------------------
@@ -856,15 +861,22 @@ class Model:
                 followed = _put(member.followed, number, further)
                 moved = self._put_member(state, index, member._replace(followed=followed))
                 yield f"{name} follows layer {further.layer}", moved
+        if not member.has_told and state.num_failures:
+            failing = state._replace(num_failures=state.num_failures - 1)
+            yield f"{name} cannot make its place ready", self._tell(failing, index, None)
         if not member.has_told and not any(ahead) and self._groups_stand(state, member):
-            told = self._put_member(state, index, member._replace(has_told=True))
-            generation = self.places[member.staged].generation
-            answered = self._answer(told, index, "activate", generation, _STAGED)
-            if len(answered.to_coordinator[index]) == 1:
-                answered = self._coordinator_hears(answered, index)
-            yield f"{name} has its place ready", answered
+            yield f"{name} has its place ready", self._tell(state, index, _STAGED)
         if self._may_take_place(member):
             yield f"{name} takes its place", self._take_place(state, index)
+
+    def _tell(self, state: State, index: int, outcome: Staged | None) -> State:
+        member = state.members[index]
+        assert member is not None
+        state = self._put_member(state, index, member._replace(has_told=True))
+        generation = self.places[member.staged].generation
+        state = self._answer(state, index, "activate", generation, outcome)
+        first = len(state.to_coordinator[index]) == 1
+        return self._coordinator_hears(state, index) if first else state
 
     def _ahead(self, state: State, followed: Followed) -> Followed | None:
         """The layer with one commit more of its source, when that has one."""
