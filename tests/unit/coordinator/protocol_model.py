@@ -439,6 +439,20 @@ class Model:
             self.questions.append(query)
         return number
 
+    def begin_switching(self) -> "Model":
+        """Let everybody make its place ready before anything else happens."""
+        state = self.first
+        while (transition := self.runs[state.run].transition) is not None:
+            if transition.phase is Phase.SWITCHING:
+                break
+            state = next(
+                successor
+                for event, successor in self.steps(state)
+                if not event.endswith(("computes", "sums", "commits"))
+            )
+        self.first = state
+        return self
+
     # -- what may happen ---------------------------------------------------------------------------
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:

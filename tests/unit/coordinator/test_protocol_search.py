@@ -7,14 +7,29 @@ which nothing can happen any more.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
-from planaria_coordinator.domain import fencing, finish_step
+from planaria_coordinator.domain import fencing, finish_step, handover, losses, replicas
 from planaria_coordinator.domain.directive import FenceReport
+from planaria_coordinator.domain.run import Phase, Placement, Transition
 from planaria_coordinator.domain.turn import Turn
-from unit.coordinator.protocol_model import Model, Rules, ViolationError, search
+from unit.coordinator.protocol_model import (
+    EVEN,
+    UNEVEN,
+    Cluster,
+    Model,
+    Rules,
+    ViolationError,
+    search,
+)
+
+DRAINING = replace(UNEVEN, spare=("a2",))
+"""The first node is to be freed and a spare one takes its place: one pipeline is left as it is."""
+DISPLACING = replace(UNEVEN, spare=("b1",))
+"""The same with a spare node that lets nobody keep its place."""
 
 
 def test_one_loss_at_any_moment() -> None:
@@ -24,13 +39,27 @@ def test_one_loss_at_any_moment() -> None:
     ways = [run.transition for run in model.runs if run.transition is not None]
     assert any(transition.finishes_step for transition in ways), "pipelines finish steps"
     assert any(transition.is_ahead for transition in ways), "and others regrow"
-    assert any(transition.copied for transition in ways), "with copies"
+    assert any(transition.activated and transition.staged for transition in ways), "beside training"
 
 
 def test_two_losses_at_any_moments_of_a_step() -> None:
     """Directives of different generations may overtake one another besides."""
-    model = Model(num_faults=2, num_crashes=0, num_steps=1, reorders=True)
-    assert search(model).num_ends > 1000
+    model = Model(num_faults=2, num_crashes=0, num_steps=1, reorders=True, cluster=UNEVEN)
+    assert search(model).num_ends > 200
+
+
+def test_a_loss_and_a_place_that_cannot_be_made_ready() -> None:
+    """The change is made standing still then, with copies."""
+    model = Model(num_faults=1, num_crashes=0, num_failures=1, cluster=UNEVEN)
+    search(model)
+    ways = [run.transition for run in model.runs if run.transition is not None]
+    assert any(transition.copied for transition in ways)
+
+
+def test_a_handover_whoever_is_slow() -> None:
+    """Whoever hears of it late, or has its layers late: all train on in the new plan."""
+    model = Model(num_faults=0, num_crashes=0, cluster=DRAINING, drains=True)
+    assert search(model).num_ends > 100
 
 
 @pytest.mark.slow
@@ -40,9 +69,30 @@ def test_two_losses_at_any_moments_of_a_step() -> None:
 def test_faults_and_crashes_at_any_moments(
     num_faults: int, num_crashes: int, num_steps: int
 ) -> None:
-    """Two losses over two steps: 262,114 states; a loss and a crash of the coordinator: 695,726."""
+    """Two losses over two steps, and a loss and a crash of the coordinator."""
     model = Model(num_faults=num_faults, num_crashes=num_crashes, num_steps=num_steps)
     assert search(model).num_states > 200_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [DRAINING, DISPLACING])
+@pytest.mark.parametrize(
+    ("num_faults", "num_crashes", "num_failures"), [(1, 0, 0), (0, 1, 0), (1, 0, 1)]
+)
+def test_a_handover_with_a_fault_at_any_moment(
+    cluster: Cluster, num_faults: int, num_crashes: int, num_failures: int
+) -> None:
+    """Somebody dies, or the coordinator crashes, at any moment of a change of all places."""
+    model = Model(
+        num_faults=num_faults,
+        num_crashes=num_crashes,
+        num_failures=num_failures,
+        cluster=cluster,
+        drains=True,
+    )
+    assert search(model).num_states > 200_000
+    ways = [run.transition for run in model.runs if run.transition is not None]
+    assert any(transition.has_switched for transition in ways), "some had changed over already"
 
 
 # -- guards removed one by one -----------------------------------------------------------------
@@ -74,8 +124,8 @@ def _see_reports_as(change: Callable[[FenceReport], FenceReport]) -> Remove:
         patch.setattr(
             fencing,
             "kept_pipelines",
-            lambda placement, reports, *rest: kept(
-                placement, {e: change(report) for e, report in reports.items()}, *rest
+            lambda placement, reports, *rest, **named: kept(
+                placement, {e: change(report) for e, report in reports.items()}, *rest, **named
             ),
         )
 
@@ -87,7 +137,10 @@ keep_whatever_was_applied = _see_reports_as(
 )
 keep_whoever_stands_still = _see_reports_as(
     lambda report: replace(
-        report, park_time=None, kept_microbatches=report.kept_microbatches or (0,)
+        report,
+        park_time=None,
+        applied_generation=report.applied_generation or 9,
+        kept_microbatches=report.kept_microbatches or (0,),
     )
 )
 
@@ -101,52 +154,174 @@ def forget_what_is_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(finish_step, "_complete", lambda kept, *_: ((0,),) * len(kept))
 
 
-def forget_followers(patch: pytest.MonkeyPatch) -> None:
-    finishing = finish_step.finishing_placement
+def believe_nobody_has_changed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fencing, "has_switched", lambda *_: False)
+
+
+def forget_the_old_plan(patch: pytest.MonkeyPatch) -> None:
+    """Those who took part in the commit behind which the plan changes are not found any more."""
+    behind = replicas.stragglers
     patch.setattr(
         fencing,
-        "finishing_placement",
-        lambda *args, **named: replace(finishing(*args, **named), followers={}),
+        "stragglers",
+        lambda record, reports, target, placements: behind(
+            record, reports, target, [p for p in placements if p is not None][-1:]
+        ),
     )
 
 
-COORDINATOR: dict[str, tuple[Remove, int, int]] = {
-    "wait for all reports": (decide_on_the_first_report, 1, 0),
-    "roll forward before anything else": (do_not_roll_forward, 1, 0),
-    "wait for stragglers": (do_not_wait_for_stragglers, 1, 0),
-    "keep only with equal applied generations": (keep_whatever_was_applied, 2, 0),
-    "keep only who computes": (keep_whoever_stands_still, 2, 0),
-    "compute what was lost": (compute_only_what_is_kept, 1, 0),
-    "count what is kept": (forget_what_is_kept, 1, 0),
-    "survivors follow": (forget_followers, 2, 0),
+def switch_when_the_first_is_ready(patch: pytest.MonkeyPatch) -> None:
+    awaits = Turn.is_awaiting
+    patch.setattr(
+        Turn, "is_awaiting", lambda turn, *kinds: kinds != ("activate",) and awaits(turn, *kinds)
+    )
+
+
+def keep_every_pipeline(patch: pytest.MonkeyPatch) -> None:
+    def unchanged(running: Placement, target: Placement) -> Placement:
+        return replace(target, first_generations=(running.generation,) * len(target.places))
+
+    patch.setattr(handover, "_grown_from", unchanged)
+
+
+def begin_again_beside_training(patch: pytest.MonkeyPatch) -> None:
+    """As if nobody could have changed over when the coordinator comes back."""
+    beside = (Phase.PREPARING, Phase.STAGING, Phase.SWITCHING)
+    patch.setattr(
+        Transition, "is_beside", property(lambda self: self.is_ahead or self.phase in beside)
+    )
+
+
+def disregard_who_is_to_join(patch: pytest.MonkeyPatch) -> None:
+    concerns = losses._concerns
+    patch.setattr(
+        losses,
+        "_concerns",
+        lambda turn, gone: turn.transition.phase is not Phase.SWITCHING and concerns(turn, gone),
+    )
+
+
+def go_on_behind_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """Who is told of a commit behind which all stand still is taken to begin the next step."""
+    kept = finish_step.kept_pipelines
+    patch.setattr(fencing, "kept_pipelines", lambda *args, **_: kept(*args))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """What is taken away, and where that is found out."""
+
+    remove: Remove = lambda _: None
+    rules: Rules = field(default_factory=Rules)
+    num_faults: int = 1
+    num_crashes: int = 0
+    num_failures: int = 0
+    cluster: Cluster = UNEVEN
+    drains: bool = False
+    reorders: bool = False
+    is_slow: bool = False
+    """It takes longer than some seconds to be found out."""
+
+    def search(self, patch: pytest.MonkeyPatch) -> None:
+        self.remove(patch)
+        search(
+            Model(
+                num_faults=self.num_faults,
+                num_crashes=self.num_crashes,
+                num_failures=self.num_failures,
+                rules=self.rules,
+                cluster=self.cluster,
+                drains=self.drains,
+                reorders=self.reorders,
+            )
+        )
+
+
+def _names(guards: dict[str, Guard]) -> list[Any]:
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] if guard.is_slow else [])
+        for name, guard in guards.items()
+    ]
+
+
+GUARDS = {
+    "wait for all reports": Guard(remove=decide_on_the_first_report),
+    "roll forward before anything else": Guard(remove=do_not_roll_forward),
+    "wait for stragglers": Guard(remove=do_not_wait_for_stragglers, cluster=EVEN),
+    "keep only with equal applied generations": Guard(
+        remove=keep_whatever_was_applied, num_faults=2, cluster=EVEN
+    ),
+    "keep only who computes": Guard(
+        remove=keep_whoever_stands_still, num_faults=2, cluster=EVEN, is_slow=True
+    ),
+    "compute what was lost": Guard(remove=compute_only_what_is_kept),
+    "count what is kept": Guard(remove=forget_what_is_kept),
+    "an Activate voids sums": Guard(
+        rules=Rules(void_sums=False), num_faults=2, reorders=True, cluster=EVEN
+    ),
+    "a report is a promise": Guard(rules=Rules(fence=False), num_faults=2, reorders=True),
+    "gradients of broken pipelines are cleared": Guard(rules=Rules(clear_broken=False)),
+    "followers take part in exchanges": Guard(
+        rules=Rules(followers_sum=False), num_faults=2, reorders=True
+    ),
+    "older generations are refused": Guard(
+        rules=Rules(refuse_stale=False), num_faults=2, reorders=True
+    ),
 }
+"""Of a loss in the middle of a step."""
 
 
-@pytest.mark.parametrize("guard", COORDINATOR)
-def test_a_guard_of_the_coordinator_is_needed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    remove, num_faults, num_crashes = COORDINATOR[guard]
-    remove(monkeypatch)
+@pytest.mark.parametrize("name", _names(GUARDS))
+def test_a_guard_of_the_step_in_flight_is_needed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ViolationError):
-        search(Model(num_faults=num_faults, num_crashes=num_crashes))
+        GUARDS[name].search(monkeypatch)
 
 
-ENGINES: dict[str, tuple[Rules, int]] = {
-    "an Activate voids sums": (Rules(void_sums=False), 2),
-    "a report is a promise": (Rules(fence=False), 2),
-    "gradients of broken pipelines are cleared": (Rules(clear_broken=False), 1),
-    "followers take part in exchanges": (Rules(followers_sum=False), 2),
-    "older generations are refused": (Rules(refuse_stale=False), 2),
+HANDOVER = {
+    "reports tell which plan is in force": Guard(
+        remove=believe_nobody_has_changed, cluster=DISPLACING, is_slow=True
+    ),
+    "stragglers are those of the old plan": Guard(remove=forget_the_old_plan, cluster=DRAINING),
+    "all are ready before anybody switches": Guard(
+        remove=switch_when_the_first_is_ready, cluster=DRAINING
+    ),
+    "only unchanged pipelines are kept": Guard(remove=keep_every_pipeline, cluster=DRAINING),
+    "everyone is collected once Switch was sent": Guard(
+        remove=begin_again_beside_training,
+        num_faults=0,
+        num_crashes=1,
+        cluster=DRAINING,
+        is_slow=True,
+    ),
+    "a joiner counts once Switch was sent": Guard(
+        remove=disregard_who_is_to_join, cluster=DRAINING
+    ),
+    "behind a commit that ends the plan nobody goes on": Guard(
+        remove=go_on_behind_the_commit, num_failures=1, cluster=DRAINING, is_slow=True
+    ),
+    "all hold the mark": Guard(rules=Rules(all_hold_the_mark=False), cluster=DRAINING),
+    "layers are followed to the commit": Guard(
+        rules=Rules(follow_to_the_commit=False), cluster=DRAINING
+    ),
+    "old layers are kept until the first commit": Guard(
+        rules=Rules(keep_old_layers=False), cluster=DRAINING
+    ),
+    "a joiner has the record of the commit": Guard(
+        rules=Rules(joiner_is_witness=False), cluster=DRAINING, is_slow=True
+    ),
 }
+"""Of a change behind a commit."""
 
 
-@pytest.mark.parametrize("guard", ENGINES)
-def test_a_promise_of_the_engines_is_needed(guard: str) -> None:
-    rules, num_faults = ENGINES[guard]
+@pytest.mark.parametrize("name", _names(HANDOVER))
+def test_a_guard_of_the_handover_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ViolationError):
-        search(Model(num_faults=num_faults, num_crashes=0, rules=rules, reorders=num_faults == 2))
+        replace(HANDOVER[name], drains=True).search(monkeypatch)
 
 
 def test_a_generation_that_is_not_stored_before_it_is_told_is_found() -> None:
     """Decisions are durable first; a coordinator that forgets them repeats a generation [4, 7]."""
     with pytest.raises(ViolationError):
-        search(Model(num_faults=1, num_crashes=1, stores=False))
+        search(Model(num_faults=1, num_crashes=1, stores=False, cluster=UNEVEN))
