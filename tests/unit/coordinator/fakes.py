@@ -271,6 +271,8 @@ class FakePlanner:
         self.uses_joiners = True
         self.min_size = 1
         """Pipelines have at least so many nodes, though `min_nodes` does not say so."""
+        self.appends_joiners = False
+        """Joiners make pipelines of their own, and the others stay as they are."""
         self.plans_ahead = False
         self.questions_ahead: list[PlanQuery] = []
 
@@ -289,6 +291,8 @@ class FakePlanner:
         if len(node_ids) < size:
             need = {"have": str(len(node_ids)), "need": str(size)}
             raise PlanariaError(ErrorReason.NOT_ENOUGH_NODES, "not enough nodes", need)
+        if self.appends_joiners and query.current is not None:
+            return self._append(query, query.current, size)
         num_pipelines = min(len(node_ids) // size, query.problem.num_microbatches)
         if query.current is None and num_pipelines <= query.problem.fault_tolerance:
             raise PlanariaError(
@@ -306,6 +310,15 @@ class FakePlanner:
             reason="as many pipelines as there can be",
             min_nodes=size,
         )
+
+    def _append(self, query: PlanQuery, current: Plan, size: int) -> PlanAnswer:
+        new = sorted({node.node_id for node in query.nodes} - set(current.node_ids))
+        groups = [p.node_ids for p in current.pipelines]
+        groups += [tuple(new[k : k + size]) for k in range(0, len(new) - size + 1, size)]
+        dealt = [node_id for rank in zip(*groups, strict=True) for node_id in rank]
+        num_layers = len(query.problem.profile.layers)
+        plan = make_plan(dealt, len(groups), num_layers, query.problem.num_microbatches)
+        return PlanAnswer(plan=plan, reason="joiners by themselves", min_nodes=size)
 
     async def plan_ahead(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
         self.questions_ahead.append(query)

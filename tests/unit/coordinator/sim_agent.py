@@ -117,6 +117,14 @@ class SimAgent:
         for directive in held:
             self.carry_out(directive)
 
+    def release_kind(self, kind: str) -> None:
+        """Let go of one kind of directive only."""
+        self.held_kinds.discard(kind)
+        going = [directive for directive in self.held if directive.command.kind == kind]
+        self.held = [directive for directive in self.held if directive.command.kind != kind]
+        for directive in going:
+            self.carry_out(directive)
+
     def carry_out(self, directive: Directive) -> None:
         engine = self.engines.get(directive.engine_id)
         command = directive.command

@@ -32,8 +32,9 @@ DISPLACING = replace(UNEVEN, spare=("b1",))
 """The same with a spare node that lets nobody keep its place."""
 
 
-def test_one_loss_at_any_moment() -> None:
-    model = Model(num_faults=1, num_crashes=0)
+@pytest.mark.parametrize("cluster", [UNEVEN, pytest.param(EVEN, marks=pytest.mark.slow)])
+def test_one_loss_at_any_moment(cluster: Cluster) -> None:
+    model = Model(num_faults=1, num_crashes=0, cluster=cluster)
     found = search(model)
     assert found.num_ends > 100
     ways = [run.transition for run in model.runs if run.transition is not None]

@@ -7,20 +7,26 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from planaria.api.worker.v1 import directive_pb2, report_pb2
 from planaria_coordinator.domain.directive import (
     Activate,
+    Command,
+    Commit,
+    CommitRecord,
     Directive,
     FenceReport,
     FollowerAssignment,
+    LayerSource,
     PipelineAssignment,
     Quiesce,
     QuiesceMode,
     StageAssignment,
+    Staged,
+    Switch,
 )
 from planaria_coordinator.entrypoints.grpc.worker_convert import directive_message, result_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def message_of(command: Activate | Quiesce) -> directive_pb2.Directive:
+def message_of(command: Command) -> directive_pb2.Directive:
     directive = Directive(
         id="d", job_id="job", generation=7, engine_id="e", node_id="n", command=command
     )
@@ -53,6 +59,59 @@ def test_an_activate_says_who_keeps_what_and_who_follows() -> None:
     assert [(f.engine_id, f.data_address, list(f.layers)) for f in activate.followers] == [
         ("f", "f:1", [1, 2])
     ]
+
+
+def test_a_place_to_be_made_ready_says_what_it_lacks() -> None:
+    stage = StageAssignment(engine_id="e", data_address="e:1", first_layer=0, num_layers=3)
+    activate = message_of(
+        Activate(
+            pipelines=(PipelineAssignment(stages=(stage,), microbatches=(0, 1)),),
+            committed_steps=0,
+            store_address="s",
+            rebuild_timeout_seconds=2.5,
+            at_commit=True,
+            layers=(LayerSource(layer=2, addresses=("a:1", "b:1")),),
+        )
+    ).activate
+    assert activate.at_commit
+    assert [(s.layer, list(s.addresses)) for s in activate.layers] == [(2, ["a:1", "b:1"])]
+    assert message_of(Switch()).WhichOneof("command") == "switch"
+
+
+def test_a_place_that_is_ready_says_when_and_whether_anything_was_copied() -> None:
+    noon = Timestamp()
+    noon.FromDatetime(NOON)
+    message = report_pb2.Staged(
+        bytes=7, start_time=noon, rebuild_end_time=noon, num_communicators=2
+    )
+    without = result_of(report_pb2.DirectiveResult(staged=message)).outcome
+    assert without == Staged(
+        num_bytes=7,
+        start_time=NOON,
+        rebuild_end_time=NOON,
+        copy_end_time=None,
+        num_communicators=2,
+    )
+    message.copy_end_time.CopyFrom(noon)
+    copied = result_of(report_pb2.DirectiveResult(staged=message)).outcome
+    assert isinstance(copied, Staged)
+    assert copied.copy_end_time == NOON
+
+
+def test_a_commit_behind_which_the_plan_changes_says_so() -> None:
+    record = CommitRecord(
+        step=4, generation=6, gradient_norm=1.0, loss=1.0, num_tokens=8, next_generation=7
+    )
+    message = message_of(Commit(record=record)).commit
+    assert message.record.next_generation == 7
+    noon = Timestamp()
+    noon.FromDatetime(NOON)
+    report = report_pb2.FenceReport(
+        committed_steps=5, last_commit=message.record, fence_time=noon, park_time=noon
+    )
+    outcome = result_of(report_pb2.DirectiveResult(fence_report=report)).outcome
+    assert isinstance(outcome, FenceReport)
+    assert outcome.last_commit == record
 
 
 def test_an_engine_that_goes_on_has_no_time_at_which_it_stood_still() -> None:
