@@ -7,7 +7,8 @@ import pytest
 from planaria_coordinator.domain.directive import MeasuredLayer
 from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.utilization import model_flops_utilization
-from unit.coordinator.protocol_model import NUM_LAYERS, NUM_MICROBATCHES, first_run
+from unit.coordinator.protocol_cluster import first_run
+from unit.coordinator.protocol_state import NUM_LAYERS, NUM_MICROBATCHES
 
 
 def measured_run(*peaks: float) -> JobRun:

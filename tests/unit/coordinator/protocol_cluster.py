@@ -1,0 +1,178 @@
+"""The small jobs that the model of the protocol goes through, and the planner they have."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+
+from planaria_coordinator.domain.directive import (
+    Activate,
+    PipelineAssignment,
+    StageAssignment,
+)
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.ledger import Activity, Ledger
+from planaria_coordinator.domain.plan import Pipeline, Plan, Stage
+from planaria_coordinator.domain.planning import LayerProfile
+from planaria_coordinator.domain.replicas import assign_places
+from planaria_coordinator.domain.requirements import NodeFacts, Requirements
+from planaria_coordinator.domain.run import Engine, JobRun, Placement
+from unit.coordinator.protocol_state import (
+    NOON,
+    NUM_LAYERS,
+    NUM_MICROBATCHES,
+)
+
+Cut = Callable[[list[str]], list[tuple[str, ...]]]
+"""Makes nodes, in order, into pipelines."""
+
+
+def pairs(node_ids: list[str]) -> list[tuple[str, ...]]:
+    """Pair nodes in order; who has no partner is idle."""
+    return list(zip(node_ids[::2], node_ids[1::2], strict=False))
+
+
+def families(node_ids: list[str]) -> list[tuple[str, ...]]:
+    """Pair nodes of one letter; who has no partner holds the whole model."""
+    found: list[tuple[str, ...]] = []
+    for _, family in groupby(node_ids, key=lambda node_id: node_id[0]):
+        found.extend(batched(family))
+    return found[:NUM_MICROBATCHES]
+
+
+def batched(items: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    iterator = iter(items)
+    while batch := tuple(islice(iterator, 2)):
+        yield batch
+
+
+def make_plan(
+    pipelines_of: Callable[[list[str]], list[tuple[str, ...]]], node_ids: list[str]
+) -> Plan:
+    """Cut the layers evenly, and deal the microbatches round."""
+    found = pipelines_of(node_ids)
+    pipelines = tuple(
+        Pipeline(
+            stages=tuple(
+                Stage(
+                    first_layer=k * NUM_LAYERS // len(nodes),
+                    num_layers=NUM_LAYERS // len(nodes),
+                    node_index=k,
+                    node_id=node,
+                    accelerators=(0,),
+                )
+                for k, node in enumerate(nodes)
+            ),
+            microbatches=tuple(range(index, NUM_MICROBATCHES, len(found))),
+            iteration_seconds=1.0,
+        )
+        for index, nodes in enumerate(found)
+    )
+    return Plan(pipelines=pipelines, iteration_seconds=1.0, fault_tolerance=len(found) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Which nodes there are, and how they are made into pipelines."""
+
+    training: tuple[str, ...]
+    """Those that train at first."""
+    spare: tuple[str, ...] = ()
+    pipelines_of: Cut = pairs
+    min_nodes: int = 2
+
+    @property
+    def engine_ids(self) -> dict[str, str]:
+        nodes = (*self.training, *self.spare)
+        return {node: f"job/{node}/0/{number}" for number, node in enumerate(nodes, 1)}
+
+
+EVEN = Cluster(training=("a0", "a1", "b0", "b1"))
+"""Two pipelines of two stages."""
+
+
+UNEVEN = Cluster(training=("a0", "a1", "b0"), pipelines_of=families, min_nodes=1)
+"""A pipeline of two stages and one of a single stage."""
+
+
+def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
+    """A job that trains."""
+    layer = LayerProfile(
+        name="layer",
+        forward_seconds=1.0,
+        backward_seconds=1.0,
+        parameter_bytes=1,
+        state_bytes=1,
+        activation_bytes=1,
+        output_bytes=1,
+    )
+    requirements = Requirements(
+        job_spec="",
+        job_secret="",
+        steps=num_steps,
+        num_microbatches=NUM_MICROBATCHES,
+        microbatch_size=1,
+        fault_tolerance=1,
+        min_nodes=cluster.min_nodes,
+        max_nodes=None,
+        min_nodes_per_pipeline=cluster.min_nodes,
+        reproducible=True,
+        data_path="",
+        output_path="",
+        output_format="",
+        ties_embeddings=False,
+        layers=(layer,) * NUM_LAYERS,
+    )
+    engine_ids = cluster.engine_ids
+    engines = {
+        engine_id: Engine(
+            id=engine_id, node_id=node_id, accelerator=0, prepared=True, data_address=engine_id
+        )
+        for node_id, engine_id in engine_ids.items()
+    }
+    facts = {
+        node_id: NodeFacts(
+            node_id=node_id, num_accelerators=1, accelerator_kind="cpu", accelerator_memory_bytes=1
+        )
+        for node_id in engine_ids
+    }
+    plan = make_plan(cluster.pipelines_of, list(cluster.training))
+    return JobRun(
+        job_id="job",
+        requirements=requirements,
+        state=JobState.RUNNING,
+        ledger=Ledger(current=Activity.PRODUCTIVE, since=NOON),
+        create_time=NOON,
+        start_time=NOON,
+        nodes_per_replica=cluster.min_nodes,
+        generation=1,
+        nodes=facts,
+        engines=engines,
+        placement=Placement(
+            generation=1, plan=plan, places=assign_places(plan, engines.values()), reason=""
+        ),
+        num_engines=len(engines),
+        announced_fault_tolerance=1,
+    )
+
+
+def activate_of(placement: Placement) -> Activate:
+    return Activate(
+        pipelines=tuple(
+            PipelineAssignment(
+                stages=tuple(
+                    StageAssignment(
+                        engine_id=e,
+                        data_address=e,
+                        first_layer=stage.first_layer,
+                        num_layers=stage.num_layers,
+                    )
+                    for stage, e in zip(pipeline.stages, engine_ids, strict=True)
+                ),
+                microbatches=pipeline.microbatches,
+            )
+            for pipeline, engine_ids in zip(placement.plan.pipelines, placement.places, strict=True)
+        ),
+        committed_steps=0,
+        store_address="",
+        rebuild_timeout_seconds=1.0,
+    )
