@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -39,8 +40,9 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[MeasurementPlan]:
     """A profiler that answers at once, and what it was asked."""
     asked: list[MeasurementPlan] = []
 
-    def measure(spec: JobSpec, plan: MeasurementPlan) -> Measurement:
+    def measure(spec: JobSpec, plan: MeasurementPlan, tell: Callable[[float], None]) -> Measurement:
         assert spec.name == "small"
+        tell(1.0)
         asked.append(plan)
         return measurement()
 
