@@ -142,11 +142,15 @@ class Base:
                     raise ViolationError(f"{self.nodes[index]} and {other_id} are out of step")
 
     def _check_replicas(self, state: State) -> None:
-        """Replicas of a layer were made by the same sums, as far as each has come [2]."""
+        """Replicas of a layer were made by the same sums, as far as each has come [2].
+
+        Engines that have been told to stop are none any more.
+        """
+        counted = self.runs[state.run].engines
         histories = {
             made_by
-            for member in state.members
-            if member is not None
+            for engine_id, member in zip(self.ids, state.members, strict=True)
+            if member is not None and engine_id in counted
             for made_by in (*member.layers, *(followed.history for followed in member.followed))
             if made_by is not None
         }

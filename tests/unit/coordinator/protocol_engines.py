@@ -127,10 +127,15 @@ class Engines(Handover):
         member = state.members[index]
         assert member is not None
         if member.steps == record.step and member.sums == record.generation:
+            owned = self._owned(member.place, index)
+            stale = tuple(
+                layer
+                for layer, made_by in enumerate(member.layers)
+                if made_by is not None and layer not in owned
+            )
             member = self._committed(member, index, record.next_generation)
             member = member._replace(is_parked=member.is_parked or record.next_generation > 0)
             state = self._put_member(state, index, member)
-            stale: tuple[int, ...] = ()
         else:
             stale = tuple(k for k, made_by in enumerate(member.layers) if made_by is not None)
         answer = Committed(committed_steps=member.steps, stale_layers=stale)

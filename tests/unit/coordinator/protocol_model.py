@@ -255,7 +255,12 @@ class Model(Engines):
             return
         if self.num_faults - state.num_faults <= run.requirements.fault_tolerance:
             raise ViolationError(f"the job does not survive the loss of one node: {run.error} [5]")
-        living = [m for m in state.members if m is not None]
+        counted = self.runs[state.run].engines  # the others have been told to stop
+        living = [
+            member
+            for engine_id, member in zip(self.ids, state.members, strict=True)
+            if member is not None and engine_id in counted
+        ]
         newest = max((m.steps for m in living), default=0)
         held = {
             layer

@@ -27,6 +27,7 @@ from planaria_coordinator.domain.replicas import (
     choose_sources,
     layers_without_replica,
     missing_layers,
+    placement_of,
     stragglers,
     target_steps,
     witness_record,
@@ -174,9 +175,11 @@ def test_everyone_is_brought_to_the_newest_version_reported() -> None:
     record = witness_record(reports, 5)
     assert record is not None
     assert record.step == 4
-    assert stragglers(record, reports, 5, (placement("a", "b"), None)) == ("b",)
-    older = replace(placement("spare"), generation=2)
-    assert stragglers(record, reports, 5, (older,)) == ()
+    newest, older = placement("a", "b"), replace(placement("spare"), generation=2)
+    assert placement_of(record, (older, newest)) == newest
+    assert placement_of(record, (older,)) is None
+    assert stragglers(reports, 5, newest) == ("b",)
+    assert stragglers(reports, 5, None) == ()
 
 
 def test_layers_of_an_older_version_are_no_replicas() -> None:

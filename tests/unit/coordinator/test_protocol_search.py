@@ -163,14 +163,8 @@ def believe_nobody_has_changed(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_old_plan(patch: pytest.MonkeyPatch) -> None:
     """Those who took part in the commit behind which the plan changes are not found any more."""
-    behind = replicas.stragglers
-    patch.setattr(
-        fencing,
-        "stragglers",
-        lambda record, reports, target, placements: behind(
-            record, reports, target, [p for p in placements if p is not None][-1:]
-        ),
-    )
+    find = replicas.placement_of
+    patch.setattr(fencing, "placement_of", lambda record, placements: find(record, placements[-1:]))
 
 
 def switch_when_the_first_is_ready(patch: pytest.MonkeyPatch) -> None:

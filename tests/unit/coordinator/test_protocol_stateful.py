@@ -49,9 +49,10 @@ class Cluster(RuleBasedStateMachine):
 
         self.do(inside())
 
-    @initialize(num_nodes=st.integers(3, 5), size=st.integers(1, 2))
-    def begin(self, num_nodes: int, size: int) -> None:
+    @initialize(num_nodes=st.integers(3, 5), size=st.integers(1, 2), plans_ahead=st.booleans())
+    def begin(self, num_nodes: int, size: int, plans_ahead: bool) -> None:
         """Pipelines of one node survive the loss of any two, pipelines of two nodes of any one."""
+        self.world.planner.plans_ahead = plans_ahead
         self.do(self.world.start(max(num_nodes, 2 * size)))
         self.do(
             self.world.submit(

@@ -38,6 +38,7 @@ from planaria_coordinator.domain.replicas import (
     holdings_of_placement,
     layers_of_version,
     layers_without_replica,
+    placement_of,
     stragglers,
     target_steps,
     witness_record,
@@ -139,7 +140,7 @@ def _decide_version(turn: Turn) -> None:
     )
     turn.change(committed_steps=target)
     record = witness_record(reports, target)
-    behind = stragglers(record, reports, target, (run.placement, run.candidate))
+    behind = stragglers(reports, target, placement_of(record, run.placements))
     turn.emit(
         "fence_complete",
         f"all {len(reports)} engines have reported: they are at step {target}",
@@ -208,12 +209,27 @@ def committed(turn: Turn, pending: Pending, outcome: Committed | None) -> None:
     """An engine applied the step, but for stale layers; None: it could not at all."""
     transition = turn.transition
     if outcome is not None and outcome.committed_steps == transition.target_steps:
-        report = transition.reports[pending.engine_id]
-        layers = layers_of_version(report.layers, transition.target_steps - 1)
-        fresh = tuple(layer for layer in layers if layer not in outcome.stale_layers)
+        fresh = _rolled_forward(turn, pending.engine_id, outcome)
         turn.note(holdings={**transition.holdings, pending.engine_id: fresh})
     if not turn.is_awaiting("commit"):
         version_reached(turn)
+
+
+def _rolled_forward(turn: Turn, engine_id: str, outcome: Committed) -> tuple[int, ...]:
+    """Return its layers of version T*: of those it had, the ones that it has summed.
+
+    What is left of a place before the last has no sums, and is of no use any more.
+    """
+    run, transition = turn.run, turn.transition
+    placement = placement_of(
+        witness_record(transition.reports, transition.target_steps), run.placements
+    )
+    summed: tuple[int, ...] = ()
+    if placement is not None:
+        placed = holdings_of_placement(placement, (engine_id,), run.requirements)
+        summed = placed.get(engine_id, ())
+    held = layers_of_version(transition.reports[engine_id].layers, transition.target_steps - 1)
+    return tuple(k for k in held if k in summed and k not in outcome.stale_layers)
 
 
 def _engines_of(turn: Turn, pipeline: KeptPipeline) -> tuple[str, ...]:

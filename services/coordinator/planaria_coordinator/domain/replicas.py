@@ -29,11 +29,16 @@ def witness_record(reports: Mapping[str, FenceReport], target: int) -> CommitRec
     return None
 
 
+def placement_of(record: CommitRecord | None, placements: Iterable[Placement]) -> Placement | None:
+    """Return the placement whose sums a commit was made of, when it is among these."""
+    for placement in placements:
+        if record is not None and placement.generation == record.generation:
+            return placement
+    return None
+
+
 def stragglers(
-    record: CommitRecord | None,
-    reports: Mapping[str, FenceReport],
-    target: int,
-    placements: Iterable[Placement | None],
+    reports: Mapping[str, FenceReport], target: int, placement: Placement | None
 ) -> tuple[str, ...]:
     """Return the engines one step behind that have the sums of step T* - 1.
 
@@ -41,19 +46,16 @@ def stragglers(
     engine parked since an earlier plan is behind as well, but its layers are of no use.
 
     Args:
-        record: of step T* - 1, when somebody has it.
         reports: of every survivor.
         target: T*.
-        placements: among them the one of the record's generation, unless that is over.
+        placement: the one of the generation that computed the step.
     """
-    took_part: frozenset[str] = frozenset()
-    for placement in placements:
-        if record and placement and placement.generation == record.generation:
-            took_part = placement.engine_ids
+    if placement is None:
+        return ()
     return tuple(
         engine_id
         for engine_id, report in sorted(reports.items())
-        if report.committed_steps == target - 1 and engine_id in took_part
+        if report.committed_steps == target - 1 and engine_id in placement.engine_ids
     )
 
 

@@ -379,10 +379,14 @@ class JobRun:
         return self.candidate if switched else self.placement
 
     @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Those that may be in force, the older one first."""
+        return tuple(p for p in (self.placement, self.candidate) if p is not None)
+
+    @property
     def counted_on(self) -> frozenset[str]:
         """Engines that steps cannot do without, now or behind the commit that is waited for."""
-        placements = (self.placement, self.candidate)
-        return frozenset(e for p in placements if p is not None for e in p.engine_ids)
+        return frozenset(e for placement in self.placements for e in placement.engine_ids)
 
     @property
     def prepared_engines(self) -> Mapping[str, Engine]:
