@@ -12,6 +12,7 @@ from benchmarks.overhead.plain import PlainPipeline
 from benchmarks.overhead.reducer import Reducer
 from benchmarks.overhead.torch_schedule import TorchPipeline
 from planaria_worker.engine.communication import Communicators, Group
+from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
@@ -87,12 +88,18 @@ class Rank:
         around = Surroundings(
             job=job,
             store=store,
+            feed=CommitFeed(),
             fence=Fence(GENERATION),
             stopwatch=Stopwatch(),
             failpoints=Failpoints(),
         )
         place = take_place(
-            around, view=view, generation=GENERATION, step=0, groups=self._groups(view, variant)
+            around,
+            view=view,
+            generation=GENERATION,
+            step=0,
+            groups=self._groups(view, variant),
+            states=store.states,
         )
         return lambda step: _run_planaria(place, step)
 

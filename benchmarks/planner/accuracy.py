@@ -10,10 +10,10 @@ import dataclasses
 import random
 
 import numpy as np
-from gpt import gpt_profile
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.planner.gpt import gpt_profile
 from planaria_planner.cost import CostModel
 from planaria_planner.profile import ModelProfile
 from planaria_planner.simulate import simulate

@@ -3,9 +3,8 @@
 import random
 from collections.abc import Iterator, Sequence
 
-from gpt import gpt_profile
-from measure import cpu_seconds
-
+from benchmarks.planner.gpt import gpt_profile
+from benchmarks.planner.measure import cpu_seconds
 from planaria_planner.ahead import plan_ahead
 from planaria_planner.candidates import RunningPipeline
 from planaria_planner.explain import explain

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from figures import front_seconds
-from gpt import gpt_profile
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+
+from benchmarks.planner.figures import front_seconds
+from benchmarks.planner.gpt import gpt_profile
 
 BASE = {"layers": 98, "nodes": 64, "accelerators": 8}
 VALUES = {

@@ -1,4 +1,4 @@
-"""How fast the planner plans: `python benchmarks/planner/run.py [--write] [--only SECTION]`.
+"""How fast the planner plans: `python -m benchmarks.planner.run [--write] [--only SECTION]`.
 
 Warm CPU seconds of one core, medians; importing and compiling are reported apart. For comparison
 on the same machine: Oobleck 2023 (C++) 12.9 CPU-s for 26 layers and 24 nodes of one accelerator,
@@ -15,18 +15,18 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from accuracy import distribution
-from figures import all_figures
-from growth import growth, plot
-from measure import cold_rows, surroundings
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.planner.accuracy import distribution
+from benchmarks.planner.figures import all_figures
+from benchmarks.planner.growth import growth, plot
+from benchmarks.planner.measure import cold_rows, surroundings
 from planaria_planner.warm_up import warm_up
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "planner-speed.md"
-MARKER = "<!-- written by benchmarks/planner/run.py --write: do not edit below -->\n"
+MARKER = "<!-- written by python -m benchmarks.planner.run --write: do not edit below -->\n"
 
 Rows = list[dict[str, str]]
 

@@ -1,0 +1,1 @@
+"""How fast the planner plans: `python -m benchmarks.planner.run`."""
