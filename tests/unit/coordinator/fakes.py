@@ -269,6 +269,8 @@ class FakePlanner:
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.uses_joiners = True
+        self.avoids: frozenset[str] = frozenset()
+        """Nodes that are in no plan."""
         self.min_size = 1
         """Pipelines have at least so many nodes, though `min_nodes` does not say so."""
         self.appends_joiners = False
@@ -285,7 +287,7 @@ class FakePlanner:
 
     def _plan(self, query: PlanQuery) -> PlanAnswer:
         size = max(self.min_size, query.problem.min_nodes_per_pipeline)
-        node_ids = sorted(node.node_id for node in query.nodes)
+        node_ids = sorted({node.node_id for node in query.nodes} - self.avoids)
         if query.current is not None and not self.uses_joiners:
             node_ids = [n for n in node_ids if n in query.current.node_ids]
         if len(node_ids) < size:

@@ -139,14 +139,15 @@ class Scheduler:
         spare = {n: f for n, f in self._own_nodes(run).items() if n not in placed | awaited}
         free = {entry.node.id: entry.facts for entry in self._candidates(run)}
         joiners = {**free, **spare}
+        new = joiners.keys() - _left_idle(run)
         probe = (run.generation, frozenset(joiners))
-        if not joiners or self._probed.get(actor.job_id) == probe:
+        if not new or self._probed.get(actor.job_id) == probe:
             return
         query = _probe_query(run, joiners, horizon_seconds(run, self._state.clock.now()))
         answer = await self._state.planner.plan(query)
         self._probed[actor.job_id] = probe
         used = [node_id for node_id in answer.plan.node_ids if node_id in joiners]
-        if not used:
+        if new.isdisjoint(used):
             log.info("joiners_left_idle", job_id=actor.job_id, reason=answer.reason)
             return
         entries = [e for e in self._candidates(run) if e.node.id in used]
@@ -263,6 +264,13 @@ def _may_grow(run: JobRun) -> bool:
     if transition is None:
         return True
     return transition.phase is Phase.PREPARING and transition.story.cause is Cause.NODE_JOINED
+
+
+def _left_idle(run: JobRun) -> frozenset[str]:
+    """Return the nodes all of whose engines the planner knew, and left idle."""
+    known = {engine.node_id for engine in run.engines.values() if engine.id in run.left_idle}
+    new = {engine.node_id for engine in run.engines.values() if engine.id not in run.left_idle}
+    return frozenset(known - new)
 
 
 def _probe_query(run: JobRun, joiners: dict[str, NodeFacts], horizon_seconds: float) -> PlanQuery:

@@ -22,7 +22,7 @@ def begin_activating(turn: Turn) -> None:
     transition, target = turn.transition, turn.target
     turn.enter(Phase.ACTIVATING, f"{len(target.engine_ids)} engines take their places")
     turn.account_phase(Activity.REBUILD)
-    turn.change(placement=target, candidate=None)
+    turn.change(placement=target, candidate=None, left_idle=())
     turn.save_generation(transition.story.cause, plan=target.plan, reason=target.reason)
     send_places(turn, target)
 

@@ -11,7 +11,7 @@ from planaria_coordinator.domain.finish_step import same_pipelines
 from planaria_coordinator.domain.handover import begin_staging
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.opening import carried_story, open_again, open_transition
-from planaria_coordinator.domain.placing import wants_less
+from planaria_coordinator.domain.placing import nodes_to_plan_on, wants_less
 from planaria_coordinator.domain.run import Cause, Phase, Placement
 from planaria_coordinator.domain.signals import PlanRefused
 from planaria_coordinator.domain.turn import Turn
@@ -66,18 +66,33 @@ def plan_refused_ahead(turn: Turn, signal: PlanRefused) -> None:
             needed = max(turn.run.nodes_per_replica, len(signal.query.nodes) + 1)
             turn.change(nodes_per_replica=needed)
         stay(turn, signal.message)
+    elif turn.transition.story.cause is Cause.NODE_JOINED:
+        stay(turn, signal.message)  # who trains need not suffer for it
     else:
         fail(turn, signal.reason, signal.message, signal.metadata)
 
 
 def stay(turn: Turn, reason: str) -> None:
-    """The pipelines that run are the new plan: nobody has to change."""
+    """The pipelines that run are the new plan: nobody has to change.
+
+    Engines that it leaves idle are noted: offered again, they would be left idle again.
+    """
     placement = _running(turn)
     if placement.plan_before is not None:
         placement = replace(placement, plan_before=None)
     turn.note(target=replace(placement, reason=reason))
     transition = turn.transition
-    turn.change(placement=placement, transition=None, state=JobState.RUNNING, interrupted=None)
+    query = transition.query
+    asked_for = [n.node_id for n in query.nodes] if query else nodes_to_plan_on(turn.run)
+    idle = set(asked_for) - set(placement.plan.node_ids)
+    engines = turn.run.prepared_engines.values()
+    turn.change(
+        placement=placement,
+        left_idle=tuple(sorted(engine.id for engine in engines if engine.node_id in idle)),
+        transition=None,
+        state=JobState.RUNNING,
+        interrupted=None,
+    )
     turn.because("the pipelines go on as they are")
     if transition.story.resume_time is None:
         turn.emit("plan_kept", f"training goes on as it was: {reason}")

@@ -109,7 +109,7 @@ def _when_all_have_answered(turn: Turn) -> None:
     if failure:
         story = carried_story(turn)
         story = replace(story, num_attempts=story.num_attempts + 1, staging_failed=True)
-        open_ahead(turn, story, f"all stand still to change, since beside training {failure}")
+        open_ahead(turn, story, f"the change is made standing still: {failure}")
     else:
         _begin_switching(turn)
 
@@ -183,7 +183,10 @@ def _when_all_have_changed(turn: Turn) -> None:
     steps = max(outcome.committed_steps for outcome in transition.activated.values())
     turn.note(target_steps=steps)
     turn.change(
-        placement=target, candidate=None, committed_steps=max(steps, turn.run.committed_steps)
+        placement=target,
+        candidate=None,
+        left_idle=(),
+        committed_steps=max(steps, turn.run.committed_steps),
     )
     turn.save_generation(transition.story.cause, plan=target.plan, reason=target.reason)
     complete(turn)

@@ -315,6 +315,11 @@ class JobRun:
     """The newest plan that engines were told to take their places in at once."""
     candidate: Placement | None = None
     """What they were told to change to behind a commit: whether they have, only they know."""
+    left_idle: tuple[str, ...] = ()
+    """Engines that were ready when the planner was asked, and it kept the plan as it is.
+
+    Until there is another plan, or somebody new who could change it, they are not offered again.
+    """
     transition: Transition | None = None
     interrupted: Story | None = None
     """Of a recovery that waits for nodes."""
