@@ -233,6 +233,11 @@ class Cluster:
         self.coordinator.end()
         self.coordinator = None
 
+    def signal_coordinator(self, number: signal.Signals) -> None:
+        """Send a signal (SIGSTOP, SIGCONT) to the coordinator."""
+        assert self.coordinator is not None
+        self.coordinator.process.send_signal(number)
+
     def heal(self, num_nodes: int) -> None:
         """Bring a cluster that has been hurt back to `num_nodes` ready nodes and nothing else."""
         wanted = {f"node-{index}" for index in range(num_nodes)}

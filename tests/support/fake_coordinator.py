@@ -9,6 +9,7 @@ import grpc
 from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.worker_service_pb2 import (
     Hello,
+    ReportsStored,
     SessionRequest,
     SessionResponse,
     Welcome,
@@ -67,15 +68,24 @@ class FakeCoordinator(WorkerServiceServicer):
         assert self._context is not None
         await self._context.write(SessionResponse(directive=directive))
 
+    async def acknowledge(self, report_number: int) -> None:
+        assert self._context is not None
+        stored = ReportsStored(report_number=report_number)
+        await self._context.write(SessionResponse(reports_stored=stored))
+
     async def hello(self) -> Hello:
         return await asyncio.wait_for(self.hellos.get(), TIMEOUT_SECONDS)
 
     async def next(self, kind: str) -> Any:
         """Return the next message of a kind, dropping the others before it."""
+        return getattr(await self.next_request(kind), kind)
+
+    async def next_request(self, *kinds: str) -> SessionRequest:
+        """Return the next message of these kinds as it came, dropping the others before it."""
         while True:
             message = await asyncio.wait_for(self.messages.get(), TIMEOUT_SECONDS)
-            if message.WhichOneof("message") == kind:
-                return getattr(message, kind)
+            if message.WhichOneof("message") in kinds:
+                return message
 
 
 async def serve(coordinator: FakeCoordinator, port: int = 0) -> tuple[grpc.aio.Server, int]:

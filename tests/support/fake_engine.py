@@ -3,7 +3,8 @@
     python fake_engine.py --config FILE
 
 A directive Copy is answered with the number of bytes that this process has answered before, so that
-a test can tell whether it took effect twice. Commit makes it report a lost peer, Export end itself.
+a test can tell whether it took effect twice. Commit makes it report a lost peer and a step, Export
+end itself.
 """
 
 import os
@@ -65,6 +66,8 @@ def _obey(connection: socket.socket, command: EngineCommand, num_answered: int) 
     if kind == "commit":
         event = EngineEvent()
         event.peer_lost.lost_engine_id = "peer"
+        send_message(connection, event)
+        event.step_report.record.step = 7
         send_message(connection, event)
     if kind == "stop":
         result.stopped.CopyFrom(Stopped())

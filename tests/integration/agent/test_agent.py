@@ -223,6 +223,26 @@ async def test_a_new_session_follows_a_lost_one_and_the_engine_lives_on(node: No
     assert [engine.pid for engine in hello.engines] == [pid]
 
 
+async def test_reports_come_again_in_the_next_session_until_they_are_stored(node: Node) -> None:
+    """A coordinator that dies with what it was told is told again; a stored report never."""
+    await node.coordinator.send(node.prepare(str(node.text)))
+    await node.coordinator.next("result")
+    await node.coordinator.send(node.directive("d-commit", commit=Commit()))
+    report = await node.coordinator.next_request("step_report")
+    await node.coordinator.next("result")
+    node.coordinator.cut()
+    await node.coordinator.hello()
+    assert await node.coordinator.next_request("step_report", "result") == report
+    await node.coordinator.acknowledge(report.report_number)
+    await node.coordinator.send(node.directive("d-copy", copy=Copy()))
+    await node.coordinator.next("result")
+    node.coordinator.cut()
+    await node.coordinator.hello()
+    await node.coordinator.send(node.directive("d-copy-2", copy=Copy()))
+    first = await node.coordinator.next_request("step_report", "result")
+    assert first.WhichOneof("message") == "result"
+
+
 async def test_a_restarted_agent_adopts_the_engines_of_its_predecessor(node: Node) -> None:
     await node.coordinator.send(node.prepare(str(node.text)))
     pid = (await node.coordinator.next("result")).prepared.engine.pid

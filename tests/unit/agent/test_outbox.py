@@ -41,3 +41,50 @@ async def test_head_waits_for_a_message() -> None:
     assert not waiting.done()
     outbox.post(message("a"))
     assert (await waiting).peer_lost.engine_id == "a"
+
+
+async def deliver(outbox: Outbox) -> SessionRequest:
+    """Take out the head, as a session does when the stream took it."""
+    head = await outbox.head()
+    outbox.pop(head)
+    return head
+
+
+async def test_reports_that_are_not_stored_are_sent_again_first_and_in_order() -> None:
+    """The coordinator stored the first of three and died; the rest was in its memory alone."""
+    outbox = Outbox()
+    first, second, third, other = message("a"), message("b"), message("c"), message("d")
+    for each in (first, second, third):
+        outbox.report(each)
+    for _ in range(3):
+        await deliver(outbox)
+    outbox.acknowledge(first.report_number)
+    outbox.post(other)
+    outbox.send_again()
+    assert [await deliver(outbox) for _ in range(3)] == [second, third, other]
+    outbox.acknowledge(third.report_number)
+    outbox.send_again()
+    assert len(outbox) == 0
+
+
+async def test_a_report_may_be_stored_before_its_delivery_is_noted() -> None:
+    outbox = Outbox()
+    report = message("a")
+    outbox.report(report)
+    outbox.acknowledge(report.report_number)
+    outbox.pop(report)
+    assert outbox.num_unacknowledged == 0
+
+
+async def test_reports_of_a_coordinator_that_stores_nothing_do_not_fill_the_memory() -> None:
+    outbox = Outbox(capacity=3, max_unacknowledged=2)
+    reports = [message(name) for name in "abcde"]
+    for each in reports[:3]:
+        outbox.report(each)
+        await deliver(outbox)
+    assert (outbox.num_unacknowledged, outbox.num_dropped) == (2, 1)
+    for each in reports[3:]:
+        outbox.report(each)
+    outbox.send_again()
+    assert (len(outbox), outbox.num_dropped) == (3, 2)
+    assert await outbox.head() is reports[2]

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason, UnavailableError
-from planaria_coordinator.application.agents import EngineExited, Hello
+from planaria_coordinator.application.agents import EngineExited, Hello, ReportsStored
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.sessions import AgentSession
 from planaria_coordinator.domain.directive import (
@@ -58,6 +58,9 @@ class SimAgent:
         self.held_kinds: set[str] = set()
         self.held: list[Directive] = []
         self.outbox: list[Callable[[AgentSession], None]] = []
+        self.unacknowledged: dict[int, Callable[[AgentSession], None]] = {}
+        """Reports by number, until they are stored."""
+        self.num_reports = 0
         self.refusal: Failure | None = None
         self.data_digest = "data"
         self.base: Base | None = None
@@ -83,7 +86,7 @@ class SimAgent:
         except UnavailableError:
             return
         self._reading = asyncio.create_task(self._read(self.session))
-        for say in self.outbox:
+        for say in (*self.unacknowledged.values(), *self.outbox):
             say(self.session)
         self.outbox.clear()
 
@@ -96,9 +99,14 @@ class SimAgent:
             self.session = None
 
     async def _read(self, session: AgentSession) -> None:
-        while (directive := await session.next_directive()) is not None:
-            self.world.check_stored(directive)
-            self.hear(directive)
+        while (message := await session.next_message()) is not None:
+            if isinstance(message, ReportsStored):
+                self.unacknowledged = {
+                    k: v for k, v in self.unacknowledged.items() if k > message.report_number
+                }
+            else:
+                self.world.check_stored(message)
+                self.hear(message)
         if self.session is session:
             self.session = None
 
@@ -185,6 +193,19 @@ class SimAgent:
             self.outbox.append(message)
         else:
             message(self.session)
+
+    def report(self, message: Callable[[AgentSession], None]) -> None:
+        """Send what is kept until it is stored."""
+        self.num_reports += 1
+        number = self.num_reports
+
+        def deliver(session: AgentSession) -> None:
+            message(session)
+            session.note_report(number)
+
+        self.unacknowledged[number] = deliver
+        if self.session is not None and not self.is_silent:
+            deliver(self.session)
 
     def snapshots(self) -> tuple[EngineSnapshot, ...]:
         return tuple(engine.snapshot() for engine in self.engines.values())

@@ -301,7 +301,7 @@ class World:
             seconds={},
             commit_time=now,
         )
-        agent.say(lambda session: session.step_report(report))
+        agent.report(lambda session: session.step_report(report))
 
     def _agent_of(self, engine: SimEngine) -> SimAgent:
         return next(a for a in self.agents.values() if engine.id in a.engines)

@@ -45,7 +45,7 @@ def tell(world: World, engine: SimEngine, version: int, report: Any) -> None:
     message = CheckpointReport(
         job_id=engine.job_id, engine_id=engine.id, version=version, report=report
     )
-    agent.say(lambda session: session.checkpoint_report(message))
+    agent.report(lambda session: session.checkpoint_report(message))
 
 
 def written(layer: int) -> LayerWritten:

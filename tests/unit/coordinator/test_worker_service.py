@@ -1,5 +1,6 @@
 """The worker protocol on the wire: sessions, refusals, and every message in both directions."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -168,6 +169,22 @@ async def test_directives_reach_the_agent_and_their_results_the_job() -> None:
         assert job.error is not None
         assert job.error.reason is ErrorReason.DATA_UNUSABLE
         assert job.error.metadata == {"path": "corpus.txt"}
+        call.cancel()
+
+
+async def test_a_report_is_acknowledged_by_its_number_when_it_is_stored() -> None:
+    world = World()
+    async with served(world) as stub:
+        call, _ = await greet(stub, hello())
+        report = report_pb2.StepReport(job_id="job-0", commit_time=Timestamp())
+        await call.write(SessionRequest(step_report=report, report_number=3))
+        answer = asyncio.create_task(call.read())
+        while not answer.done():
+            await world.coordinator.flush()
+            await asyncio.sleep(0)
+        response = answer.result()
+        assert isinstance(response, SessionResponse)
+        assert response.reports_stored.report_number == 3
         call.cancel()
 
 

@@ -213,9 +213,9 @@ class Agent:
             )
             self._outbox.post(SessionRequest(engine_fault=event.fault))
         elif kind == "step_report":
-            self._outbox.post(SessionRequest(step_report=event.step_report))
+            self._outbox.report(SessionRequest(step_report=event.step_report))
         elif kind == "checkpoint_report":
-            self._outbox.post(SessionRequest(checkpoint_report=event.checkpoint_report))
+            self._outbox.report(SessionRequest(checkpoint_report=event.checkpoint_report))
 
     def _exited(self, handle: EngineHandle, exit_code: int | None) -> None:
         if (lines := _new_lines(handle)) is not None:

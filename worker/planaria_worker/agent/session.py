@@ -121,6 +121,7 @@ class Session:
             if not isinstance(first, SessionResponse) or not first.HasField("welcome"):
                 raise await _refusal(call)
             self._welcome(first.welcome)
+            self._outbox.send_again()
             interval = first.welcome.heartbeat_interval.ToTimedelta().total_seconds()
             await until_first_ends(self._read(call), self._write(call), self._beat(call, interval))
 
@@ -134,7 +135,10 @@ class Session:
 
     async def _read(self, call: "Call") -> None:
         while isinstance(response := await call.read(), SessionResponse):
-            await self._node.handle(response)
+            if response.HasField("reports_stored"):
+                self._outbox.acknowledge(response.reports_stored.report_number)
+            else:
+                await self._node.handle(response)
         raise ConnectionError("the coordinator ended the session")
 
     async def _write(self, call: "Call") -> None:

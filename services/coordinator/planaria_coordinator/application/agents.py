@@ -40,6 +40,13 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportsStored:
+    """Reports up to this one need not be sent again."""
+
+    report_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineExited:
     """The process of an engine ended."""
 

@@ -13,6 +13,15 @@ class Wire(Protocol):
         """Queue a directive; never blocks and never fails."""
         ...
 
+    @property
+    def newest_report(self) -> int:
+        """Number of the last report that came."""
+        ...
+
+    def acknowledge(self, report_number: int) -> None:
+        """Say that the reports up to this one are stored; never blocks and never fails."""
+        ...
+
     def end(self) -> None:
         """Let the session end."""
         ...

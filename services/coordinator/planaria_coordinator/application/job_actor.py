@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from planaria_common.clock import Clock
@@ -90,8 +90,9 @@ class JobActor:
         self._job = job
         self._around = surroundings
         self._newest: deque[StepMetrics] = deque(newest, maxlen=NUM_STEPS_FOR_RATE)
-        self._new_steps: list[StepMetrics] = []
+        self._new_steps: dict[int, StepMetrics] = {}
         self._signals: asyncio.Queue[tuple[Signal, asyncio.Future[None]]] = asyncio.Queue()
+        self._newest_signal: asyncio.Future[None] | None = None
         self._storing = asyncio.Lock()
         self._serving: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -134,31 +135,47 @@ class JobActor:
         """Queue a signal; the future is done when what follows from it has been carried out."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._num_open += 1
+        self._newest_signal = done
         self._signals.put_nowait((signal, done))
         return done
 
     def note_step(self, metrics: StepMetrics) -> None:
-        """Keep a committed step until the next flush; every pipeline reports it, one is enough."""
+        """Keep a committed step until the next flush; every pipeline reports it, one is enough.
+
+        One that is sent again may be an old one, and may be in the database already.
+        """
         if any(known.step == metrics.step for known in self._newest):
             return
-        self._newest.append(metrics)
-        self._new_steps.append(metrics)
+        self._new_steps.setdefault(metrics.step, metrics)
+        if not self._newest or metrics.step > self._newest[-1].step:
+            self._newest.append(metrics)
         self.changes.notify()
 
-    async def flush(self) -> None:
-        """Write the steps since the last flush, and the job as it is."""
+    async def flush(self) -> bool:
+        """Write the steps since the last flush, and the job as it is.
+
+        Returns:
+            whether everything that came before outlives the coordinator now: these steps are
+            stored, and the signals have been decided on.
+        """
         self._plan_ahead()
-        if not self._new_steps:
-            return
-        steps, self._new_steps = self._new_steps, []
-        try:
+        newest_signal = self._newest_signal
+        if self._new_steps:
             async with self._storing, self._around.database.unit_of_work() as work:
-                await work.step_metrics.add(steps)
+                steps = await self._write_steps(work)
                 await work.jobs.save(self.view())
                 await work.commit()
-        except Exception:
-            self._new_steps = steps + self._new_steps
-            raise
+                self._forget_steps(steps)
+        return newest_signal is None or newest_signal.done()
+
+    async def _write_steps(self, work: UnitOfWork) -> Sequence[StepMetrics]:
+        steps = tuple(self._new_steps.values())
+        await work.step_metrics.add(steps)
+        return steps
+
+    def _forget_steps(self, steps: Iterable[StepMetrics]) -> None:
+        for metrics in steps:
+            del self._new_steps[metrics.step]
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -237,7 +254,11 @@ class JobActor:
             job = project(self._job, decision.run, self._newest, self._around.clock.now())
             await work.jobs.save(job)
             await work.runs.save(decision.run)
+            # Behind the end nobody is left who could report steps again.
+            has_ended = decision.run.state.is_terminal
+            steps = await self._write_steps(work) if has_ended else ()
             await work.commit()
+            self._forget_steps(steps)
             self.run = decision.run
 
     async def _write(self, work: UnitOfWork, action: Action) -> None:

@@ -13,6 +13,7 @@ from planaria_coordinator.application.agents import (
     Hello,
     LogLines,
     PeerLost,
+    ReportsStored,
     StepReport,
     Welcome,
 )
@@ -92,8 +93,10 @@ class AgentSession:
         self.node_id = hello.node_id
         self.agent_id = hello.agent_id
         self._state = state
-        self._outgoing: asyncio.Queue[Directive | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[Directive | ReportsStored | None] = asyncio.Queue()
         self._ended = False
+        self._newest_report = 0
+        self._acknowledged_report = 0
 
     @property
     def welcome(self) -> Welcome:
@@ -113,8 +116,14 @@ class AgentSession:
         """Queue a directive."""
         self._outgoing.put_nowait(directive)
 
-    async def next_directive(self) -> Directive | None:
-        """Wait for the next directive; None when the session has been replaced."""
+    def acknowledge(self, report_number: int) -> None:
+        """Say that what reports up to this one say is stored."""
+        if report_number > self._acknowledged_report:
+            self._acknowledged_report = report_number
+            self._outgoing.put_nowait(ReportsStored(report_number=report_number))
+
+    async def next_message(self) -> Directive | ReportsStored | None:
+        """Wait for what is to be sent next; None when the session has been replaced."""
         return await self._outgoing.get()
 
     def end(self) -> None:
@@ -145,6 +154,15 @@ class AgentSession:
             self._state.run_beside(declare_lost_nodes(self._state))
 
     # -- from the agent ----------------------------------------------------------------------------
+
+    @property
+    def newest_report(self) -> int:
+        """Number of the last report that came."""
+        return self._newest_report
+
+    def note_report(self, report_number: int) -> None:
+        """A report has been passed on; those of other sessions came before it, or come again."""
+        self._newest_report = report_number
 
     def heartbeat(self, engines: tuple[EngineSnapshot, ...]) -> None:
         """The node is alive."""

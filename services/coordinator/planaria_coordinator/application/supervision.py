@@ -140,11 +140,20 @@ class Supervisor:
 
     # -- flushes -----------------------------------------------------------------------------------
 
+    async def _flush_jobs(self) -> None:
+        """Write what jobs have been told, and acknowledge the reports that told it."""
+        state = self._state
+        wires = [entry.wire for entry in state.nodes if entry.wire is not None]
+        newest_reports = [(wire, wire.newest_report) for wire in wires]
+        are_stored = [await actor.flush() for actor in tuple(state.actors.values())]
+        if all(are_stored):  # else with one of the next flushes
+            for wire, report_number in newest_reports:
+                wire.acknowledge(report_number)
+
     async def flush(self) -> None:
         """Write steps, heartbeats, log lines and results in batches."""
+        await self._flush_jobs()
         state = self._state
-        for actor in tuple(state.actors.values()):
-            await actor.flush()
         lines, state.log_lines = state.log_lines, []
         results, state.results = state.results, []
         times = {

@@ -37,6 +37,9 @@ class SessionRequest(_message.Message):
     STEP_REPORT_FIELD_NUMBER: _builtins.int
     LOG_LINES_FIELD_NUMBER: _builtins.int
     CHECKPOINT_REPORT_FIELD_NUMBER: _builtins.int
+    REPORT_NUMBER_FIELD_NUMBER: _builtins.int
+    report_number: _builtins.int
+    """Numbers the reports of this agent from 1 on, in all its sessions; 0: not to be acknowledged."""
     @_builtins.property
     def hello(self) -> Global___Hello:
         """Who connects; first in every session."""
@@ -85,10 +88,11 @@ class SessionRequest(_message.Message):
         step_report: _report_pb2.StepReport | None = ...,
         log_lines: Global___LogLines | None = ...,
         checkpoint_report: _report_pb2.CheckpointReport | None = ...,
+        report_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "report_number", b"report_number", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "engine_exited", "peer_lost", "engine_fault", "step_report", "log_lines", "checkpoint_report"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -104,6 +108,7 @@ class SessionResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     DIRECTIVE_FIELD_NUMBER: _builtins.int
+    REPORTS_STORED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """The node is accepted; first in every session."""
@@ -112,17 +117,22 @@ class SessionResponse(_message.Message):
     def directive(self) -> _directive_pb2.Directive:
         """A command."""
 
+    @_builtins.property
+    def reports_stored(self) -> Global___ReportsStored:
+        """Reports need not be sent again."""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         directive: _directive_pb2.Directive | None = ...,
+        reports_stored: Global___ReportsStored | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "message", b"message", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "message", b"message", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "directive"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "directive", "reports_stored"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -235,6 +245,28 @@ class Welcome(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class ReportsStored(_message.Message):
+    """What the reports of this session say, up to one of them, outlives the coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORT_NUMBER_FIELD_NUMBER: _builtins.int
+    report_number: _builtins.int
+    """The number of the last of them."""
+    def __init__(
+        self,
+        *,
+        report_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["report_number", b"report_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportsStored: _TypeAlias = ReportsStored  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

@@ -38,7 +38,8 @@ class WorkerServiceStub:
     coordinator a Welcome. The coordinator then sends directives; the agent sends heartbeats, the
     directives' results and what its engines report. A second session of the same node and agent
     replaces the first. After a lost session the agent connects again, its engines working on
-    meanwhile; directives without a result are sent again and take effect at most once.
+    meanwhile; directives without a result are sent again and take effect at most once, and so are
+    reports that were not acknowledged: one that is known already changes nothing.
     Fails with UNAUTHENTICATED, VERSION_MISMATCH, NODE_NAME_TAKEN or INVALID_ARGUMENT.
     """
 
@@ -52,7 +53,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     coordinator a Welcome. The coordinator then sends directives; the agent sends heartbeats, the
     directives' results and what its engines report. A second session of the same node and agent
     replaces the first. After a lost session the agent connects again, its engines working on
-    meanwhile; directives without a result are sent again and take effect at most once.
+    meanwhile; directives without a result are sent again and take effect at most once, and so are
+    reports that were not acknowledged: one that is known already changes nothing.
     Fails with UNAUTHENTICATED, VERSION_MISMATCH, NODE_NAME_TAKEN or INVALID_ARGUMENT.
     """
 
@@ -69,7 +71,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         coordinator a Welcome. The coordinator then sends directives; the agent sends heartbeats, the
         directives' results and what its engines report. A second session of the same node and agent
         replaces the first. After a lost session the agent connects again, its engines working on
-        meanwhile; directives without a result are sent again and take effect at most once.
+        meanwhile; directives without a result are sent again and take effect at most once, and so are
+        reports that were not acknowledged: one that is known already changes nothing.
         Fails with UNAUTHENTICATED, VERSION_MISMATCH, NODE_NAME_TAKEN or INVALID_ARGUMENT.
         """
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import grpc
 
+from planaria.api.worker.v1.worker_service_pb2 import ReportsStored as ProtoReportsStored
 from planaria.api.worker.v1.worker_service_pb2 import SessionRequest, SessionResponse
 from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.agents import Hello
+from planaria_coordinator.application.agents import Hello, ReportsStored
 from planaria_coordinator.application.sessions import AgentSession, Sessions
 from planaria_coordinator.entrypoints.grpc import worker_convert as convert
 
@@ -32,7 +33,7 @@ class WorkerServicer(WorkerServiceServicer):
         reading = asyncio.create_task(_read(request_iterator, session))
         try:
             yield SessionResponse(welcome=convert.welcome_message(session.welcome))
-            async for response in _directives(session, reading):
+            async for response in _responses(session, reading):
                 yield response
         finally:
             reading.cancel()
@@ -55,12 +56,12 @@ async def _hello(requests: AsyncIterator[SessionRequest]) -> Hello:
     return convert.hello_of(first.hello)
 
 
-async def _directives(
+async def _responses(
     session: AgentSession, reading: asyncio.Task[None]
 ) -> AsyncIterator[SessionResponse]:
-    """Yield directives until the agent ends the stream or another session replaces this one."""
+    """Yield what is to be sent until the agent ends the stream or another session replaces it."""
     while True:
-        upcoming = asyncio.ensure_future(session.next_directive())
+        upcoming = asyncio.ensure_future(session.next_message())
         try:
             await asyncio.wait({upcoming, reading}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -69,10 +70,14 @@ async def _directives(
         if reading.done():
             reading.result()  # a message that could not be understood ends the session loudly
             return
-        directive = upcoming.result()
-        if directive is None:
+        message = upcoming.result()
+        if message is None:
             return
-        yield SessionResponse(directive=convert.directive_message(directive))
+        if isinstance(message, ReportsStored):
+            stored = ProtoReportsStored(report_number=message.report_number)
+            yield SessionResponse(reports_stored=stored)
+        else:
+            yield SessionResponse(directive=convert.directive_message(message))
 
 
 async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) -> None:
@@ -98,3 +103,5 @@ async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) 
                 session.log_lines(convert.log_lines_of(request.log_lines))
             case _:
                 pass  # a newer agent may say more than we understand
+        if request.report_number:
+            session.note_report(request.report_number)
