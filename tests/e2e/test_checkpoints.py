@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from oracle.from_spec import reference_job
 from oracle.reference import train
 from planaria.job import CheckpointSpec, JobSpec
 from planaria.models import Job
+from planaria_worker.engine.checkpointing.manifest import Manifest
 from planaria_worker.engine.numerics.pins import pin_numerics
 from support.cluster import Cluster
 from support.jobs import small_job
@@ -36,8 +38,8 @@ def on_nodes(text: Path, num_nodes: int) -> JobSpec:
     )
 
 
-def checkpointed(spec: JobSpec, root: Path, *, keep: int = 3) -> JobSpec:
-    checkpoint = CheckpointSpec(path=str(root), every_steps=EVERY, keep=keep)
+def checkpointed(spec: JobSpec, root: Path, **fields: Any) -> JobSpec:
+    checkpoint = CheckpointSpec(path=str(root), every_steps=EVERY, **fields)
     return spec.model_copy(update={"checkpoint": checkpoint})
 
 
@@ -163,3 +165,30 @@ def test_a_writer_is_killed_and_only_whole_checkpoints_are_left(
     assert told[8] in ("checkpoint_written", "checkpoint_incomplete")
     kept = sorted(path.name for path in root.iterdir())
     assert kept == [f"step-{step:08d}" for step in sorted(told) if "written" in told[step]][-2:]
+
+
+@pytest.mark.slow
+def test_a_disk_that_hangs_is_told_and_the_job_ends_with_its_last_checkpoint(
+    cluster: Cluster, text: Path, tmp_path: Path, digest: str
+) -> None:
+    """A node's disk hangs in step 8 for ever: nobody waits for the deadline of anything else."""
+    root = tmp_path / "runs"
+    hang = {"at": "checkpoint", "step": 8, "action": "hold", "until": str(tmp_path / "never")}
+    cluster.start(4)
+    cluster.start_node("victim", failpoints(hang))
+    cluster.wait_for_nodes(5)
+    job = cluster.client.submit(checkpointed(on_nodes(text, 5), root, deadline_seconds=2))
+    cluster.wait_for_step(job.id, STEPS)
+    end = cluster.wait_for_end(job.id, timeout=30)
+    assert (end.state, end.final_digest) == ("SUCCEEDED", digest)
+    events = [e for e in cluster.client.events(job_id=job.id) if e.type.startswith("checkpoint_")]
+    told = {event.details["step"]: event.type for event in events if "step" in event.details}
+    assert told == {
+        4: "checkpoint_written",
+        8: "checkpoint_failed",
+        12: "checkpoint_written",
+    }
+    (late,) = [event for event in events if event.type == "checkpoint_writer_late"]
+    assert "victim" in late.message
+    assert "the disk hangs" in late.message
+    assert Manifest.read(root / "step-00000012").step == STEPS

@@ -10,9 +10,9 @@ from planaria.api.worker.v1.report_pb2 import CheckpointReport, DirectiveResult,
 from support.engine_harness import EngineCluster, JobFiles
 
 
-def checkpointed(job: JobFiles, path: Path, *, every_steps: int = 2, keep: int = 3) -> JobFiles:
+def checkpointed(job: JobFiles, path: Path, *, every_steps: int = 2, **fields: Any) -> JobFiles:
     """The same job, with checkpoints."""
-    checkpoint = {"path": str(path), "every_steps": every_steps, "keep": keep}
+    checkpoint = {"path": str(path), "every_steps": every_steps, **fields}
     return replace(job, spec={**job.spec, "checkpoint": checkpoint})
 
 

@@ -6,6 +6,8 @@ PLANARIA_TEST_MUTANT=one_phase python -m support.mutant_engine --config FILE
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from planaria_worker.engine import (
     agreement,
     copying,
@@ -15,6 +17,7 @@ from planaria_worker.engine import (
     staging,
     trainer,
 )
+from planaria_worker.engine.checkpointing import checkpointer
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.exchange import Message, Outcome, Verdict
 from planaria_worker.engine.plan_view import PlanView
@@ -99,6 +102,41 @@ def layers_dropped_at_once() -> None:
     mutant.take = take_and_drop
 
 
+def torn_copy() -> None:
+    """A copy for a checkpoint is not looked at again when it is complete."""
+    mutant: Any = checkpointer.Checkpointer
+
+    def copy(self: Any, layer: int, version: int) -> dict[str, Tensor]:
+        copies = {}
+        for name, tensor in self._store.tensors(layer).items():
+            copies[name] = tensor.detach().to("cpu", copy=True)
+            self._failpoints.hit("checkpoint_copy", step=version, microbatch=layer)
+        return copies
+
+    mutant._copy = copy
+
+
+def next_owners_write() -> None:
+    """Behind a commit that changes the plan, the owners in the next plan write its version."""
+    mutant: Any = trainer.Trainer
+    go_on = mutant._go_on
+
+    def go_on_in_the_next_view(self: Any, place: Any, done: Any) -> Any:
+        announce = self._checkpointer.announce
+
+        def announce_next(_view: Any, version: int) -> Any:
+            next_place = self.handover.behind(done.record)
+            return announce(next_place.view if next_place else place.view, version)
+
+        self._checkpointer.announce = announce_next
+        try:
+            return go_on(self, place, done)
+        finally:
+            self._checkpointer.announce = announce
+
+    mutant._go_on = go_on_in_the_next_view
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -109,5 +147,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
         promise_for_ever,
         hearsay,
         layers_dropped_at_once,
+        torn_copy,
+        next_owners_write,
     )
 }

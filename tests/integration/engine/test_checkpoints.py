@@ -9,6 +9,8 @@ import pytest
 from oracle.reference import ReferenceResult
 from oracle.small import initial_states
 from planaria.api.common.v1.errors_pb2 import ErrorReason
+from planaria.api.worker.v1.directive_pb2 import DigestLayers, WriteCheckpoint
+from planaria.api.worker.v1.report_pb2 import DirectiveResult
 from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.export import export_huggingface
 from planaria_worker.models.state import LayerState
@@ -135,6 +137,36 @@ def test_a_writer_that_is_killed_leaves_a_gap_that_a_replica_fills(
         assert cluster.digest(ALONE) == expected.digest
 
 
+def test_a_disk_that_hangs_costs_no_step_and_replicas_write_in_its_place(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote, expected: ReferenceResult
+) -> None:
+    """c hangs in step 2's files: it takes no part in 4 and 5, and a and b write all of the last."""
+    files = checkpointed(job.files, tmp_path / "runs", deadline_seconds=0.2)
+    answer, go = tmp_path / "answer", tmp_path / "go"
+    hang = {"at": "checkpoint", "step": 2, "action": "hold", "until": str(answer)}
+    hold = {"at": "forward", "step": 3, "action": "hold", "until": str(go)}
+    with EngineCluster(tmp_path, files, zygote) as cluster:
+        cluster.prepare("a", "b", "c", failpoints={"a": [hold], "c": [hang]})
+        cluster.train(ON_THREE)
+        assert "is not written after 0.2" in checkpoints.wait_for_failure(cluster, 2)
+        go.touch()
+        for version in (4, 5):
+            checkpoints.wait_for_failure(cluster, version)
+        cluster.wait_until_finished()
+        assert cluster.digest(ON_THREE) == expected.digest
+        taken, late = checkpoints.reports(cluster, 5)["c"]
+        assert late.failure.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
+        refused = checkpoints.write(cluster, "c", 5, [0])
+        assert refused.failure.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
+        for name, held in (("a", range(3)), ("b", range(3, 7))):
+            given_back = [layer for layer in taken.taken.layers if layer in held]
+            if given_back:
+                checkpoints.write(cluster, name, 5, given_back)
+        layers = checkpoints.wait_until_written(cluster, 5)
+        assert checkpoints.seal(cluster, "b", 5, layers).HasField("checkpoint_sealed")
+        answer.touch()
+
+
 def test_a_layer_that_has_moved_on_is_not_written_as_another_version(
     tmp_path: Path, job: TrainingJob, zygote: Zygote
 ) -> None:
@@ -143,6 +175,51 @@ def test_a_layer_that_has_moved_on_is_not_written_as_another_version(
         late = checkpoints.write(cluster, "a", 2, [3])
     assert late.failure.reason == ErrorReason.ERROR_REASON_WRONG_STATE
     assert "layer 3 is not held in version 2" in late.failure.message
+
+
+def let_a_commit_overtake_a_copy(cluster: EngineCluster, folder: Path) -> DirectiveResult:
+    """a is told to write layer 3 of step 3, and commits step 3 between two of its tensors."""
+    go, copied = folder / "go", folder / "copied"
+    hold = {"at": "forward", "step": 3, "action": "hold", "until": str(go)}
+    slow = {"at": "checkpoint_copy", "step": 3, "action": "hold", "until": str(copied)}
+    cluster.prepare("a", failpoints={"a": [hold, slow]})
+    cluster.train(ALONE)
+    cluster.wait_for_step("a", 2)
+    writing = cluster.direct(
+        "a", cluster.generation, write_checkpoint=WriteCheckpoint(version=3, layers=[3])
+    )
+    cluster.ask("a", digest_layers=DigestLayers(layers=[0]))  # the directive before is taken up
+    go.touch()
+    cluster.wait_for_step("a", 3)
+    copied.touch()
+    return cluster.wait_for_result("a", writing)
+
+
+def overtaken_copies_are_refused(cluster: EngineCluster, folder: Path) -> None:
+    result = let_a_commit_overtake_a_copy(cluster, folder)
+    assert result.failure.reason == ErrorReason.ERROR_REASON_WRONG_STATE, "a torn copy is written"
+    assert "layer 3 is not held in version 3 any more" in result.failure.message
+
+
+def test_a_copy_that_a_commit_overtakes_is_not_written(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote
+) -> None:
+    """Half of it would be of another version, and its checksum right."""
+    files = checkpointed(job.files, tmp_path / "runs")
+    with EngineCluster(tmp_path, files, zygote) as cluster:
+        overtaken_copies_are_refused(cluster, tmp_path)
+
+
+@pytest.mark.slow
+def test_without_a_second_look_at_its_version_a_torn_copy_is_written(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote
+) -> None:
+    files = checkpointed(job.files, tmp_path / "runs")
+    with (
+        EngineCluster(tmp_path, files, zygote, mutant="torn_copy") as cluster,
+        pytest.raises(AssertionError, match="a torn copy is written"),
+    ):
+        overtaken_copies_are_refused(cluster, tmp_path)
 
 
 def test_a_torn_file_is_never_part_of_a_whole_checkpoint(

@@ -35,6 +35,7 @@ Place = Literal[
     "copy",
     "serve_copy",
     "checkpoint",
+    "checkpoint_copy",
     "stage",
     "follow",
     "serve_follow",

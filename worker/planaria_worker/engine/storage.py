@@ -59,6 +59,7 @@ def checkpoint_plan(config: EngineConfig, job: Job, base: Base) -> CheckpointPla
         root=root,
         every_steps=spec.checkpoint.every_steps,
         keep=spec.checkpoint.keep,
+        deadline_seconds=spec.checkpoint.deadline_seconds,
         num_steps=job.num_steps,
         base_step=base.facts.step,
         base_tokens=base.facts.num_tokens,

@@ -31,6 +31,7 @@ def requirements_of(spec: JobSpec, job_secret: str) -> Requirements:
         PlanariaError: INVALID_JOB when no such model can be built.
     """
     layers = estimated_layers(spec)  # first: it says what is wrong with the model
+    checkpoint = spec.checkpoint
     return Requirements(
         job_spec=spec.canonical_json(),
         job_secret=job_secret,
@@ -46,8 +47,9 @@ def requirements_of(spec: JobSpec, job_secret: str) -> Requirements:
         output_path=spec.output.path if spec.output is not None else "",
         output_format=spec.output.format if spec.output is not None else "",
         init_from=spec.init_from or "",
-        checkpoint_path=spec.checkpoint.path if spec.checkpoint is not None else "",
-        checkpoint_every_steps=spec.checkpoint.every_steps if spec.checkpoint is not None else 0,
+        checkpoint_path=checkpoint.path if checkpoint is not None else "",
+        checkpoint_every_steps=checkpoint.every_steps if checkpoint is not None else 0,
+        checkpoint_deadline_seconds=checkpoint.deadline_seconds if checkpoint is not None else 0.0,
         ties_embeddings=ties_embeddings(spec),
         layers=layers,
     )

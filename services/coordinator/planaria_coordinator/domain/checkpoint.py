@@ -17,6 +17,8 @@ class Checkpoint:
     writers: dict[int, str] = field(default_factory=dict)
     """By layer: the engine that has a copy of it."""
     written: dict[int, LayerWritten] = field(default_factory=dict)
+    given_back: dict[str, str] = field(default_factory=dict)
+    """By engine that does not write its layers, since its disk hangs: what it said."""
     sealer: str = ""
     """The engine that seals it."""
     num_seals: int = 0
@@ -29,6 +31,11 @@ class Checkpoint:
             for layer in range(num_layers)
             if layer not in self.written and self.writers.get(layer) not in engine_ids
         )
+
+    def layers_of(self, engine_id: str) -> tuple[int, ...]:
+        """Return the layers that an engine has yet to write."""
+        mine = (layer for layer, writer in self.writers.items() if writer == engine_id)
+        return tuple(sorted(set(mine) - self.written.keys()))
 
     def without_writer(self, engine_id: str) -> "Checkpoint":
         """Return it without what an engine was to write."""

@@ -4,7 +4,7 @@ The states of a version, and what happens when anybody fails, are in docs/design
 holds up training, and no engine is lost for being slow with a file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
@@ -19,6 +19,7 @@ from planaria_coordinator.domain.directive import (
     WriteCheckpoint,
 )
 from planaria_coordinator.domain.placing import seconds_for_layers
+from planaria_coordinator.domain.replicas import holdings_of_placement
 from planaria_coordinator.domain.run import Engine, JobRun, Pending, Phase
 from planaria_coordinator.domain.signals import CheckpointReported
 from planaria_coordinator.domain.turn import Turn
@@ -32,6 +33,7 @@ _WORTH_ANOTHER_ENGINE = (
 
 def reported(turn: Turn, signal: CheckpointReported) -> None:
     """An engine told of its part; when all layers are written, one engine seals them."""
+    _note_lateness(turn, signal.engine_id, signal.report)
     checkpoint = _open(turn, signal.version)
     if checkpoint is None or checkpoint.sealer:
         return
@@ -40,6 +42,8 @@ def reported(turn: Turn, signal: CheckpointReported) -> None:
             _note_writers(turn, checkpoint, signal.engine_id, layers)
         case LayerWritten() as written:
             _note_written(turn, checkpoint, written)
+        case Failure(reason=ErrorReason.UNAVAILABLE, message=message):
+            _take_back(turn, checkpoint, signal.engine_id, message)
         case Failure(message=message):
             _give_up(turn, checkpoint, message, failed=True)
 
@@ -70,8 +74,12 @@ def write_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
         return
     if failure.reason is ErrorReason.STALE_GENERATION and turn.run.transition is not None:
         _put(turn, checkpoint.without_writer(pending.engine_id))  # the next fence says who can
+    elif failure.reason is ErrorReason.UNAVAILABLE:
+        _note_lateness(turn, pending.engine_id, failure)
+        _take_back(turn, checkpoint, pending.engine_id, failure.message)
     else:
-        _give_up(turn, checkpoint, failure.message)
+        reasons = (*checkpoint.given_back.values(), failure.message)
+        _give_up(turn, checkpoint, "; ".join(reasons), failed=bool(checkpoint.given_back))
 
 
 def seal_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
@@ -102,8 +110,9 @@ def fill_gaps(turn: Turn) -> None:
                 _seal_again(turn, checkpoint, f"{checkpoint.sealer} is lost")
         elif version != target or not _hand_over(turn, checkpoint, missing):
             layers = ",".join(map(str, missing))
-            message = f"the engines that were to write layers {layers} of step {version} are lost"
-            _give_up(turn, checkpoint, message)
+            lost = f"the engines that were to write layers {layers} of step {version} are lost"
+            late = "; ".join(checkpoint.given_back.values())
+            _give_up(turn, checkpoint, late or lost, failed=bool(late))
 
 
 def give_up_what_is_lost(turn: Turn) -> None:
@@ -203,9 +212,10 @@ def _deadline(turn: Turn) -> float:
 
 
 def _allowed_seconds(turn: Turn) -> float:
-    """Shared disks are slow, and a seal reads all that was written."""
-    all_layers = tuple(range(turn.run.requirements.num_layers))
-    return turn.limits.prepare_seconds + 2 * seconds_for_layers(turn, all_layers)
+    """Shared disks are slow, a seal reads all that was written, and engines speak first."""
+    requirements = turn.run.requirements
+    all_layers = tuple(range(requirements.num_layers))
+    return requirements.checkpoint_deadline_seconds + 2 * seconds_for_layers(turn, all_layers)
 
 
 def _note_writers(
@@ -213,6 +223,42 @@ def _note_writers(
 ) -> None:
     writers = {**checkpoint.writers, **dict.fromkeys(layers, engine_id)}
     _put(turn, replace(checkpoint, writers=writers))
+
+
+def _note_lateness(
+    turn: Turn, engine_id: str, report: CheckpointTaken | LayerWritten | Failure
+) -> None:
+    """Know whose disk hangs: nothing of a checkpoint is asked of such an engine."""
+    run = turn.run
+    is_late = engine_id in run.late_writers
+    others = tuple(e for e in run.late_writers if e in run.engines and e != engine_id)
+    match report:
+        case LayerWritten() if is_late:
+            turn.change(late_writers=others)
+        case Failure(reason=ErrorReason.UNAVAILABLE, message=message) if not is_late:
+            turn.change(late_writers=(*others, engine_id))
+            turn.emit(
+                "checkpoint_writer_late",
+                f"replicas write the layers of {engine_id} to checkpoints, where they have them: "
+                f"{message}",
+                engine_id=engine_id,
+                path=run.requirements.checkpoint_path,
+            )
+        case _:
+            pass
+
+
+def _take_back(turn: Turn, checkpoint: Checkpoint, engine_id: str, message: str) -> None:
+    """Give what an engine does not write to others that have it; a fence says who they are."""
+    layers = checkpoint.layers_of(engine_id)
+    given_back = {**checkpoint.given_back, engine_id: message}
+    checkpoint = replace(checkpoint.without_writer(engine_id), given_back=given_back)
+    _put(turn, checkpoint)
+    is_fenced = turn.run.transition is not None and turn.is_awaiting("quiesce")
+    if not layers or (is_fenced and not turn.run.trains):
+        return
+    if not _hand_over(turn, checkpoint, layers):
+        _give_up(turn, checkpoint, message, failed=True)
 
 
 def _note_written(turn: Turn, checkpoint: Checkpoint, written: LayerWritten) -> None:
@@ -241,7 +287,7 @@ def _seal(turn: Turn, checkpoint: Checkpoint) -> None:
             layers=tuple(checkpoint.written[layer] for layer in sorted(checkpoint.written)),
         ),
         allow_seconds=_allowed_seconds(turn),
-        generation=_generation(turn.run) if num_seals == 1 else None,
+        generation=_generation(turn.run, engine.id) if num_seals == 1 else None,
         version=checkpoint.version,
     )
 
@@ -254,10 +300,12 @@ def _seal_again(turn: Turn, checkpoint: Checkpoint, reason: str) -> None:
         _seal(turn, checkpoint)
 
 
-def _generation(run: JobRun) -> int:
-    """The one that engines act for: one that nobody was told of is not theirs yet."""
+def _generation(run: JobRun, engine_id: str) -> int:
+    """The one that an engine acts for: one that it was not told of is not its own yet."""
     transition = run.transition
     untold = transition is None or transition.phase is Phase.PREPARING or transition.is_ahead
+    if transition is not None and transition.phase is Phase.STAGING:
+        untold = transition.target is None or engine_id not in transition.target.engine_ids
     return run.placement.generation if untold and run.placement else run.generation
 
 
@@ -268,19 +316,23 @@ def _some_engine(run: JobRun, turn_number: int) -> Engine | None:
     if transition is not None and transition.phase in (Phase.STAGING, Phase.SWITCHING):
         # Those who have no place in the next plan may not have heard of its generation.
         placed &= transition.target.engine_ids if transition.target else frozenset()
+    placed = (placed - set(run.late_writers)) or placed
     engines = [run.engines[e] for e in sorted(placed) if e in run.engines]
     return engines[turn_number % len(engines)] if engines else None
 
 
 def _hand_over(turn: Turn, checkpoint: Checkpoint, missing: tuple[int, ...]) -> bool:
-    """Give layers to survivors that hold them; return whether there are any for all."""
+    """Give layers to engines that hold them; return whether there are any for all."""
     parts: dict[str, list[int]] = {}
+    unfit = {*checkpoint.given_back, *turn.run.late_writers}
+    holdings = _holdings(turn, checkpoint.version)
     for layer in missing:
-        holders = sorted(e for e, held in turn.transition.holdings.items() if layer in held)
+        holders = sorted(e for e, held in holdings.items() if layer in held and e not in unfit)
         if not holders:
             return False
         writer = min(holders, key=lambda engine_id: len(parts.get(engine_id, ())))
         parts.setdefault(writer, []).append(layer)
+    _put(turn, replace(checkpoint, deadline_seconds=_deadline(turn)))
     for engine_id, layers in sorted(parts.items()):
         _note_writers(turn, turn.run.checkpoints[checkpoint.version], engine_id, layers)
         turn.because(f"{engine_id} writes layers {layers} of step {checkpoint.version}")
@@ -288,9 +340,20 @@ def _hand_over(turn: Turn, checkpoint: Checkpoint, missing: tuple[int, ...]) -> 
             turn.run.engines[engine_id],
             WriteCheckpoint(version=checkpoint.version, layers=tuple(layers)),
             allow_seconds=_allowed_seconds(turn),
+            generation=_generation(turn.run, engine_id),
             version=checkpoint.version,
         )
     return True
+
+
+def _holdings(turn: Turn, version: int) -> Mapping[str, Collection[int]]:
+    """By engine: the layers that it holds in a version, as far as is known."""
+    run, transition = turn.run, turn.run.transition
+    if transition is not None and transition.holdings:
+        return transition.holdings if transition.target_steps == version else {}
+    if run.placement is None or not run.trains or run.committed_steps > version:
+        return {}
+    return holdings_of_placement(run.placement, run.prepared_engines, run.requirements)
 
 
 def _give_up(turn: Turn, checkpoint: Checkpoint, reason: str, *, failed: bool = False) -> None:
@@ -314,7 +377,7 @@ def _give_up(turn: Turn, checkpoint: Checkpoint, reason: str, *, failed: bool = 
         turn.send(
             engine,
             DiscardCheckpoint(version=version),
-            allow_seconds=turn.limits.prepare_seconds,
-            generation=_generation(turn.run),
+            allow_seconds=_allowed_seconds(turn),
+            generation=_generation(turn.run, engine.id),
             version=version,
         )

@@ -337,6 +337,8 @@ class JobRun:
     """Where training begins; None: from the seed."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     """Those that are not complete yet, by version."""
+    late_writers: tuple[str, ...] = ()
+    """Engines that have not come back to a file since they said that their disk hangs."""
     checkpoint_floor: int = 0
     """The newest version that is complete or was given up."""
     newest_checkpoint: str = ""

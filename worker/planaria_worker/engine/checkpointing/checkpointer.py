@@ -9,7 +9,11 @@ from torch import Tensor
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine.checkpointing.assignment import is_due, layers_to_write
-from planaria_worker.engine.checkpointing.errors import CheckpointError, checkpoint_failed
+from planaria_worker.engine.checkpointing.errors import (
+    CheckpointError,
+    LateWriterError,
+    checkpoint_failed,
+)
 from planaria_worker.engine.checkpointing.layout import partial_folder
 from planaria_worker.engine.checkpointing.manifest import LayerEntry, Manifest
 from planaria_worker.engine.checkpointing.seal import Sealed, discard, seal
@@ -31,6 +35,7 @@ class CheckpointPlan:
     root: Path
     every_steps: int
     keep: int
+    deadline_seconds: float
     num_steps: int
     base_step: int
     base_tokens: int
@@ -71,12 +76,14 @@ class Checkpointer:
         self._engine_id = engine_id
         self._store = store
         self._listener = listener
+        self._failpoints = failpoints
         self._writer = (
             None
             if plan is None
             else Writer(
                 plan.root,
                 suffix=engine_id.replace("/", "."),
+                deadline_seconds=plan.deadline_seconds,
                 listener=listener,
                 failpoints=failpoints,
             )
@@ -85,7 +92,8 @@ class Checkpointer:
     def announce(self, view: PlanView | None, version: int) -> Sequence[int]:
         """Says which layers of a version this engine writes; returns them.
 
-        Call it before anybody can be answered that the version is reached.
+        If it is late with versions before, it says so, and leaves its layers to replicas. Call it
+        before anybody can be answered that the version is reached.
 
         Args:
             view: the plan whose sums made the version.
@@ -99,16 +107,11 @@ class Checkpointer:
         layers = layers_to_write(view.runs, self._engine_id, version, every_steps=plan.every_steps)
         if not layers:
             return ()
-        unwritten = writer.unwritten_versions()
-        if len(unwritten) >= _MAX_UNWRITTEN and version != plan.num_steps:
-            detail = (
-                f"{self._engine_id} still writes step {unwritten[0]}: {plan.root} is too slow for "
-                f"checkpoint.every_steps {plan.every_steps}"
-            )
-            path = partial_folder(plan.root, version)
-            self._listener.failed(version, CheckpointError(detail, path=path))
-            return ()
         self._listener.taken(version, layers)
+        late = self._late(plan, writer, version)
+        if late is not None:
+            self._listener.failed(version, late)
+            return ()
         return layers
 
     def take(self, version: int, layers: Sequence[int]) -> None:
@@ -119,22 +122,29 @@ class Checkpointer:
         if not layers or self._plan is None:
             return
         try:
-            self.write(version, layers)
+            self._write(version, layers)
+        except CheckpointError as error:
+            self._listener.failed(version, error)
         except Exception as error:  # training goes on, whatever becomes of a checkpoint
             _log.exception("checkpoint_not_taken", version=version)
             path = partial_folder(self._plan.root, version)
             self._listener.failed(version, CheckpointError(str(error), path=path))
 
     def write(self, version: int, layers: Iterable[int]) -> None:
-        """Copies layers and has them written beside the training.
+        """Copies layers and has them written beside the training, in another engine's place.
 
         Raises:
-            PlanariaError: WRONG_STATE, they are not held in this version, or not any more.
+            PlanariaError: WRONG_STATE, they are not held in this version, or not any more;
+                UNAVAILABLE, it is late with others.
         """
-        _, writer = self._require()
-        writer.write(
-            Part(version=version, layers={layer: self._copy(layer, version) for layer in layers})
-        )
+        plan, writer = self._require()
+        try:
+            late = self._late(plan, writer, version)
+            if late is not None:
+                raise late
+            self._write(version, layers)
+        except CheckpointError as error:
+            raise checkpoint_failed(error) from None
 
     def seal(self, version: int, layers: Iterable[LayerEntry]) -> Sealed:
         """Makes a checkpoint complete, of which all layers are written.
@@ -160,15 +170,33 @@ class Checkpointer:
         except CheckpointError as error:
             raise checkpoint_failed(error) from None
 
+    def _write(self, version: int, layers: Iterable[int]) -> None:
+        _, writer = self._require()
+        writer.write(
+            Part(version=version, layers={layer: self._copy(layer, version) for layer in layers})
+        )
+
+    def _late(self, plan: CheckpointPlan, writer: Writer, version: int) -> LateWriterError | None:
+        """Why this engine does not take part in a version."""
+        if writer.late is not None:
+            return writer.late
+        before = [unwritten for unwritten in writer.unwritten_versions() if unwritten != version]
+        if len(before) < _MAX_UNWRITTEN or version == plan.num_steps:
+            return None
+        return LateWriterError(
+            f"{self._engine_id} still writes step {before[0]}: {plan.root} is too slow for "
+            f"checkpoint.every_steps {plan.every_steps}",
+            path=partial_folder(plan.root, version),
+        )
+
     def _copy(self, layer: int, version: int) -> dict[str, Tensor]:
         """A copy that is all of one version: a commit beside it is noticed."""
         found = self._store.version(layer)
         copy: dict[str, Tensor] = {}
         if found == version:
-            copy = {
-                name: tensor.detach().to("cpu", copy=True)
-                for name, tensor in self._store.tensors(layer).items()
-            }
+            for name, tensor in self._store.tensors(layer).items():
+                copy[name] = tensor.detach().to("cpu", copy=True)
+                self._failpoints.hit("checkpoint_copy", step=version, microbatch=layer)
             found = self._store.version(layer)
         if found != version:
             raise PlanariaError(

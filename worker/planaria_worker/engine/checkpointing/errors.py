@@ -15,6 +15,10 @@ class CheckpointError(ValueError):
         self.layer = layer
 
 
+class LateWriterError(CheckpointError):
+    """The disk hangs, or is too slow: another engine may do better."""
+
+
 def cannot_write(path: Path, error: OSError) -> CheckpointError:
     """An error of the file system, in one line."""
     hint = "; free some space" if error.errno == errno.ENOSPC else ""
@@ -24,5 +28,8 @@ def cannot_write(path: Path, error: OSError) -> CheckpointError:
 
 def checkpoint_failed(error: CheckpointError) -> PlanariaError:
     """The same, with a documented reason."""
+    if isinstance(error, LateWriterError):
+        metadata = {"part": "checkpoint.path", "path": str(error.path)}
+        return PlanariaError(ErrorReason.UNAVAILABLE, str(error), metadata)
     metadata = {"path": str(error.path), "detail": str(error)}
     return PlanariaError(ErrorReason.CHECKPOINT_FAILED, str(error), metadata)

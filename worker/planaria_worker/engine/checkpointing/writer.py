@@ -1,20 +1,32 @@
-"""Writes layers to their files on a thread of its own, beside the training."""
+"""Writes layers to their files on a thread of its own, beside the training.
+
+A disk that hangs holds up that thread and nothing else: after a while a timer says so, and what is
+unwritten is given back, so that other engines can write it.
+"""
 
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Protocol
 
 from torch import Tensor
 
 from planaria_common.logging import get_logger
-from planaria_worker.engine.checkpointing.errors import CheckpointError, cannot_write
+from planaria_worker.engine.checkpointing.errors import (
+    CheckpointError,
+    LateWriterError,
+    cannot_write,
+)
 from planaria_worker.engine.checkpointing.layer_file import write_layer
 from planaria_worker.engine.checkpointing.layout import layer_file, partial_folder
 from planaria_worker.engine.checkpointing.manifest import LayerEntry
 from planaria_worker.engine.failpoints import Failpoints
+
+_LEAST_BYTES_PER_SECOND = 20e6
+"""Disks that are slower count as hanging."""
 
 _log = get_logger("checkpoint")
 
@@ -29,7 +41,7 @@ class CheckpointListener(Protocol):
     def failed(self, version: int, error: CheckpointError) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
     """Copies of layers in one version."""
 
@@ -41,56 +53,128 @@ class Writer:
     """Takes parts of checkpoints, and writes them one after the other."""
 
     def __init__(
-        self, root: Path, *, suffix: str, listener: CheckpointListener, failpoints: Failpoints
+        self,
+        root: Path,
+        *,
+        suffix: str,
+        deadline_seconds: float,
+        listener: CheckpointListener,
+        failpoints: Failpoints,
     ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            root: the folder of checkpoints.
+            suffix: tells this writer's files from others' while they are not whole.
+            deadline_seconds: how long a file may take, beside the time for its bytes.
+            listener: told what becomes of parts.
+            failpoints: hit before each file.
+        """
         self._root = root
         self._suffix = suffix
+        self._deadline_seconds = deadline_seconds
         self._listener = listener
         self._failpoints = failpoints
-        self._parts: SimpleQueue[Part] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._unwritten: list[int] = []
+        self._changed = threading.Condition()
+        self._parts: deque[Part] = deque()
+        """The first one is being written."""
+        self._file: Path | None = None
+        """What is being written."""
+        self._late: LateWriterError | None = None
+        self._given_back: Part | None = None
         self._thread: threading.Thread | None = None
+
+    @property
+    def late(self) -> LateWriterError | None:
+        """What is being written and takes longer than it may; None while all is well."""
+        return self._late
 
     def unwritten_versions(self) -> list[int]:
         """Versions that are still being written, the oldest first."""
-        with self._lock:
-            return sorted(set(self._unwritten))
+        with self._changed:
+            return sorted({part.version for part in self._parts})
 
     def write(self, part: Part) -> None:
-        """Has a part written as soon as those before it are."""
-        with self._lock:
-            self._unwritten.append(part.version)
+        """Has a part written as soon as those before it are.
+
+        Raises:
+            LateWriterError: the disk hangs.
+        """
+        with self._changed:
+            if self._late is not None:
+                raise self._late
+            self._parts.append(part)
+            self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="checkpoint-writer", daemon=True
                 )
                 self._thread.start()
-        self._parts.put(part)
 
     def _run(self) -> None:
         while True:
-            part = self._parts.get()
+            with self._changed:
+                self._changed.wait_for(lambda: self._parts)
+                part = self._parts[0]
             try:
                 self._write(part)
             except CheckpointError as error:
-                self._listener.failed(part.version, error)
+                self._failed(part, error)
             except Exception as error:  # a thread that has died would fill the memory with parts
                 _log.exception("checkpoint_not_written", version=part.version)
                 path = partial_folder(self._root, part.version)
                 detail = f"cannot write {path}: {type(error).__name__}: {error}"
-                self._listener.failed(part.version, CheckpointError(detail, path=path))
-            with self._lock:
-                self._unwritten.remove(part.version)
+                self._failed(part, CheckpointError(detail, path=path))
+            with self._changed:
+                self._parts.popleft()
+                self._given_back = None
             del part  # its memory is not kept until the next one comes
 
     def _write(self, part: Part) -> None:
         folder = partial_folder(self._root, part.version)
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise cannot_write(folder, error) from error
         for layer, tensors in part.layers.items():
-            self._failpoints.hit("checkpoint", step=part.version, microbatch=layer)
-            entry = write_layer(layer_file(folder, layer), layer, tensors, suffix=self._suffix)
+            path = layer_file(folder, layer)
+            num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            with self._watched(part, path, num_bytes):
+                self._failpoints.hit("checkpoint", step=part.version, microbatch=layer)
+                try:
+                    folder.mkdir(exist_ok=True)
+                except OSError as error:
+                    raise cannot_write(folder, error) from error
+                entry = write_layer(path, layer, tensors, suffix=self._suffix)
             self._listener.written(part.version, entry)
+            if part is self._given_back:
+                return
+
+    def _failed(self, part: Part, error: CheckpointError) -> None:
+        if part is self._given_back:  # others write it by now
+            _log.warning("checkpoint_failed_late", version=part.version, cause=str(error))
+        else:
+            self._listener.failed(part.version, error)
+
+    @contextmanager
+    def _watched(self, part: Part, path: Path, num_bytes: int) -> Iterator[None]:
+        """Gives back what is to be written if one file takes too long."""
+        seconds = self._deadline_seconds + num_bytes / _LEAST_BYTES_PER_SECOND
+        timer = threading.Timer(seconds, self._overdue, (part, path, seconds))
+        timer.daemon = True
+        self._file = path
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            with self._changed:
+                self._file = self._late = None
+
+    def _overdue(self, part: Part, path: Path, seconds: float) -> None:
+        with self._changed:
+            if self._file != path or self._parts[0] is not part:
+                return
+            detail = f"{path} is not written after {seconds:.3g} s: the disk hangs"
+            late = self._late = LateWriterError(detail, path=path)
+            versions = dict.fromkeys(each.version for each in self._parts)
+            self._given_back = part
+            self._parts = deque([part])  # its memory is in use for as long as the disk hangs
+        for version in versions:
+            self._listener.failed(version, late)

@@ -1,0 +1,130 @@
+"""The writer of checkpoints: a disk that hangs is told of, and costs nobody but itself."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from planaria_worker.engine.checkpointing.errors import CheckpointError, LateWriterError
+from planaria_worker.engine.checkpointing.layout import layer_file, partial_folder
+from planaria_worker.engine.checkpointing.manifest import LayerEntry
+from planaria_worker.engine.checkpointing.writer import Part, Writer
+from planaria_worker.engine.failpoints import Failpoint, Failpoints
+
+TIMEOUT_SECONDS = 30.0
+Said = tuple[str, int, object]
+
+
+class Listener:
+    """Notes what it is told, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._said: list[Said] = []
+
+    def taken(self, version: int, layers: tuple[int, ...]) -> None:
+        self._say("taken", version, layers)
+
+    def written(self, version: int, entry: LayerEntry) -> None:
+        self._say("written", version, entry.layer)
+
+    def failed(self, version: int, error: CheckpointError) -> None:
+        self._say("failed", version, error)
+
+    def _say(self, *said: object) -> None:
+        with self._changed:
+            self._said.append(said)  # type: ignore[arg-type]
+            self._changed.notify_all()
+
+    def wait_for(self, num_said: int) -> list[Said]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._said) >= num_said, TIMEOUT_SECONDS)
+            return list(self._said)
+
+
+class Disk:
+    """Hangs before the file of layer 1 of version 2, until it is told to answer."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.listener = Listener()
+        self._answer = root / "answer"
+        hang = Failpoint(
+            at="checkpoint", action="hold", step=2, microbatch=1, until=str(self._answer)
+        )
+        self.writer = Writer(
+            root,
+            suffix="me",
+            deadline_seconds=0.05,
+            listener=self.listener,
+            failpoints=Failpoints((hang,)),
+        )
+
+    def answer(self) -> None:
+        self._answer.touch()
+
+    def wait_until_free(self) -> None:
+        while self.writer.unwritten_versions():
+            time.sleep(0.001)
+
+    def has(self, version: int, layer: int) -> bool:
+        return layer_file(partial_folder(self.root, version), layer).exists()
+
+
+def part(version: int, *layers: int) -> Part:
+    return Part(
+        version=version, layers={layer: {"parameters/w": torch.ones(3)} for layer in layers}
+    )
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    disk = Disk(tmp_path)
+    yield disk
+    disk.answer()
+
+
+def test_what_waits_behind_a_file_that_hangs_is_given_back(disk: Disk) -> None:
+    disk.writer.write(part(2, 0, 1, 2))
+    disk.writer.write(part(4, 0))
+    first, hung, waiting = disk.listener.wait_for(3)
+    assert first == ("written", 2, 0)
+    assert [(kind, version) for kind, version, _ in (hung, waiting)] == [
+        ("failed", 2),
+        ("failed", 4),
+    ]
+    assert isinstance(hung[2], LateWriterError)
+    assert "layer-0001.safetensors is not written after 0.05 s: the disk hangs" in str(hung[2])
+    assert disk.writer.unwritten_versions() == [2], "the copies of step 4 are gone"
+    with pytest.raises(LateWriterError):
+        disk.writer.write(part(6, 0))
+
+
+def test_a_disk_that_answers_again_is_used_again_and_the_rest_is_left_to_others(
+    disk: Disk,
+) -> None:
+    disk.writer.write(part(2, 0, 1, 2))
+    disk.listener.wait_for(2)
+    disk.answer()
+    assert disk.listener.wait_for(3)[-1] == ("written", 2, 1)
+    disk.wait_until_free()
+    assert disk.writer.late is None
+    disk.writer.write(part(6, 0))
+    assert disk.listener.wait_for(4)[-1] == ("written", 6, 0)
+    assert not disk.has(2, 2)
+    assert not disk.has(4, 0)
+
+
+def test_a_late_file_that_fails_in_the_end_spoils_nothing(disk: Disk) -> None:
+    """Others write the version by now: their checkpoint must not be dropped for it."""
+    disk.writer.write(part(2, 1))
+    disk.listener.wait_for(1)
+    partial_folder(disk.root, 2).write_text("in the way")
+    disk.answer()
+    disk.wait_until_free()
+    disk.writer.write(part(6, 0))
+    said = disk.listener.wait_for(2)
+    assert [(kind, version) for kind, version, _ in said] == [("failed", 2), ("written", 6)]
