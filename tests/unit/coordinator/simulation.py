@@ -7,7 +7,7 @@ test that caused it (invariants 2, 4 and 7).
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
@@ -49,6 +49,8 @@ class World:
         self.counter = count(1)
         self.steps = 100
         self.job_id = ""
+        self.on_commit: Callable[[SimEngine], None] = lambda _engine: None
+        """Called when an engine has entered a commit, before it says anything of it."""
         self.next_generation = 0
         """What everybody holds a mark for, at the exchange of the step in flight."""
         self.coordinator = self._new_coordinator()
@@ -270,6 +272,7 @@ class World:
             marked = engine.at_commit if self.next_generation else None
             engine.apply(record)
             agent = self._agent_of(engine)
+            self.on_commit(engine)
             self._report_step(agent, engine, record)
             if marked is not None and isinstance(marked.command, Switch):
                 engine.leave_place(record.next_generation)

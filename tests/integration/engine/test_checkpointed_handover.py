@@ -1,0 +1,105 @@
+"""A checkpoint is due at the very commit that changes the plan: it is of the plan before."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from integration.engine.test_handover import (
+    BOTH,
+    NUM_STEPS,
+    STEP,
+    WITH_E,
+    begin,
+    finish,
+)
+from oracle.reference import ReferenceResult
+from planaria_worker.engine.checkpointing.manifest import Manifest
+from support import checkpoints
+from support.checkpoints import beginning_from, checkpointed
+from support.engine_harness import EngineCluster, Pipeline
+from support.engine_zygote import Zygote
+from support.handover import Handover
+from support.training_jobs import TrainingJob, training_job
+
+pytestmark = pytest.mark.integration
+
+VERSION = STEP + 1
+MOVED = [Pipeline([("c", 3), ("e", 4)], [0, 1, 2]), Pipeline([("a", 7)], [3, 4, 5])]
+"""Everybody changes places, e enters, and b and d leave."""
+ALONE = [Pipeline([("a", 7)], [0, 1, 2, 3, 4, 5])]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
+    return training_job(tmp_path_factory.mktemp("job"), num_steps=NUM_STEPS)
+
+
+@pytest.fixture(scope="module")
+def expected(job: TrainingJob) -> ReferenceResult:
+    return job.run_reference()
+
+
+def takers(cluster: EngineCluster, version: int) -> dict[int, str]:
+    """Who writes each layer; nobody writes one that another writes."""
+    found: dict[int, str] = {}
+    for name, said in checkpoints.reports(cluster, version).items():
+        for report in said:
+            for layer in report.taken.layers:
+                assert found.setdefault(layer, name) == name, f"layer {layer} is written twice"
+    return found
+
+
+def change_at_a_checkpoint(
+    cluster: EngineCluster, after: Sequence[Pipeline], folder: Path
+) -> Handover:
+    """Changes the plan behind the commit of VERSION, and checks who writes it."""
+    go = folder / "go"
+    begin(cluster, go, joining="e")
+    handover = Handover(cluster, BOTH, after)
+    handover.stage()
+    handover.switch_behind(STEP, go)
+    handover.wait_until_switched()
+    assert takers(cluster, VERSION).keys() == set(range(7)), "layers are not written"
+    return handover
+
+
+@pytest.mark.parametrize(
+    "after", [WITH_E, pytest.param(MOVED, marks=pytest.mark.slow)], ids=["join", "all move"]
+)
+def test_it_is_written_by_the_owners_of_the_plan_before_and_can_be_gone_on_from(
+    tmp_path: Path,
+    job: TrainingJob,
+    zygote: Zygote,
+    expected: ReferenceResult,
+    after: list[Pipeline],
+) -> None:
+    files = checkpointed(job.files, tmp_path / "runs", every_steps=VERSION)
+    with EngineCluster(tmp_path, files, zygote) as cluster:
+        change_at_a_checkpoint(cluster, after, tmp_path)
+        assert set(takers(cluster, VERSION).values()) <= set("abcd"), "e had no place yet"
+        layers = checkpoints.wait_until_written(cluster, VERSION)
+        sealed = checkpoints.seal(cluster, "e", VERSION, layers).checkpoint_sealed
+        finish(cluster, expected, after)
+        checkpoints.wait_until_written(cluster, NUM_STEPS)
+        assert "e" in takers(cluster, NUM_STEPS).values()
+    manifest = Manifest.read(Path(sealed.path))
+    assert (manifest.step, len(manifest.layers)) == (VERSION, 7)
+    resumed = beginning_from(job.files, Path(sealed.path))
+    with EngineCluster(tmp_path / "again", resumed, zygote) as cluster:
+        cluster.prepare("a")
+        cluster.train(ALONE)
+        cluster.wait_until_finished()
+        assert cluster.digest(ALONE) == expected.digest
+
+
+@pytest.mark.slow
+def test_with_the_owners_of_the_next_plan_layers_are_lacking(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote
+) -> None:
+    files = checkpointed(job.files, tmp_path / "runs", every_steps=VERSION)
+    with (
+        EngineCluster(tmp_path, files, zygote, mutant="next_owners_write") as cluster,
+        pytest.raises(AssertionError, match=r"layers are not written|is written twice"),
+    ):
+        change_at_a_checkpoint(cluster, WITH_E, tmp_path)

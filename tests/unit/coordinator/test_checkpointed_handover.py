@@ -1,0 +1,154 @@
+"""A checkpoint is due at the very commit that hands over the plan."""
+
+from collections.abc import Callable
+
+import pytest
+
+from planaria_coordinator.domain.directive import CheckpointTaken
+from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.run import Phase, node_of
+from unit.coordinator.sim_agent import SimAgent
+from unit.coordinator.sim_engine import SimEngine
+from unit.coordinator.simulation import World
+from unit.coordinator.test_checkpoints import (
+    announce,
+    checkpointed_world,
+    parts,
+    tell,
+    write,
+    writers,
+    written,
+)
+from unit.coordinator.test_late_writers import LATE, outcomes
+
+Shares = dict[str, tuple[int, ...]]
+Say = Callable[[World, SimEngine, tuple[int, ...]], None]
+
+
+async def switching(change: str) -> World:
+    """At step 1; everybody has been asked to change over behind the commit of step 2."""
+    world = await checkpointed_world(resilience={"fault_tolerance": 0})
+    if change == "join":
+        await join_in_a_pair(world)
+    else:
+        await world.coordinator.cluster.drain("n1")
+        await world.settle()
+    assert world.run.transition is not None
+    assert world.run.transition.phase is Phase.SWITCHING
+    assert (await world.job()).step == 1
+    return world
+
+
+async def join_in_a_pair(world: World) -> None:
+    for node_id in ("n8", "n9"):
+        agent = SimAgent(world, node_id)
+        agent.held_kinds.add("prepare")
+        world.agents[node_id] = agent
+        await agent.connect()
+        await world.settle()
+    for agent in world.agents.values():
+        agent.release()
+    await world.settle()
+
+
+def say_taken(world: World, engine: SimEngine, layers: tuple[int, ...]) -> None:
+    tell(world, engine, 2, CheckpointTaken(layers=layers))
+
+
+def say_written(world: World, engine: SimEngine, layers: tuple[int, ...]) -> None:
+    say_taken(world, engine, layers)
+    for layer in layers:
+        tell(world, engine, 2, written(layer))
+
+
+async def change_over(world: World, say: Say) -> Shares:
+    """Commit step 2 and change over; the owners of the plan before have said their part first."""
+    shares = parts(world)
+
+    def on_commit(engine: SimEngine) -> None:
+        say(world, engine, shares.get(engine.id, ()))
+
+    world.on_commit = on_commit
+    await world.train()
+    world.on_commit = lambda _engine: None
+    return shares
+
+
+async def assert_it_goes_on(world: World, change: str) -> None:
+    assert world.run.transition is None
+    assert world.recoveries[-1].pause_seconds == 0.0
+    assert len(world.members()) == (6 if change == "join" else 3)
+    while (await world.job()).step < 4:
+        await world.train()
+    await write(world, 4, announce(world, 4))
+    assert outcomes(world)[-1] == ("checkpoint_written", 4)
+    assert (await world.job()).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("change", ["join", "drain"])
+async def test_files_that_are_written_before_the_change_is_made(change: str) -> None:
+    world = await switching(change)
+    await change_over(world, say_written)
+    assert outcomes(world) == [("checkpoint_written", 2)]
+    await assert_it_goes_on(world, change)
+    await world.stop()
+
+
+async def test_files_that_are_written_in_the_next_generation() -> None:
+    """They are of the plan before, by engines that have other places now."""
+    world = await switching("join")
+    shares = await change_over(world, say_taken)
+    assert outcomes(world) == []
+    await write(world, 2, shares)
+    assert outcomes(world) == [("checkpoint_written", 2)]
+    await assert_it_goes_on(world, "join")
+    await world.stop()
+
+
+async def test_who_leaves_behind_the_commit_takes_its_unwritten_layers_with_it() -> None:
+    world = await switching("drain")
+    await change_over(world, say_taken)
+    assert outcomes(world) == [("checkpoint_incomplete", 2)]
+    await assert_it_goes_on(world, "drain")
+    await world.stop()
+
+
+async def test_a_disk_that_hangs_at_that_commit() -> None:
+    """Replicas in the plan before write, before or after they have changed over."""
+    world = await switching("join")
+    late = next(iter(world.engines()))
+
+    def say(world: World, engine: SimEngine, layers: tuple[int, ...]) -> None:
+        say_taken(world, engine, layers)
+        if engine.id == late:
+            tell(world, engine, 2, LATE)
+
+    await change_over(world, say)
+    part = writers(world.run.checkpoints[2])
+    assert late not in part
+    await write(world, 2, part)
+    assert outcomes(world) == [("checkpoint_written", 2)]
+    await assert_it_goes_on(world, "join")
+    await world.stop()
+
+
+async def test_a_writer_that_dies_while_the_plan_is_handed_over() -> None:
+    """The fence finds the survivors at that commit, whatever their places, and fills the gap."""
+    world = await switching("join")
+    joiner = world.agents["n9"]
+    joiner.is_silent = True
+    shares = await change_over(world, say_taken)
+    assert world.run.transition is not None
+    assert world.run.transition.phase is Phase.SWITCHING
+    victim = next(e for e, layers in shares.items() if layers)
+    joiner.is_silent = False
+    joiner.disconnect()
+    await joiner.connect()
+    await world.kill_node(node_of(victim))
+    part = writers(world.run.checkpoints[2])
+    assert victim not in part
+    await write(world, 2, part)
+    assert outcomes(world) == [("checkpoint_written", 2)]
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+    await world.stop()
