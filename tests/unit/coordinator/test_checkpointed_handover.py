@@ -11,6 +11,7 @@ from unit.coordinator.sim_agent import SimAgent
 from unit.coordinator.sim_engine import SimEngine
 from unit.coordinator.simulation import World
 from unit.coordinator.test_checkpoints import (
+    LATE,
     announce,
     checkpointed_world,
     parts,
@@ -19,7 +20,7 @@ from unit.coordinator.test_checkpoints import (
     writers,
     written,
 )
-from unit.coordinator.test_late_writers import LATE, outcomes
+from unit.coordinator.test_late_writers import outcomes
 
 Shares = dict[str, tuple[int, ...]]
 Say = Callable[[World, SimEngine, tuple[int, ...]], None]
@@ -105,10 +106,12 @@ async def test_files_that_are_written_in_the_next_generation() -> None:
     await world.stop()
 
 
-async def test_who_leaves_behind_the_commit_takes_its_unwritten_layers_with_it() -> None:
+async def test_who_leaves_behind_the_commit_writes_its_layers_first() -> None:
     world = await switching("drain")
-    await change_over(world, say_taken)
-    assert outcomes(world) == [("checkpoint_incomplete", 2)]
+    shares = await change_over(world, say_taken)
+    await write(world, 2, shares)
+    assert outcomes(world) == [("checkpoint_written", 2)]
+    assert not world.agents["n1"].engines
     await assert_it_goes_on(world, "drain")
     await world.stop()
 

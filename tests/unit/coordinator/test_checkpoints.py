@@ -22,6 +22,7 @@ from planaria_coordinator.domain.directive import (
 )
 from planaria_coordinator.domain.event import Event
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.node import NodeState
 from planaria_coordinator.domain.run import JobRun, Limits, Moment, node_of
 from planaria_coordinator.domain.signals import CheckpointReported, Restarted, Signal, Tick
 from planaria_coordinator.domain.transition import Decision, decide
@@ -31,6 +32,7 @@ from unit.coordinator.simulation import World, running_world
 
 ALL = tuple(range(NUM_LAYERS))
 IN_PAIRS = {"min_nodes_per_pipeline": 2}
+LATE = Failure(reason=ErrorReason.UNAVAILABLE, message="layer-0000 is not written: the disk hangs")
 FULL = Failure(reason=ErrorReason.CHECKPOINT_FAILED, message="cannot write: disk full")
 
 
@@ -181,8 +183,8 @@ async def test_the_coordinator_may_crash_between_the_layers_and_the_seal() -> No
     await world.stop()
 
 
-async def test_a_drained_node_takes_its_unwritten_layers_with_it() -> None:
-    """No fence follows its departure; nobody waits for a deadline either."""
+async def leaving_writer() -> tuple[World, str, tuple[int, ...]]:
+    """A node has left the plan, and has yet to write its layers of step 2."""
     world = await checkpointed_world(resilience={"fault_tolerance": 0})
     await world.train()
     shares = announce(world, 2)
@@ -190,8 +192,35 @@ async def test_a_drained_node_takes_its_unwritten_layers_with_it() -> None:
     await write(world, 2, {e: layers for e, layers in shares.items() if e != leaver})
     await world.coordinator.cluster.drain(node_of(leaver))
     await world.settle()
-    await world.train(3)
-    assert ("checkpoint_incomplete", 2) in checkpoint_events(world)
+    await world.train(2)
+    assert leaver in world.engines()
+    assert world.run.transition is None
+    return world, leaver, shares[leaver]
+
+
+async def test_a_drained_node_is_free_when_it_has_written_its_layers() -> None:
+    """Nobody else has them any more: a drain costs no checkpoint."""
+    world, leaver, layers = await leaving_writer()
+    *most, last = layers
+    await write(world, 2, {leaver: tuple(most)})
+    assert leaver in world.engines()
+    await write(world, 2, {leaver: (last,)})
+    assert checkpoint_events(world) == [("checkpoint_written", 2)]
+    assert leaver not in world.engines()
+    await world.advance(1)
+    assert (await world.coordinator.cluster.get(node_of(leaver))).state is NodeState.DRAINED
+    await world.stop()
+
+
+async def test_a_drained_node_whose_disk_hangs_is_free_when_the_version_is_given_up() -> None:
+    world, leaver, _ = await leaving_writer()
+    tell(world, world.engines()[leaver], 2, LATE)
+    await world.settle()
+    assert [event.type for event in events_of(world, "checkpoint_")] == [
+        "checkpoint_writer_late",
+        "checkpoint_failed",
+    ]
+    assert leaver not in world.engines()
     await world.stop()
 
 

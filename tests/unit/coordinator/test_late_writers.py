@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import Failure
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.run import Phase, node_of
 from unit.coordinator.simulation import World, running_world
 from unit.coordinator.test_checkpoints import (
     FULL,
+    LATE,
     announce,
     checkpointed_world,
     events_of,
@@ -17,8 +16,6 @@ from unit.coordinator.test_checkpoints import (
     writers,
     written,
 )
-
-LATE = Failure(reason=ErrorReason.UNAVAILABLE, message="layer-0000 is not written: the disk hangs")
 
 
 def give_back(world: World, engine_id: str, version: int) -> None:

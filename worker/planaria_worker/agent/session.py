@@ -84,6 +84,7 @@ class Session:
         self._backoff = backoff or Backoff()
         self._was_welcomed = False
         self._num_failures = 0
+        self._num_dropped = 0
         self._writing = asyncio.Lock()  # gRPC allows one write at a time
 
     async def run(self) -> None:
@@ -122,6 +123,7 @@ class Session:
                 raise await _refusal(call)
             self._welcome(first.welcome)
             self._outbox.send_again()
+            self._tell_of_dropped()
             interval = first.welcome.heartbeat_interval.ToTimedelta().total_seconds()
             await until_first_ends(self._read(call), self._write(call), self._beat(call, interval))
 
@@ -132,6 +134,11 @@ class Session:
         if not self._was_welcomed:
             self._was_welcomed = True
             self._on_first_welcome()
+
+    def _tell_of_dropped(self) -> None:
+        if self._outbox.num_dropped > self._num_dropped:
+            self._num_dropped = self._outbox.num_dropped
+            log.warning("messages_dropped", total=self._num_dropped)
 
     async def _read(self, call: "Call") -> None:
         while isinstance(response := await call.read(), SessionResponse):

@@ -132,7 +132,10 @@ def _leaving_nodes(turn: Turn) -> tuple[str, ...]:
 
 
 def _free_drained_nodes(turn: Turn) -> None:
-    """Stop engines on draining nodes that have no place in the plan that runs."""
+    """Stop engines on draining nodes that have no place in the plan that runs.
+
+    What they have copied for a checkpoint is in their memory alone: they write it first.
+    """
     run = turn.run
     if run.state not in (JobState.RUNNING, JobState.PENDING):
         return
@@ -140,7 +143,9 @@ def _free_drained_nodes(turn: Turn) -> None:
     idle = [
         engine.id
         for engine in run.engines.values()
-        if engine.node_id in run.draining and engine.id not in placed
+        if engine.node_id in run.draining
+        and engine.id not in placed
+        and not any(c.layers_of(engine.id) for c in run.checkpoints.values())
     ]
     if idle:
         turn.stop_engines(idle, "its node is to be freed")
