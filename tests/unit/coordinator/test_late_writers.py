@@ -219,6 +219,29 @@ async def test_a_silent_end_waits_for_the_deadline_of_the_job_file() -> None:
     await world.stop()
 
 
+async def test_a_version_that_waits_behind_others_is_not_given_up_for_it() -> None:
+    """A disk is slow with step 2: the files of the last step have their time when it gets there."""
+    checkpoint = {"path": "runs", "every_steps": 2, "deadline_seconds": 5}
+    world = await running_world(
+        checkpoint=checkpoint, resources={"min_nodes_per_pipeline": 2}, training={"steps": 4}
+    )
+    await world.train()
+    first = announce(world, 2)
+    slow = next(engine_id for engine_id, layers in first.items() if layers)
+    await world.train(2)
+    last = announce(world, 4)
+    await write(world, 4, {e: layers for e, layers in last.items() if e != slow})
+    for layer in first[slow]:
+        await world.advance(10)
+        await write(world, 2, {slow: (layer,)})
+    await world.advance(10)
+    assert 4 in world.run.checkpoints
+    await write(world, 4, {slow: last[slow]})
+    assert ("checkpoint_written", 4) in outcomes(world)
+    assert (await world.job()).state is JobState.SUCCEEDED
+    await world.stop()
+
+
 async def test_a_full_disk_is_not_tried_by_everybody() -> None:
     """All write to the same storage."""
     world, shares, _ = await world_at_two()

@@ -34,6 +34,8 @@ _WORTH_ANOTHER_ENGINE = (
 def reported(turn: Turn, signal: CheckpointReported) -> None:
     """An engine told of its part; when all layers are written, one engine seals them."""
     _note_lateness(turn, signal.engine_id, signal.report)
+    if isinstance(signal.report, LayerWritten):
+        _wait_behind(turn, signal.engine_id)
     checkpoint = _open(turn, signal.version)
     if checkpoint is None or checkpoint.sealer:
         return
@@ -259,6 +261,13 @@ def _take_back(turn: Turn, checkpoint: Checkpoint, engine_id: str, message: str)
         return
     if not _hand_over(turn, checkpoint, layers):
         _give_up(turn, checkpoint, message, failed=True)
+
+
+def _wait_behind(turn: Turn, engine_id: str) -> None:
+    """An engine gets on with its files, and what waits behind them has its time from now on."""
+    for checkpoint in tuple(turn.run.checkpoints.values()):
+        if checkpoint.layers_of(engine_id):
+            _put(turn, replace(checkpoint, deadline_seconds=_deadline(turn)))
 
 
 def _note_written(turn: Turn, checkpoint: Checkpoint, written: LayerWritten) -> None:
