@@ -14,6 +14,7 @@ from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums
+from planaria_worker.engine.numerics.norm import squared_norm
 from planaria_worker.engine.pipeline import PipelineStage
 from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.reduction import Reduction
@@ -184,11 +185,13 @@ def _reduction(
     around: Surroundings, view: PlanView, sums: GradientSums | None, groups: Mapping[str, Group]
 ) -> Reduction:
     job = around.job
+    unit = job.accumulation.unit
     return Reduction(
         view=view,
         groups=groups,
         local={} if sums is None else sums.sums,
         sizes={layer: job.layouts[layer].num_elements for layer in view.hosted_layers},
+        squared_norm=lambda layer, total: squared_norm(job.layouts[layer], total, unit),
         dtype=job.accumulation.dtype,
         device=job.device,
         num_microbatches=job.num_microbatches,

@@ -48,6 +48,7 @@ class Reduction:
     Attributes:
         reduced: for each layer the sum over its owners, once it is complete. The local sum itself
             where there is no other owner.
+        squared_norms: of these sums; found while the buckets behind are still under way.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Reduction:
         groups: Mapping[str, Group],
         local: Mapping[int, Tensor],
         sizes: Mapping[int, int],
+        squared_norm: Callable[[int, Tensor], float],
         dtype: torch.dtype,
         device: torch.device,
         num_microbatches: int,
@@ -71,6 +73,7 @@ class Reduction:
             groups: those of the owners, by name.
             local: this engine's own sums by layer; a layer without one adds nothing.
             sizes: elements of each layer's sum.
+            squared_norm: of a layer's sum.
             dtype: of the sums.
             device: where they are.
             num_microbatches: microbatches of a step.
@@ -79,11 +82,13 @@ class Reduction:
             failpoints: hit at `reduce`.
         """
         self._local = local
+        self._squared_norm = squared_norm
         self._num_microbatches = num_microbatches
         self._max_in_flight = max_in_flight
         self._stopwatch = stopwatch
         self._failpoints = failpoints
         self.reduced: dict[int, Tensor] = {}
+        self.squared_norms: dict[int, float] = {}
         self._buckets = tuple(self._cut(view, groups, sizes, dtype, device))
         self._attempt: _Attempt | None = None
 
@@ -141,9 +146,12 @@ class Reduction:
         if attempt.failure is not None:
             raise attempt.failure
         attempt.order.end_pass()
+        self._launch(attempt)
         for place, bucket in enumerate(self._buckets):
-            self._launch(attempt)
             self._finish(attempt, bucket, attempt.works[place])
+            self._launch(attempt)  # what had to wait for this one
+            for layer in bucket.layers:
+                self.squared_norms[layer] = self._squared_norm(layer, self.reduced[layer])
         self._stopwatch.lap("reduce")
 
     def _launch(self, attempt: "_Attempt") -> None:

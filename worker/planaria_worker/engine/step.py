@@ -14,7 +14,6 @@ from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.loss import loss_units
-from planaria_worker.engine.numerics.norm import squared_norm
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.engine.place import Place, join_sums
 from planaria_worker.engine.reduction import Reduction
@@ -196,15 +195,15 @@ def commit_scale(job: Job, record: CommitRecord) -> float:
 
 def _claim(place: Place, mark: int) -> Message:
     """What this engine says in the exchange."""
-    job, ledger = place.around.job, place.ledger
-    unit = job.accumulation.unit
+    job, ledger, reduction = place.around.job, place.ledger, place.reduction
+    squared_norms = {} if reduction is None else reduction.squared_norms
     layers = {
         layer: LayerClaim(
-            squared_norm=squared_norm(job.layouts[layer], total, unit),
+            squared_norm=square,
             num_counted=ledger.complete.get(layer, 0),
             in_range=layer not in ledger.out_of_range,
         )
-        for layer, total in place.reduced.items()
+        for layer, square in squared_norms.items()
     }
     return job.exchange_format.claim(
         generation=place.generation,

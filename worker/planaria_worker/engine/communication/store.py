@@ -15,7 +15,7 @@ from planaria_worker.engine.communication.errors import GroupBroken
 
 _PROBE_TIMEOUT_SECONDS = 1.0
 _FIRST_POLL_SECONDS = 0.001
-_LONGEST_POLL_SECONDS = 0.02
+_LONGEST_POLL_SECONDS = 0.005
 
 T = TypeVar("T")
 
