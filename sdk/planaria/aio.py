@@ -163,7 +163,7 @@ class AsyncClient:
                     break
                 page = call.after_page(body["next_page_token"])
             polls_left -= job.is_done
-            if not follow or newest + 1 >= job.steps or not polls_left:
+            if not follow or newest + 1 >= job.num_commits or not polls_left:
                 return
             await asyncio.sleep(poll_seconds)
 

@@ -183,7 +183,7 @@ class Client:
                     break
                 page = call.after_page(body["next_page_token"])
             polls_left -= job.is_done
-            if not follow or newest + 1 >= job.steps or not polls_left:
+            if not follow or newest + 1 >= job.num_commits or not polls_left:
                 return
             time.sleep(poll_seconds)
 

@@ -246,6 +246,37 @@ class CheckpointSpec(_Section):
     disk counts as hung, and other replicas write in that engine's place."""
 
 
+class EvaluationDataSpec(_Section):
+    """A text that is never trained on, as the nodes see it."""
+
+    path: str = Field(min_length=1)
+    """A text file or a pattern, the same on every node; read with `data.tokenizer`."""
+
+
+class EvaluationSpec(_Section):
+    """What the model is evaluated on while it trains, and how often."""
+
+    every_steps: Count = Field(default=100, ge=1)
+    """The model is evaluated whenever this divides the number of committed steps, also before the
+    first one, and at the end."""
+    data: EvaluationDataSpec | None = None
+    """A text of its own."""
+    fraction: Real | None = Field(default=None, gt=0, lt=1)
+    """In place of `data`: the part of the sequences of `data.path` that is held out of training."""
+    num_sequences: Count | None = Field(default=None, ge=1)
+    """How many of these sequences an evaluation takes; all of them by default."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> "EvaluationSpec":
+        if self.data is None and self.fraction is None:
+            raise _problem("fraction", "is missing; set it, or evaluation.data.path")
+        if self.data is not None and self.fraction is not None:
+            raise _problem(
+                "fraction", "cannot be combined with evaluation.data; set one of the two"
+            )
+        return self
+
+
 class WandbSpec(_Section):
     """A project of Weights & Biases."""
 
@@ -282,6 +313,8 @@ class JobSpec(_Section):
     of safetensors, the same on every node; by default from the seed."""
     checkpoint: CheckpointSpec | None = None
     """Where and how often checkpoints are written; never by default."""
+    evaluation: EvaluationSpec | None = None
+    """What the model is evaluated on, and how often; never by default."""
     output: OutputSpec | None = None
     """Where the trained model goes; nowhere by default."""
     metrics: MetricsSpec | None = None
@@ -294,7 +327,7 @@ class JobSpec(_Section):
         if isinstance(self.model, FamilySpec):
             _check_vocabulary(self.data, self.model)
             _check_positions(self.data, self.model)
-        for check in (_check_output, _check_microbatches, _check_replicas):
+        for check in (_check_output, _check_microbatches, _check_replicas, _check_evaluation):
             check(self)
         return self
 
@@ -302,6 +335,11 @@ class JobSpec(_Section):
     def num_microbatches(self) -> int:
         """Number of microbatches of one step, over all pipelines together."""
         return self.training.global_batch_size // self.training.microbatch_size
+
+    @property
+    def num_commits(self) -> int:
+        """Number of commits of the whole job: a closing one evaluates the last parameters."""
+        return self.training.steps + (self.evaluation is not None)
 
     def to_document(self) -> dict[str, Any]:
         """Return the job file as plain values, with every default filled in."""
@@ -371,6 +409,18 @@ def _check_replicas(job: JobSpec) -> None:
             "resources.max_nodes",
             f"{job.resources.max_nodes} nodes cannot hold the {replicas} pipelines of "
             f"resilience.fault_tolerance {replicas - 1}; it must be at least {needed}",
+        )
+
+
+def _check_evaluation(job: JobSpec) -> None:
+    size = job.training.microbatch_size
+    wanted = job.evaluation.num_sequences if job.evaluation is not None else None
+    if wanted is not None and wanted % size:
+        below = wanted - wanted % size
+        nearby = f"{below} or {below + size}" if below else str(size)
+        raise _problem(
+            "evaluation.num_sequences",
+            f"{wanted} is no multiple of training.microbatch_size {size}; {nearby} would be",
         )
 
 

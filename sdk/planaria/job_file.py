@@ -212,6 +212,10 @@ def _resolve_paths(job: JobSpec, folder: Path) -> JobSpec:
     checkpoint = job.checkpoint and job.checkpoint.model_copy(
         update={"path": resolve(job.checkpoint.path)}
     )
+    evaluation = job.evaluation
+    if evaluation is not None and evaluation.data is not None:
+        text = evaluation.data.model_copy(update={"path": resolve(evaluation.data.path)})
+        evaluation = evaluation.model_copy(update={"data": text})
     metrics = job.metrics
     if metrics is not None and metrics.tensorboard is not None:
         metrics = metrics.model_copy(update={"tensorboard": resolve(metrics.tensorboard)})
@@ -221,6 +225,7 @@ def _resolve_paths(job: JobSpec, folder: Path) -> JobSpec:
             "data": data,
             "init_from": init_from,
             "checkpoint": checkpoint,
+            "evaluation": evaluation,
             "output": output,
             "metrics": metrics,
         }

@@ -34,6 +34,10 @@ class Job(_Resource):
     """Number of steps to train."""
     loss: float | None = None
     """Mean loss of the last committed step."""
+    evaluation_loss: float | None = None
+    """Mean loss of the newest evaluation; None before the first."""
+    evaluation_step: int | None = None
+    """Number of committed steps in the parameters that were evaluated then."""
     generation: int = 0
     """Version of its plan."""
     tokens_per_second: float = 0.0
@@ -56,6 +60,11 @@ class Job(_Resource):
     def is_done(self) -> bool:
         """Whether it has ended, one way or another."""
         return self.state in TERMINAL_STATES
+
+    @property
+    def num_commits(self) -> int:
+        """Number of its StepMetrics in the end: one for the last evaluation is behind the steps."""
+        return self.steps + (self.spec.get("evaluation") is not None)
 
     def raise_unless_succeeded(self) -> None:
         """Raise JobFailedError when it ended as FAILED or CANCELLED, or goes on."""
@@ -113,7 +122,11 @@ class StepMetrics(_Resource):
 
     step: int
     """Counted from 0."""
-    loss: float
+    loss: float | None = None
+    """None when it trained nothing: behind the last step the last parameters are evaluated."""
+    evaluation_loss: float | None = None
+    """On sequences that are never trained on, of the parameters that the step began with; None when
+    it did not evaluate."""
     gradient_norm: float = 0.0
     learning_rate: float = 0.0
     num_tokens: int = 0

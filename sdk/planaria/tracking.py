@@ -27,6 +27,7 @@ _NAMES = (
     "model_flops_utilization",
     "step_seconds",
 )
+"""Of training; a step that trained nothing tells only its evaluation."""
 
 
 class Tracker(Protocol):
@@ -123,7 +124,8 @@ class WeightsAndBiases:
 
 
 def _values(step: StepMetrics) -> Iterator[tuple[str, float]]:
-    for name in _NAMES:
+    names = ("evaluation_loss",) if step.loss is None else ("evaluation_loss", *_NAMES)
+    for name in names:
         value = getattr(step, name)
         if value is not None:
             yield name, value

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import torch
 
-from oracle.reference import ReferenceJob
+from oracle.reference import ReferenceEvaluation, ReferenceJob
 from planaria.job import ImportedSpec, JobSpec
 from planaria_common.model_sizes import ModelConfig
-from planaria_worker.engine.data.dataset import open_dataset
+from planaria_worker.engine.data.dataset import Dataset, open_dataset
+from planaria_worker.engine.data.held_out import Split, split_dataset
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
 
 
@@ -19,17 +20,29 @@ def reference_job(spec: JobSpec, cache_dir: Path) -> ReferenceJob:
     else:
         model = ModelConfig.from_job_file(spec.model.model_dump())
         vocab_size = model.vocab_size
-    optimizer = spec.training.optimizer
-    return ReferenceJob(
-        model=model,
-        dtype=getattr(torch, spec.training.dtype),
-        dataset=open_dataset(
-            pattern=spec.data.path,
+
+    def open_text(pattern: str) -> Dataset:
+        return open_dataset(
+            pattern=pattern,
             tokenizer=spec.data.tokenizer,
             cache_dir=cache_dir,
             sequence_length=spec.data.sequence_length,
             vocab_size=vocab_size,
-        ),
+        )
+
+    optimizer = spec.training.optimizer
+    dataset = open_text(spec.data.path)
+    evaluated, held_out = dataset, None
+    if spec.evaluation is not None and spec.evaluation.data is not None:
+        evaluated = open_text(spec.evaluation.data.path)
+    elif spec.evaluation is not None:
+        held_out = split_dataset(dataset, spec.evaluation.fraction or 1.0)
+    return ReferenceJob(
+        model=model,
+        dtype=getattr(torch, spec.training.dtype),
+        dataset=dataset,
+        held_out=held_out,
+        evaluation=_evaluation(spec, evaluated, held_out or split_dataset(evaluated)),
         num_steps=spec.training.steps,
         num_microbatches=spec.num_microbatches,
         microbatch_size=spec.training.microbatch_size,
@@ -42,4 +55,16 @@ def reference_job(spec: JobSpec, cache_dir: Path) -> ReferenceJob:
             weight_decay=optimizer.weight_decay,
             clip_norm=optimizer.clip_norm,
         ),
+    )
+
+
+def _evaluation(spec: JobSpec, dataset: Dataset, split: Split) -> ReferenceEvaluation | None:
+    if spec.evaluation is None:
+        return None
+    count = spec.evaluation.num_sequences or split.num_held_out
+    count -= count % spec.training.microbatch_size
+    return ReferenceEvaluation(
+        every_steps=spec.evaluation.every_steps,
+        dataset=dataset,
+        sequences=[split.held_out(position) for position in range(count)],
     )

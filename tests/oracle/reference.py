@@ -1,6 +1,6 @@
 """A plain training loop in one process: what every distributed run must equal bit for bit.
 
-It shares with the worker only the initial values and the order of samples. The model is the whole
+It shares with the worker only the initial values, the order of samples and which are held out. The model is the whole
 one from transformers; gradients come from autograd one microbatch at a time, are rounded with plain
 torch operations, summed as integers, and go through a norm, an AdamW and a digest written here from
 their definitions (ALGORITHMS.md 8, ARCHITECTURE.md `final_digest`).
@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from planaria.job import ImportedSpec
 from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset
+from planaria_worker.engine.data.held_out import Split
 from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
 from planaria_worker.engine.numerics.rng import derive_seed
@@ -28,6 +29,15 @@ from planaria_worker.models.imported import import_model
 from planaria_worker.models.layer import Model
 from planaria_worker.models.state import initial_state
 from planaria_worker.models.transformer import huggingface_config, transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceEvaluation:
+    """What is evaluated, and how often."""
+
+    every_steps: int
+    dataset: Dataset
+    sequences: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +53,9 @@ class ReferenceJob:
     optimizer: AdamWConfig
     dtype: torch.dtype = torch.float32
     """What is computed with; the parameters that are updated stay float32."""
+    held_out: Split | None = None
+    """The part of the dataset that is not trained on."""
+    evaluation: ReferenceEvaluation | None = None
 
     @property
     def ties_embeddings(self) -> bool:
@@ -58,6 +71,8 @@ class ReferenceResult:
     """Nats per token, for each step."""
     norms: list[float]
     parameters: dict[str, Tensor]
+    evaluation_losses: dict[int, float] = field(default_factory=dict)
+    """Nats per held-out token, by number of steps in the parameters."""
 
 
 @dataclass(kw_only=True)
@@ -91,8 +106,10 @@ def train(job: ReferenceJob) -> ReferenceResult:
     current = _Current()
     module, parameters, num_layers = _build(job, current)
     losses, norms = [], []
+    evaluations: dict[int, float] = {}
     num_tokens = job.num_microbatches * job.microbatch_size * job.dataset.sequence_length
     for step in range(job.num_steps):
+        _evaluate(job, module, step, evaluations)
         total_loss = 0
         for index in range(job.num_microbatches):
             current.step, current.index = step, index
@@ -102,11 +119,13 @@ def train(job: ReferenceJob) -> ReferenceResult:
             _update(job, parameter, step, num_tokens, norm)
         losses.append(total_loss / 2**24 / num_tokens)
         norms.append(norm)
+    _evaluate(job, module, job.num_steps, evaluations)
     return ReferenceResult(
         digest=_digest(parameters, num_layers),
         losses=losses,
         norms=norms,
         parameters={parameter.name: parameter.value.clone() for parameter in parameters},
+        evaluation_losses=evaluations,
     )
 
 
@@ -187,11 +206,13 @@ def _microbatch(
     job: ReferenceJob, module: nn.Module, parameters: list[_Parameter], current: _Current
 ) -> int:
     """Adds one microbatch's rounded gradients; returns its loss in units of 2^-24."""
+    held_out = job.held_out
     order = SampleOrder(
-        num_sequences=job.dataset.num_sequences,
+        num_sequences=job.dataset.num_sequences if held_out is None else held_out.num_training,
         num_microbatches=job.num_microbatches,
         microbatch_size=job.microbatch_size,
         seed=job.seed,
+        sequence_at=int if held_out is None else held_out.training,
     )
     rows = torch.from_numpy(job.dataset.rows(order.microbatch(current.step, current.index)))
     logits = module(rows[:, :-1], use_cache=False).logits
@@ -206,6 +227,28 @@ def _microbatch(
             parameter.total += torch.round(use.grad.double() * 2.0**exponent).long()
             use.grad = None
     return round(loss.item() * 2**24)
+
+
+def _evaluate(
+    job: ReferenceJob, module: nn.Module, num_steps: int, losses: dict[int, float]
+) -> None:
+    """Enters the loss on the held-out sequences, at every multiple and at the end."""
+    evaluation = job.evaluation
+    if evaluation is None or (num_steps % evaluation.every_steps and num_steps != job.num_steps):
+        return
+    module.eval()
+    total, size = 0, job.microbatch_size
+    for first in range(0, len(evaluation.sequences), size):
+        rows = torch.from_numpy(evaluation.dataset.rows(evaluation.sequences[first : first + size]))
+        with torch.no_grad():
+            logits = module(rows[:, :-1], use_cache=False).logits.float()
+            loss = nn.functional.cross_entropy(
+                logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"
+            )
+        total += round(loss.item() * 2**24)
+    num_tokens = len(evaluation.sequences) * evaluation.dataset.sequence_length
+    losses[num_steps] = total / 2**24 / num_tokens
+    module.train()
 
 
 def _norm(job: ReferenceJob, parameters: list[_Parameter]) -> float:

@@ -71,6 +71,7 @@ class JobFiles:
     spec: Mapping[str, Any]
     data_path: Path
     num_layers: int
+    evaluation_data_path: Path | None = None
 
     @property
     def num_steps(self) -> int:
@@ -443,12 +444,16 @@ class EngineCluster:
     # --- results
 
     def losses(self) -> list[float]:
-        """Loss of each step; every report of a step must agree."""
-        by_step: dict[int, set[float]] = {}
-        for report in self.step_reports():
-            by_step.setdefault(report.record.step, set()).add(report.record.loss)
-        assert all(len(losses) == 1 for losses in by_step.values()), by_step
-        return [by_step[step].pop() for step in sorted(by_step)]
+        """Loss of each step that trained; every report of a step must agree."""
+        trained = [r.record for r in self.step_reports() if r.record.num_tokens]
+        return [*_agreed((record.step, record.loss) for record in trained).values()]
+
+    def evaluation_losses(self) -> dict[int, float]:
+        """Evaluation loss by the number of steps in the parameters."""
+        records = [report.record for report in self.step_reports()]
+        return _agreed(
+            (r.step, r.evaluation_loss) for r in records if r.HasField("evaluation_loss")
+        )
 
     def digest(self, plan: Sequence[Pipeline]) -> str:
         """The job's digest; all replicas of a layer must have the same."""
@@ -494,6 +499,7 @@ class EngineCluster:
             job_secret="secret",
             socket_path=str(folder / "engine.sock"),
             data_path=str(self.job.data_path),
+            evaluation_data_path=str(self.job.evaluation_data_path or ""),
             lease_seconds=600.0,
         )
         config.dump(folder / "config.json")
@@ -561,6 +567,15 @@ class EngineCluster:
             f"--- {engine.name} ({engine.process.poll()})\n{engine.log()[-3000:]}"
             for engine in self.engines.values()
         )
+
+
+def _agreed(values: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """By step; every report of a step must say the same."""
+    by_step: dict[int, set[float]] = {}
+    for step, value in values:
+        by_step.setdefault(step, set()).add(value)
+    assert all(len(found) == 1 for found in by_step.values()), by_step
+    return {step: by_step[step].pop() for step in sorted(by_step)}
 
 
 def _names(plan: Sequence[Pipeline]) -> list[str]:

@@ -41,6 +41,7 @@ def training_job(
     dtype: str = "float32",
     activation_checkpointing: bool = False,
     own_model: Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
     **model: Any,
 ) -> TrainingJob:
     """A job of `num_blocks` + 2 small layers, or of another `model` section of a job file.
@@ -56,6 +57,7 @@ def training_job(
         {
             "model": own_model or {"family": family, "num_layers": num_blocks, **fields, **model},
             "data": {"path": str(folder / "*.txt"), "sequence_length": 24},
+            "evaluation": evaluation,
             "training": {
                 "steps": num_steps,
                 "global_batch_size": 2 * num_microbatches,
@@ -78,6 +80,15 @@ def training_job(
             spec=spec.to_document(),
             data_path=reference.dataset.file.path,
             num_layers=num_blocks + 2,
+            evaluation_data_path=_evaluation_data_path(reference),
         ),
         reference=reference,
     )
+
+
+def _evaluation_data_path(job: ReferenceJob) -> Path | None:
+    """The token file of a text of its own to evaluate on."""
+    evaluation = job.evaluation
+    if evaluation is None or evaluation.dataset is job.dataset:
+        return None
+    return evaluation.dataset.file.path

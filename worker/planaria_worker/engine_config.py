@@ -44,6 +44,8 @@ class EngineConfig:
     """Token file that the agent made from the job's data."""
     data_digest: str = ""
     """SHA-256 of the contents of the data and tokenizer files, as the agent found them."""
+    evaluation_data_path: str = ""
+    """Token file of `evaluation.data`; empty: the job has none."""
     base_path: str = ""
     """Where the job begins, as its first engines found it; empty: it begins from its seed, or this
     is one of them."""

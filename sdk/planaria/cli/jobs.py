@@ -10,7 +10,15 @@ from planaria import _calls, tracking
 from planaria._calls import Call
 from planaria._connection import read
 from planaria.cli import options
-from planaria.cli.output import console, local_time, number, print_json, print_table, state_text
+from planaria.cli.output import (
+    console,
+    evaluation_text,
+    local_time,
+    number,
+    print_json,
+    print_table,
+    state_text,
+)
 from planaria.cli.plans import print_plan
 from planaria.cli.story import event_text
 from planaria.client import Client
@@ -85,6 +93,7 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
         "state": state_text(job.state),
         "step": f"{job.step} of {job.steps}",
         "loss": number(job.loss, ".4f"),
+        "evaluation": evaluation_text(job),
         "generation": str(job.generation),
         "survives": f"{job.fault_tolerance} lost nodes at once",
         "tokens/s": number(job.tokens_per_second or None, ",.0f"),

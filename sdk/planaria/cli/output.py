@@ -1,6 +1,7 @@
 """How commands speak: tables for people, the REST body for programs, one line for an error."""
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -9,6 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from planaria.models import Job
+
+_LARGEST_EXPONENT = 700.0
 
 STATE_STYLES = {
     "READY": "green",
@@ -69,6 +74,15 @@ def state_text(state: str) -> Text:
 def local_time(moment: datetime | None) -> str:
     """Return a time of day for people, or a dash."""
     return moment.astimezone().strftime("%H:%M:%S") if moment else "-"
+
+
+def evaluation_text(job: Job) -> str:
+    """Say how the newest evaluation of a job came out; nothing before the first."""
+    loss = job.evaluation_loss
+    if loss is None:
+        return ""
+    perplexity = math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
+    return f"loss {loss:.4f}, perplexity {perplexity:.2f}, after {job.evaluation_step} steps"
 
 
 def number(value: float | None, pattern: str) -> str:

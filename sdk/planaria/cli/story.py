@@ -58,6 +58,8 @@ class Progress:
         facts = [f"step {job.step}/{job.steps}"]
         if job.loss is not None:
             facts.append(f"loss {job.loss:.4f}")
+        if job.evaluation_loss is not None:
+            facts.append(f"evaluation {job.evaluation_loss:.4f}")
         if job.tokens_per_second:
             facts.append(f"{job.tokens_per_second:,.0f} tokens/s")
         return Text.assemble(state_text(job.state), "  ", "  ".join(facts))

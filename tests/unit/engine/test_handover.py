@@ -65,7 +65,7 @@ class World:
         self.fence.see(NEXT)
         vitals = Vitals(on_change=lambda: None)
         vitals.committed_steps = STEP
-        self.standing = Standing(vitals=vitals, trace=Trace(), num_steps=NUM_STEPS)
+        self.standing = Standing(vitals=vitals, trace=Trace(), num_commits=NUM_STEPS)
         self.standing.place, self.standing.promise = place(GENERATION), OLD
         around = SimpleNamespace(fence=self.fence)
         self.joined: list[CommitRecord] = []

@@ -73,7 +73,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     (
         {"foo": 1},
         "foo: unknown field; known here are name, model, data, training, resilience, resources, "
-        "init_from, checkpoint, output, metrics, scheduler",
+        "init_from, checkpoint, evaluation, output, metrics, scheduler",
     ),
     ({"output.pth": "x"}, "output.pth: unknown field; did you mean path?"),
     ({"training.steps": MISSING}, "training.steps: is missing, and has no default"),

@@ -182,6 +182,7 @@ class Agent:
             socket_path=str(folder / SOCKET_FILE),
             data_path=str(data.path),
             data_digest=data.digest,
+            evaluation_data_path=str(data.evaluation_path or ""),
             base_path=prepare.base.path,
             base_step=prepare.base.step,
             base_sha256=prepare.base.sha256.hex(),

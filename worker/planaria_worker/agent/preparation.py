@@ -1,5 +1,6 @@
 """What must be true on a node before an engine starts: the job's data is there and readable."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from planaria.job import ImportedSpec, JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.model_sizes import ModelConfig
-from planaria_worker.engine.data.dataset import open_dataset
+from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.data.errors import DataError
 
 
@@ -17,11 +18,13 @@ class PreparedData:
 
     Attributes:
         path: the token file.
-        digest: names the contents of the data and of the tokenizer; equal on every node of a job.
+        evaluation_path: that of `evaluation.data`; None: the job has none.
+        digest: names the contents of all data and of the tokenizer; equal on every node of a job.
         num_tokens: tokens in the file.
     """
 
     path: Path
+    evaluation_path: Path | None
     digest: str
     num_tokens: int
 
@@ -33,9 +36,25 @@ def prepare_data(job_spec: str, cache_dir: Path, node_id: str) -> PreparedData:
         JobFailedError: DATA_UNUSABLE, naming this node and the path.
     """
     spec = JobSpec.model_validate(json.loads(job_spec))
+    dataset = _open(spec, spec.data.path, cache_dir, node_id)
+    path = dataset.file.path
+    evaluation_path, digest = None, path.stem
+    if spec.evaluation is not None and spec.evaluation.data is not None:
+        held_out = _open(spec, spec.evaluation.data.path, cache_dir, node_id)
+        evaluation_path = held_out.file.path
+        digest = hashlib.sha256(f"{digest} {evaluation_path.stem}".encode()).hexdigest()[:32]
+    return PreparedData(
+        path=path,
+        evaluation_path=evaluation_path,
+        digest=digest,
+        num_tokens=len(dataset.file.tokens),
+    )
+
+
+def _open(spec: JobSpec, pattern: str, cache_dir: Path, node_id: str) -> Dataset:
     try:
-        dataset = open_dataset(
-            pattern=spec.data.path,
+        return open_dataset(
+            pattern=pattern,
             tokenizer=spec.data.tokenizer,
             cache_dir=cache_dir,
             sequence_length=spec.data.sequence_length,
@@ -45,13 +64,8 @@ def prepare_data(job_spec: str, cache_dir: Path, node_id: str) -> PreparedData:
         raise PlanariaError(
             ErrorReason.DATA_UNUSABLE,
             f"node {node_id}: {error}",
-            {"node_id": node_id, "path": spec.data.path},
+            {"node_id": node_id, "path": pattern},
         ) from None
-    return PreparedData(
-        path=dataset.file.path,
-        digest=dataset.file.path.stem,
-        num_tokens=len(dataset.file.tokens),
-    )
 
 
 def _vocab_size(spec: JobSpec) -> int | None:

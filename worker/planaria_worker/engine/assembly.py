@@ -264,7 +264,13 @@ def _measured(layer: int, cost: LayerCost) -> MeasuredLayer:
 
 def _open_job(config: EngineConfig, device: torch.device) -> Job:
     try:
-        return open_job(config.job_id, config.job_spec, Path(config.data_path), device)
+        return open_job(
+            config.job_id,
+            config.job_spec,
+            Path(config.data_path),
+            device,
+            Path(config.evaluation_data_path),
+        )
     except ImportedModelError as error:
         node_id = config.engine_id.split("/")[1]
         raise PlanariaError(

@@ -21,6 +21,9 @@ class CommitRecord:
     next_generation: int = 0
     """What every engine had been asked to stop or change its place for: behind this step nobody
     trains in an older generation. 0: not all had been asked for the same."""
+    evaluation_loss: float | None = None
+    """Mean over the evaluated tokens, of the parameters that the step began with; None: it did not
+    evaluate."""
 
     @property
     def ends_generation(self) -> bool:
@@ -35,6 +38,7 @@ class CommitRecord:
             loss=self.loss,
             num_tokens=self.num_tokens,
             next_generation=self.next_generation,
+            evaluation_loss=self.evaluation_loss,
         )
 
     @classmethod
@@ -46,6 +50,7 @@ class CommitRecord:
             loss=proto.loss,
             num_tokens=proto.num_tokens,
             next_generation=proto.next_generation,
+            evaluation_loss=proto.evaluation_loss if proto.HasField("evaluation_loss") else None,
         )
 
 

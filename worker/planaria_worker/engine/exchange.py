@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.evaluation import EvaluationPlan
 from planaria_worker.engine.numerics.loss import mean_loss
 from planaria_worker.engine.numerics.norm import global_norm
 
@@ -26,12 +27,14 @@ Message = NDArray[np.int64]
     _OUT_OF_RANGE,
     _DIVERGED,
     _FENCED,
+    _EVALUATED,
+    _EVALUATION_UNITS,
     _HEADER,
-) = range(8)
+) = range(10)
 _NO_FAULT = np.iinfo(np.int64).max
 _NOT_HOSTED = -1
 
-VERDICT_LENGTH = 8
+VERDICT_LENGTH = 9
 
 
 class ExchangeMismatchError(Exception):
@@ -46,7 +49,8 @@ class Verdict(IntEnum):
     OUT_OF_RANGE = 2
     """A gradient or loss is not finite, or too large for the fixed-point sum."""
     INCOMPLETE = 3
-    """A microbatch is not in a layer's sum, or is in it more often than it should be."""
+    """A microbatch is not in a layer's sum, or is in it more often than it should be; or an
+    evaluation lacks some, or has them twice."""
     DIVERGED = 4
     """Replicas of a layer have different sums where they must be equal."""
     FENCED = 5
@@ -72,7 +76,8 @@ class Outcome:
 
     def encode(self) -> Message:
         record = self.record
-        numbers = np.array([record.gradient_norm, record.loss], dtype=np.float64).view(np.int64)
+        evaluation_loss = np.nan if record.evaluation_loss is None else record.evaluation_loss
+        numbers = np.array([record.gradient_norm, record.loss, evaluation_loss], dtype=np.float64)
         return np.array(
             [
                 record.generation,
@@ -81,7 +86,7 @@ class Outcome:
                 self.layer,
                 record.next_generation,
                 record.num_tokens,
-                *numbers,
+                *numbers.view(np.int64),
             ],
             dtype=np.int64,
         )
@@ -94,7 +99,7 @@ class Outcome:
             ExchangeMismatchError: it is of another generation or step.
         """
         _check_same(message[0], message[1], generation, step)
-        norm, loss = message[6:8].view(np.float64)
+        norm, loss, evaluation_loss = message[6:9].view(np.float64)
         return cls(
             verdict=Verdict(message[2]),
             layer=int(message[3]),
@@ -105,6 +110,7 @@ class Outcome:
                 loss=float(loss),
                 num_tokens=int(message[5]),
                 next_generation=int(message[4]),
+                evaluation_loss=None if np.isnan(evaluation_loss) else float(evaluation_loss),
             ),
         )
 
@@ -128,6 +134,7 @@ class ExchangeFormat:
     num_tokens: int
     """Tokens of a step."""
     is_reproducible: bool
+    evaluation: EvaluationPlan | None = None
 
     @property
     def length(self) -> int:
@@ -141,6 +148,7 @@ class ExchangeFormat:
         mark: int,
         layers: Mapping[int, LayerClaim],
         losses: Mapping[int, int | None],
+        evaluation_losses: Mapping[int, int | None] | None = None,
     ) -> Message:
         """What one engine says.
 
@@ -150,13 +158,17 @@ class ExchangeFormat:
             mark: the generation it has been asked to park, or to change over, for; or 0.
             layers: those that it hosts.
             losses: on the last stage, its microbatches' summed losses in units; None: not finite.
+            evaluation_losses: the same of the evaluation microbatches that rode on them.
         """
         message = np.zeros(self.length, dtype=np.int64)
+        evaluated = [*(evaluation_losses or {}).values()]
         faults = [layer for layer, claim in layers.items() if not claim.in_range]
-        if None in losses.values():
+        if None in losses.values() or None in evaluated:
             faults.append(self.num_layers - 1)
         fault = min(faults, default=_NO_FAULT)
-        message[:_HEADER] = generation, step, mark, mark, fault, _NO_FAULT, False
+        message[:_EVALUATED] = generation, step, mark, mark, fault, _NO_FAULT, False
+        message[_EVALUATED] = len(evaluated)
+        message[_EVALUATION_UNITS] = sum(loss or 0 for loss in evaluated)
         squares, counted, units, reports = self._sections(message)
         counted[:] = _NOT_HOSTED
         for layer, claim in layers.items():
@@ -216,6 +228,7 @@ class ExchangeFormat:
         """
         for row in rows[1:]:
             _check_same(row[_GENERATION], row[_STEP], rows[0][_GENERATION], rows[0][_STEP])
+        step = int(rows[0][_STEP])
         verdict, layer = self._find_fault(rows, len(rows) - num_followers)
         squares, _, _, _ = self._sections(rows[0])
         norms = dict(enumerate(squares.view(np.float64).tolist()))
@@ -225,14 +238,28 @@ class ExchangeFormat:
             verdict=verdict,
             layer=layer,
             record=CommitRecord(
-                step=int(rows[0][_STEP]),
+                step=step,
                 generation=int(rows[0][_GENERATION]),
                 gradient_norm=global_norm(norms, self.num_tokens),
                 loss=mean_loss(units, self.num_tokens),
-                num_tokens=self.num_tokens,
+                num_tokens=0 if self._is_closing(step) else self.num_tokens,
                 next_generation=int(highest) if lowest == highest else 0,
+                evaluation_loss=self._evaluation_loss(rows),
             ),
         )
+
+    def _is_closing(self, step: int) -> bool:
+        return self.evaluation is not None and self.evaluation.is_closing(step)
+
+    def _num_evaluated(self, step: int) -> int:
+        """How many evaluation microbatches all rows of a step have together."""
+        return 0 if self.evaluation is None else self.evaluation.num_due(step)
+
+    def _evaluation_loss(self, rows: Message) -> float | None:
+        plan = self.evaluation
+        if plan is None or not plan.is_due(int(rows[0][_STEP])):
+            return None
+        return mean_loss(sum(rows[:, _EVALUATION_UNITS].tolist()), plan.num_tokens)
 
     def _find_fault(self, rows: Message, num_pipelines: int) -> tuple[Verdict, int]:
         sections = [self._sections(row) for row in rows]
@@ -244,7 +271,8 @@ class ExchangeFormat:
         incomplete = np.flatnonzero((is_held & (counted != self.num_microbatches)).any(axis=0))
         if incomplete.size:
             return Verdict.INCOMPLETE, int(incomplete[0])
-        if np.any(reports != 1):
+        num_evaluated = int(rows[:, _EVALUATED].sum())
+        if np.any(reports != 1) or num_evaluated != self._num_evaluated(int(rows[0][_STEP])):
             return Verdict.INCOMPLETE, self.num_layers - 1
         not_finite = np.flatnonzero(~np.isfinite(squares.view(np.float64)).all(axis=0))
         out_of_range = min(rows[:, _OUT_OF_RANGE].min(), *not_finite[:1], _NO_FAULT)

@@ -26,6 +26,7 @@ ENVIRONMENT_VARIABLE = "PLANARIA_ENGINE_FAILPOINTS"
 Place = Literal[
     "forward",
     "backward",
+    "evaluate",
     "wait_peer",
     "reduce",
     "before_exchange",

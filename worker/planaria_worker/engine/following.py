@@ -13,9 +13,8 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.copying import CommittedSum
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.numerics.optimizer import update
 from planaria_worker.engine.state import fill
-from planaria_worker.engine.step import commit_scale
+from planaria_worker.engine.step import apply_sum
 from planaria_worker.models.state import LayerState, empty_state
 
 OnCommit = Callable[[CommitRecord], None]
@@ -68,13 +67,7 @@ class FollowedLayers:
             raise ValueError(f"step {record.step} of layer {layer} came at version {version}")
         if record.step == version:
             state = self._begin_change(layer)
-            update(
-                state,
-                committed.total.to(state.parameters.device),
-                config=self._job.optimizer,
-                scale=commit_scale(self._job, record),
-                step=record.step,
-            )
+            apply_sum(self._job, state, committed.total.to(state.parameters.device), record)
             version += 1
         self._end_change(layer, version, record)
 

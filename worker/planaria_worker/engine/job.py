@@ -12,6 +12,7 @@ from planaria_common.model_sizes import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.data.order import SampleOrder
+from planaria_worker.engine.evaluation import Evaluation, make_evaluation
 from planaria_worker.engine.exchange import ExchangeFormat
 from planaria_worker.engine.numerics.accumulate import Accumulation, choose_accumulation
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
@@ -47,6 +48,16 @@ class Job:
     activation_checkpointing: bool
     buckets_in_flight: int
     device: torch.device
+    evaluation: Evaluation | None = None
+
+    @property
+    def num_commits(self) -> int:
+        """Of the whole job: with evaluation, a closing one behind the last step."""
+        return self.num_steps + (self.evaluation is not None)
+
+    def is_closing(self, step: int) -> bool:
+        """Whether a step trains nothing: it evaluates the last parameters."""
+        return self.evaluation is not None and self.evaluation.plan.is_closing(step)
 
     @property
     def vocab_size(self) -> int:
@@ -77,10 +88,17 @@ class Job:
             num_microbatches=self.num_microbatches,
             num_tokens=self.tokens_per_step,
             is_reproducible=self.is_reproducible,
+            evaluation=None if self.evaluation is None else self.evaluation.plan,
         )
 
 
-def open_job(job_id: str, job_spec: str, data_path: Path, device: torch.device) -> Job:
+def open_job(
+    job_id: str,
+    job_spec: str,
+    data_path: Path,
+    device: torch.device,
+    evaluation_data_path: Path | None = None,
+) -> Job:
     """Reads a job file and opens its data.
 
     Args:
@@ -88,40 +106,69 @@ def open_job(job_id: str, job_spec: str, data_path: Path, device: torch.device) 
         job_spec: the job file, as JSON; the coordinator has checked it.
         data_path: the token file that the agent made.
         device: where this engine computes.
+        evaluation_data_path: that of `evaluation.data`, if the job has it.
 
     Raises:
         DataError: the data cannot be used, or is not what the agent read.
         ValueError: a field is wrong; names it.
     """
     spec = JobSpec.model_validate(json.loads(job_spec))
+    dataset = _open_dataset(spec, "data.path", spec.data.path, data_path)
+    held_out = None
+    if spec.evaluation is not None and spec.evaluation.data is not None:
+        found = evaluation_data_path or Path()
+        pattern = spec.evaluation.data.path
+        held_out = _open_dataset(spec, "evaluation.data.path", pattern, found)
+    return make_job(job_id, spec, dataset, device, held_out)
+
+
+def _open_dataset(spec: JobSpec, field: str, pattern: str, expected: Path) -> Dataset:
     config = model_config(spec)
     dataset = open_dataset(
-        pattern=spec.data.path,
+        pattern=pattern,
         tokenizer=spec.data.tokenizer,
-        cache_dir=data_path.parent,
+        cache_dir=expected.parent,
         sequence_length=spec.data.sequence_length,
         vocab_size=None if config is None else config.vocab_size,
     )
-    if dataset.file.path != data_path:
-        raise DataError(f"data.path: {spec.data.path} has changed since the agent read it")
-    return make_job(job_id, spec, dataset, device)
+    if dataset.file.path != expected:
+        raise DataError(f"{field}: {pattern} has changed since the agent read it")
+    return dataset
 
 
-def make_job(job_id: str, spec: JobSpec, dataset: Dataset, device: torch.device) -> Job:
-    """What a job file means for data that is open.
+def make_job(
+    job_id: str,
+    spec: JobSpec,
+    dataset: Dataset,
+    device: torch.device,
+    held_out: Dataset | None = None,
+) -> Job:
+    """What a job file means for data that is open; `held_out` is that of `evaluation.data`.
 
     Raises:
+        DataError: there are not enough sequences to evaluate on.
         ValueError: a field is wrong; names it.
     """
     training = spec.training
     built = _build_model(spec, device)
     shapes = output_shapes(built.model, (training.microbatch_size, spec.data.sequence_length))
-    if dataset.file.max_token >= shapes[-1][-1]:
+    max_token = max(data.file.max_token for data in (dataset, held_out) if data is not None)
+    if max_token >= shapes[-1][-1]:
         raise ImportedModelError(
             f"model.import_path: the last layer gives {shapes[-1][-1]} logits, but the data has "
-            f"token {dataset.file.max_token}; it must give at least {dataset.file.max_token + 1}"
+            f"token {max_token}; it must give at least {max_token + 1}"
         )
     model = built.model
+    evaluation = None
+    if spec.evaluation is not None:
+        evaluation = make_evaluation(
+            spec.evaluation,
+            training=dataset,
+            held_out=held_out,
+            num_steps=training.steps,
+            num_carriers=spec.num_microbatches,
+            microbatch_size=training.microbatch_size,
+        )
     return Job(
         job_id=job_id,
         model=model,
@@ -130,12 +177,7 @@ def make_job(job_id: str, spec: JobSpec, dataset: Dataset, device: torch.device)
         layouts=tuple(layer_layout(model, layer) for layer in range(model.num_layers)),
         output_shapes=shapes,
         dataset=dataset,
-        order=SampleOrder(
-            num_sequences=dataset.num_sequences,
-            num_microbatches=spec.num_microbatches,
-            microbatch_size=training.microbatch_size,
-            seed=training.seed,
-        ),
+        order=_sample_order(spec, dataset, evaluation if held_out is None else None),
         optimizer=AdamWConfig(
             num_steps=training.steps, **training.optimizer.model_dump(exclude={"name"})
         ),
@@ -154,6 +196,18 @@ def make_job(job_id: str, spec: JobSpec, dataset: Dataset, device: torch.device)
         activation_checkpointing=training.activation_checkpointing,
         buckets_in_flight=training.buckets_in_flight,
         device=device,
+        evaluation=evaluation,
+    )
+
+
+def _sample_order(spec: JobSpec, dataset: Dataset, sharing: Evaluation | None) -> SampleOrder:
+    """The order of training; `sharing` is the evaluation that holds out sequences of its data."""
+    return SampleOrder(
+        num_sequences=dataset.num_sequences if sharing is None else sharing.split.num_training,
+        num_microbatches=spec.num_microbatches,
+        microbatch_size=spec.training.microbatch_size,
+        seed=spec.training.seed,
+        sequence_at=int if sharing is None else sharing.split.training,
     )
 
 

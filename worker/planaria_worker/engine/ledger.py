@@ -23,6 +23,9 @@ class Ledger:
     """Microbatches whose gradients are in the local sums."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     """On the last stage: each microbatch's loss, summed over its tokens."""
+    evaluation_losses: dict[int, Tensor] = field(default_factory=dict)
+    """On the last stage of a step that evaluates: that of each evaluation microbatch that rode on a
+    microbatch of this pipeline."""
     out_of_range: set[int] = field(default_factory=set)
     """Layers with a gradient that is not finite or too large."""
     in_flight: set[int] = field(default_factory=set)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine.communication import Group, GroupBroken, Work
+from planaria_worker.engine.evaluation import Evaluation
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
@@ -93,14 +94,58 @@ class PipelineStage:
         self._ledger = ledger
         self._last, self._when_summed = microbatches[-1], when_summed
         self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
+        self._evaluate(microbatches)
+        if self._job.is_closing(ledger.step):
+            self._train_nothing(microbatches)
+            return
         for action in one_forward_one_backward(microbatches, self._rank, self._num_stages):
-            if self._halt.is_set():
-                raise GroupBroken("the pipeline was halted")
+            self._check_halt()
             self._do(action)
         self._when_summed = None
         self._ledger.out_of_range.update(self._sums.out_of_range())
         self._finish_sends(0)
         self._stopwatch.lap("wait")
+
+    def _check_halt(self) -> None:
+        if self._halt.is_set():
+            raise GroupBroken("the pipeline was halted")
+
+    def _evaluate(self, microbatches: Sequence[int]) -> None:
+        """Runs what rides on the microbatches of this pass, if the step evaluates: forward only."""
+        evaluation = self._job.evaluation
+        if evaluation is None or not evaluation.plan.is_due(self._ledger.step):
+            return
+        with self._stage.evaluating():
+            for index in evaluation.plan.carried_by(microbatches):
+                self._check_halt()
+                self._evaluate_one(evaluation, index)
+
+    def _evaluate_one(self, evaluation: Evaluation, index: int) -> None:
+        step, stage = self._ledger.step, self._stage
+        self._failpoints.hit("evaluate", step, index)
+        tokens = torch.empty(0)
+        if stage.is_first or stage.is_last:
+            tokens = torch.from_numpy(evaluation.rows(index)).to(self._job.device)
+        if stage.is_first:
+            inputs = tokens[:, :-1]
+        else:
+            inputs = self._input_buffers[0]  # nothing is kept: there is no backward pass
+            self._receive(self._forward_group, inputs, self._rank - 1, index)
+        outputs = stage(inputs)
+        if stage.is_last:
+            loss = summed_cross_entropy(outputs, tokens[:, 1:])
+            self._ledger.evaluation_losses[index] = loss
+        else:
+            self._send(self._forward_group, outputs.contiguous(), self._rank + 1)
+        self._ledger.compute_seconds += self._stopwatch.lap("evaluate", index)
+
+    def _train_nothing(self, microbatches: Sequence[int]) -> None:
+        """In a closing step microbatches only carry what is evaluated."""
+        self._finish_sends(0)
+        self._stopwatch.lap("wait")
+        if self._stage.is_last:
+            self._ledger.losses.update(dict.fromkeys(microbatches, torch.zeros(())))
+        self._ledger.finished.extend(microbatches)
 
     def _do(self, action: Action) -> None:
         # Not a table of bound methods: a cycle would keep activations until gc comes by.

@@ -24,14 +24,14 @@ class Standing:
         last_commit: the newest that the engine has made, been told of, or taken its place behind.
     """
 
-    def __init__(self, *, vitals: Vitals, trace: Trace, num_steps: int) -> None:
+    def __init__(self, *, vitals: Vitals, trace: Trace, num_commits: int) -> None:
         self.lock = threading.RLock()
         self.place: Place | None = None
         self.promise: Promise | None = None
         self.last_commit: CommitRecord | None = None
         self._vitals = vitals
         self._trace = trace
-        self._num_steps = num_steps
+        self._num_commits = num_commits
 
     @property
     def committed_steps(self) -> int:
@@ -39,12 +39,12 @@ class Standing:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the job's last step is committed."""
+        """Whether the job's last step is committed, the closing one if it has that."""
         return self.is_last(self.committed_steps)
 
     def is_last(self, committed_steps: int) -> bool:
         """Whether nothing comes behind so many steps."""
-        return committed_steps >= self._num_steps
+        return committed_steps >= self._num_commits
 
     def take(self, place: Place, promise: Promise | None, fence: Fence) -> None:
         """Takes a place.

@@ -18,6 +18,7 @@ from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.engine.place import Place, join_sums
 from planaria_worker.engine.reduction import Reduction
 from planaria_worker.engine.state import LayerStore
+from planaria_worker.models.state import LayerState
 
 
 class RefusedStepError(Exception):
@@ -175,22 +176,27 @@ def apply_step(
     Also what a witness's record asks for, whoever was interrupted where: a layer that has the step
     already is left alone [2].
     """
-    scale = commit_scale(job, record)
     for layer, total in sums.items():
         if store.version(layer) == record.step:
             with store.updating(layer, record.step + 1) as state:
-                update(state, total, config=job.optimizer, scale=scale, step=record.step)
+                apply_sum(job, state, total, record)
             feed.publish(layer, record, total)
 
 
-def commit_scale(job: Job, record: CommitRecord) -> float:
-    """What a step's sums are multiplied by: mean over the tokens, and clipping."""
-    return gradient_scale(
+def apply_sum(job: Job, state: LayerState, total: Tensor, record: CommitRecord) -> None:
+    """Updates one layer with its whole sum: mean over the tokens, clipping, AdamW.
+
+    A closing step has trained nothing, and changes nothing.
+    """
+    if job.is_closing(record.step):
+        return
+    scale = gradient_scale(
         job.optimizer,
         unit=job.accumulation.unit,
         num_tokens=record.num_tokens,
         norm=record.gradient_norm,
     )
+    update(state, total, config=job.optimizer, scale=scale, step=record.step)
 
 
 def _claim(place: Place, mark: int) -> Message:
@@ -211,4 +217,7 @@ def _claim(place: Place, mark: int) -> Message:
         mark=mark,
         layers=layers,
         losses={m: loss_units(loss.item()) for m, loss in ledger.losses.items()},
+        evaluation_losses={
+            m: loss_units(loss.item()) for m, loss in ledger.evaluation_losses.items()
+        },
     )

@@ -125,7 +125,7 @@ class Trainer:
         )
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._links = Links()
-        self._standing = Standing(vitals=vitals, trace=stopwatch.trace, num_steps=job.num_steps)
+        self._standing = Standing(vitals=vitals, trace=stopwatch.trace, num_commits=job.num_commits)
         self.handover = Handover(
             builder=self._builder,
             job_secret=job_secret,
@@ -321,7 +321,7 @@ class Trainer:
             self._stopwatch.lap("rebuild")
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             answer(self._builder.activated(start_time, num_groups, activation.committed_steps))
-            if self._vitals.committed_steps < self._job.num_steps:
+            if not self._standing.is_finished:
                 self._begin_step(place)
                 first = () if view.is_follower else view.pipeline.first_microbatches
                 self._train(place, first)
@@ -485,12 +485,15 @@ class Trainer:
         self._listener.step_done(
             StepDone(
                 record=done.record,
-                learning_rate=learning_rate(self._job.optimizer, done.record.step),
+                learning_rate=self._learning_rate(done.record.step),
                 step_seconds=time.perf_counter() - self._step_started,
                 seconds=self._stopwatch.seconds,
                 commit_time=self._clock.now(),
             )
         )
+
+    def _learning_rate(self, step: int) -> float:
+        return 0.0 if self._job.is_closing(step) else learning_rate(self._job.optimizer, step)
 
     def _clear_away(self) -> None:
         """Drops a place that was halted while the training thread stood still."""
@@ -509,7 +512,7 @@ class Trainer:
             self._sums = whole_sums(self._standing.place, self._standing.committed_steps)
         self.park_time = self._clock.now()
         self._stopwatch.trace.event("rest")
-        is_finished = self._vitals.committed_steps >= self._job.num_steps
+        is_finished = self._standing.is_finished
         self._vitals.enter(
             EngineState.ENGINE_STATE_FINISHED if is_finished else EngineState.ENGINE_STATE_PARKED
         )

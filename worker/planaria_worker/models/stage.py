@@ -8,7 +8,8 @@ The stage holds no state of its own: its parameters are views of the LayerStates
 gets another stage passes on the states it keeps and pays for nothing else.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -108,6 +109,19 @@ class Stage(nn.Module):
         for layer in self._built:
             outputs = self._run(layer, outputs, microbatch)
         return outputs
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Without dropout, and without a graph; what was in eval mode before stays in it."""
+        training = [module for module in self.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module in training:
+                module.training = True
 
     def _run(self, layer: int, inputs: Tensor, microbatch: Microbatch | None) -> Tensor:
         is_block = 0 < layer < self._num_model_layers - 1

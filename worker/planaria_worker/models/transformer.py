@@ -236,7 +236,8 @@ class Gpt2(_Transformer):
             result: Tensor = drop(tokens(token_ids) + positions(indices))
             return result
 
-        return Layer(parts={"transformer.wte": tokens, "transformer.wpe": positions}, run=run)
+        parts = {"transformer.wte": tokens, "transformer.wpe": positions, "transformer.drop": drop}
+        return Layer(parts=parts, run=run)
 
     def _block(self, index: int) -> Layer:
         block = GPT2Block(self.huggingface, layer_idx=index)

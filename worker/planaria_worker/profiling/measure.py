@@ -135,6 +135,7 @@ def open_workload(spec: JobSpec, device: torch.device) -> Job:
         max_token=config.vocab_size - 1,
         source=b"",
     )
+    spec = spec.model_copy(update={"evaluation": None})  # steps as they mostly are
     return make_job("profile", spec, Dataset(file=file, sequence_length=length), device)
 
 

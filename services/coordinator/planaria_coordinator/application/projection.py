@@ -25,8 +25,10 @@ def project(job: Job, run: JobRun, newest: Sequence[StepMetrics], now: datetime)
     return replace(
         job,
         state=run.state,
-        step=run.committed_steps,
-        loss=newest[-1].loss if newest else job.loss,
+        step=run.requirements.trained_steps(run.committed_steps),
+        loss=next((each.loss for each in reversed(newest) if each.loss is not None), job.loss),
+        evaluation_loss=None if run.evaluation is None else run.evaluation.loss,
+        evaluation_step=None if run.evaluation is None else run.evaluation.step,
         generation=run.generation,
         tokens_per_second=tokens_per_second(newest) if running else 0.0,
         goodput=run.ledger.goodput(now, run.start_time),

@@ -249,7 +249,7 @@ class AgentSession:
             StepMetrics(
                 job_id=report.job_id,
                 step=record.step,
-                loss=record.loss,
+                loss=record.loss if record.num_tokens else None,
                 gradient_norm=record.gradient_norm,
                 learning_rate=report.learning_rate,
                 num_tokens=record.num_tokens,
@@ -257,7 +257,10 @@ class AgentSession:
                 generation=record.generation,
                 commit_time=report.commit_time,
                 seconds=report.seconds,
-                model_flops_utilization=model_flops_utilization(actor.run, report.step_seconds),
+                model_flops_utilization=model_flops_utilization(actor.run, report.step_seconds)
+                if record.num_tokens
+                else None,
+                evaluation_loss=record.evaluation_loss,
             )
         )
         actor.post(

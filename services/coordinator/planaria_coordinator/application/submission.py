@@ -36,6 +36,7 @@ def requirements_of(spec: JobSpec, job_secret: str) -> Requirements:
         job_spec=spec.canonical_json(),
         job_secret=job_secret,
         steps=spec.training.steps,
+        evaluates=spec.evaluation is not None,
         num_microbatches=spec.num_microbatches,
         microbatch_size=spec.training.microbatch_size,
         fault_tolerance=spec.resilience.fault_tolerance,
@@ -44,6 +45,9 @@ def requirements_of(spec: JobSpec, job_secret: str) -> Requirements:
         min_nodes_per_pipeline=spec.resources.min_nodes_per_pipeline,
         reproducible=spec.training.reproducible,
         data_path=spec.data.path,
+        evaluation_data_path=spec.evaluation.data.path
+        if spec.evaluation is not None and spec.evaluation.data is not None
+        else "",
         output_path=spec.output.path if spec.output is not None else "",
         output_format=spec.output.format if spec.output is not None else "",
         init_from=spec.init_from or "",

@@ -25,7 +25,7 @@ def go_on_beside_training(turn: Turn) -> None:
     transition = turn.run.transition
     if transition is None:
         return
-    is_over = turn.run.committed_steps >= turn.run.requirements.steps
+    is_over = turn.run.committed_steps >= turn.run.requirements.num_commits
     gives_way = turn.run.pause_wanted or is_over
     if transition.is_ahead:
         if gives_way:

@@ -49,4 +49,4 @@ class Checkpoint:
 
 def is_due(version: int, *, every_steps: int, num_steps: int) -> bool:
     """Return whether a version is written: at every multiple, and at the end."""
-    return version > 0 and (version % every_steps == 0 or version == num_steps)
+    return 0 < version <= num_steps and (version % every_steps == 0 or version == num_steps)

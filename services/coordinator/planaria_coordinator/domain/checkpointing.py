@@ -101,7 +101,7 @@ def fill_gaps(turn: Turn) -> None:
     Survivors that stand at the version still have it; the copies are taken before anybody is told
     how the step in flight goes on.
     """
-    target = turn.transition.target_steps
+    target = turn.run.requirements.trained_steps(turn.transition.target_steps)
     if _is_due(turn.run, target):
         _open(turn, target)
     for version in sorted(turn.run.checkpoints):

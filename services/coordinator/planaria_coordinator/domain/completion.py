@@ -71,8 +71,9 @@ def close_recovery(turn: Turn) -> None:
         return
     recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
     turn.note(story=replace(transition.story, cause=Cause.FINISHED))
-    message = f"all {transition.target_steps} steps are committed: nothing is left to recover for"
-    _record(turn, recovery, message, step=transition.target_steps)
+    num_steps = turn.run.requirements.steps
+    message = f"all {num_steps} steps are committed: nothing is left to recover for"
+    _record(turn, recovery, message, step=num_steps)
 
 
 def _record(turn: Turn, recovery: Recovery, message: str, *, step: int) -> None:

@@ -33,6 +33,8 @@ class CommitRecord:
     num_tokens: int
     next_generation: int = 0
     """That everybody was told to change to, or to stand still for, behind this step; 0: none."""
+    evaluation_loss: float | None = None
+    """Of the parameters that the step began with; None: it did not evaluate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

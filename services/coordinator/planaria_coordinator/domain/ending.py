@@ -27,11 +27,10 @@ def fail(
 def end(turn: Turn, state: JobState) -> None:
     """End the job as wished."""
     event_type, words = _WORDS[state]
-    steps = f" after {turn.run.committed_steps} of {turn.run.requirements.steps} steps"
+    num_steps = turn.run.requirements.trained_steps(turn.run.committed_steps)
+    steps = f" after {num_steps} of {turn.run.requirements.steps} steps"
     _end(turn, state, words)
-    turn.emit(
-        event_type, words + steps, step=turn.run.committed_steps, digest=turn.run.final_digest
-    )
+    turn.emit(event_type, words + steps, step=num_steps, digest=turn.run.final_digest)
     turn.because(words)
 
 

@@ -140,6 +140,8 @@ def _decide_version(turn: Turn) -> None:
     )
     turn.change(committed_steps=target)
     record = witness_record(reports, target)
+    if record is not None:
+        turn.run = turn.run.with_evaluation(record)
     behind = stragglers(reports, target, placement_of(record, run.placements))
     turn.emit(
         "fence_complete",
@@ -242,7 +244,7 @@ def _kept_pipelines(turn: Turn) -> tuple[KeptPipeline, ...]:
     placement = run.in_force
     if transition.mode is not QuiesceMode.FENCE or placement is None:
         return ()
-    if transition.target_steps >= run.requirements.steps:
+    if transition.target_steps >= run.requirements.num_commits:
         return ()  # no step is in flight any more
     record = witness_record(transition.reports, transition.target_steps)
     return kept_pipelines(
@@ -265,7 +267,7 @@ def version_reached(turn: Turn) -> None:
     lost = layers_without_replica(transition.holdings, run.requirements.num_layers)
     if lost and target > run.base_steps:
         _state_lost(turn, lost, target)
-    elif target >= run.requirements.steps:
+    elif target >= run.requirements.num_commits:
         close_recovery(turn)
         begin_digesting(turn)
     elif kept and run.in_force is not None:

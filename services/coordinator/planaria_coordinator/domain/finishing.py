@@ -32,7 +32,7 @@ def final_digest(layer_digests: Mapping[int, str]) -> str:
 def begin_digesting(turn: Turn) -> None:
     """Every replica digests every layer it holds: that they agree is worth knowing."""
     transition = turn.transition
-    turn.enter(Phase.DIGESTING, f"all {transition.target_steps} steps are committed")
+    turn.enter(Phase.DIGESTING, f"all {turn.run.requirements.steps} steps are committed")
     turn.account(Activity.FINISHING)
     turn.set_state(JobState.RUNNING)
     for engine_id, layers in sorted(transition.holdings.items()):
@@ -59,7 +59,7 @@ def digested(turn: Turn, pending: Pending, outcome: Digested) -> None:
     if by_layer is None:
         return
     turn.change(final_digest=final_digest(by_layer))
-    if transition.target_steps in turn.run.checkpoints:
+    if turn.run.requirements.steps in turn.run.checkpoints:
         turn.enter(Phase.CHECKPOINTING, "the last checkpoint is being written")
     else:
         _write_output(turn)
@@ -70,7 +70,7 @@ def go_on_when_checkpointed(turn: Turn) -> None:
     transition = turn.run.transition
     if transition is None or transition.phase is not Phase.CHECKPOINTING:
         return
-    if transition.target_steps not in turn.run.checkpoints:
+    if turn.run.requirements.steps not in turn.run.checkpoints:
         _write_output(turn)
 
 

@@ -37,6 +37,15 @@ class JobError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """How well parameters do on sequences that are never trained on."""
+
+    step: int
+    """Number of committed steps in the parameters."""
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A training job: what REST and gRPC show of it."""
 
@@ -51,6 +60,10 @@ class Job:
     """Number of committed steps."""
     loss: float | None = None
     """Mean loss of the last committed step."""
+    evaluation_loss: float | None = None
+    """Mean loss of the newest evaluation; None before the first."""
+    evaluation_step: int | None = None
+    """Number of committed steps in the parameters that were evaluated then."""
     generation: int = 0
     """The newest generation; 0 before the first."""
     tokens_per_second: float = 0.0
@@ -74,7 +87,8 @@ class StepMetrics:
     job_id: str
     step: int
     """Counted from 0."""
-    loss: float
+    loss: float | None
+    """None when it trained nothing: behind the last step the last parameters are evaluated."""
     gradient_norm: float
     learning_rate: float
     num_tokens: int
@@ -85,6 +99,9 @@ class StepMetrics:
     """Seconds of the step by what they went to, of the engine that reported it."""
     model_flops_utilization: float | None = None
     """Of the accelerators of the plan; None when it is not known."""
+    evaluation_loss: float | None = None
+    """Of the parameters that the step began with, on sequences that are never trained on; None when
+    it did not evaluate."""
 
     @property
     def tokens_per_second(self) -> float:

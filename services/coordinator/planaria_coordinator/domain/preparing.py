@@ -191,7 +191,7 @@ def _difference(turn: Turn, engine: Engine) -> Failure | None:
     """Say how a node differs from the one that the job's data and environment were taken from."""
     run = turn.run
     if engine.data_digest != run.data_digest:
-        path = run.requirements.data_path
+        path = run.requirements.data_in_words
         return Failure(
             reason=ErrorReason.DATA_MISMATCH,
             message=f"{engine.node_id} sees other contents at {path} than "

@@ -15,6 +15,8 @@ class Requirements:
     job_secret: str = field(repr=False)
     """Shared by the job's engines."""
     steps: int
+    evaluates: bool = False
+    """Whether the model is evaluated: then one more commit follows the last step."""
     num_microbatches: int
     microbatch_size: int
     fault_tolerance: int
@@ -23,6 +25,8 @@ class Requirements:
     min_nodes_per_pipeline: int
     reproducible: bool
     data_path: str
+    evaluation_data_path: str = ""
+    """Of a text of its own to evaluate on; empty: there is none."""
     output_path: str
     """Where the trained model goes; empty for nowhere."""
     output_format: str
@@ -39,6 +43,20 @@ class Requirements:
     layers: tuple[LayerProfile, ...]
     """Estimated costs; measured ones take their place as engines report them. Empty until then for
     a model by import path: only who has built it knows its layers."""
+
+    @property
+    def num_commits(self) -> int:
+        """Commits of the whole job: the last one of a job that evaluates trains nothing."""
+        return self.steps + self.evaluates
+
+    @property
+    def data_in_words(self) -> str:
+        """Every path that must have the same contents on all nodes."""
+        return " or ".join(path for path in (self.data_path, self.evaluation_data_path) if path)
+
+    def trained_steps(self, version: int) -> int:
+        """Return how many steps of training are in the parameters of a version."""
+        return min(version, self.steps)
 
     @property
     def num_layers(self) -> int:

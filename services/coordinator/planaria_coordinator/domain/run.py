@@ -6,7 +6,7 @@ generation collects again.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal
@@ -22,7 +22,7 @@ from planaria_coordinator.domain.directive import (
     QuiesceMode,
     Staged,
 )
-from planaria_coordinator.domain.job import JobError, JobState
+from planaria_coordinator.domain.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.ledger import Ledger
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
@@ -351,12 +351,21 @@ class JobRun:
     num_disturbances: int = 0
     """Communicators that broke with everyone alive, since the last committed step."""
     num_recoveries: int = 0
+    evaluation: Evaluation | None = None
+    """The newest that is known."""
     num_directives: int = 0
     num_engines: int = 0
     start_time: datetime | None = None
     end_time: datetime | None = None
     final_digest: str = ""
     error: JobError | None = None
+
+    def with_evaluation(self, record: CommitRecord) -> "JobRun":
+        """Return it with what a commit says of an evaluation, if that is news."""
+        known = -1 if self.evaluation is None else self.evaluation.step
+        if record.evaluation_loss is None or record.step <= known:
+            return self
+        return replace(self, evaluation=Evaluation(step=record.step, loss=record.evaluation_loss))
 
     @property
     def base_steps(self) -> int:

@@ -155,7 +155,7 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
             _step_committed(turn, signal)
         case EngineFinished(engine_id=engine_id):
             if engine_id in turn.run.counted_on:
-                turn.run = replace(turn.run, committed_steps=turn.run.requirements.steps)
+                turn.run = replace(turn.run, committed_steps=turn.run.requirements.num_commits)
         case CheckpointReported():
             checkpointing.reported(turn, signal)
         case NodeLost():
@@ -275,7 +275,7 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
 
 def _step_committed(turn: Turn, signal: StepCommitted) -> None:
     """Note a step; what is lost of this with the coordinator, reports tell again."""
-    run = turn.run
+    turn.run = run = turn.run.with_evaluation(signal.record)
     num_steps = signal.record.step + 1
     if num_steps <= run.committed_steps:
         return

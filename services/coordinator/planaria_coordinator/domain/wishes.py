@@ -104,7 +104,7 @@ def follow_up(turn: Turn) -> None:
     run = turn.run
     if not _may_open(turn) or not run.has_trained or run.state is not JobState.RUNNING:
         return
-    if run.committed_steps >= run.requirements.steps:
+    if run.committed_steps >= run.requirements.num_commits:
         story = new_story(turn, Cause.FINISHED)
         open_transition(turn, story, "the last step is committed")
     elif run.pause_wanted:

@@ -7,7 +7,7 @@ from planaria_worker.engine.plan_view import Run
 
 def is_due(version: int, *, every_steps: int, num_steps: int) -> bool:
     """Whether a version is written: at every multiple, and at the end."""
-    return version > 0 and (version % every_steps == 0 or version == num_steps)
+    return 0 < version <= num_steps and (version % every_steps == 0 or version == num_steps)
 
 
 def layers_to_write(

@@ -191,13 +191,13 @@ class Checkpointer:
 
     def _copy(self, layer: int, version: int) -> dict[str, Tensor]:
         """A copy that is all of one version: a commit beside it is noticed."""
-        found = self._store.version(layer)
+        found = self._trained_version(layer)
         copy: dict[str, Tensor] = {}
         if found == version:
             for name, tensor in self._store.tensors(layer).items():
                 copy[name] = tensor.detach().to("cpu", copy=True)
                 self._failpoints.hit("checkpoint_copy", step=version, microbatch=layer)
-            found = self._store.version(layer)
+            found = self._trained_version(layer)
         if found != version:
             raise PlanariaError(
                 ErrorReason.WRONG_STATE,
@@ -205,6 +205,12 @@ class Checkpointer:
                 {"layer": str(layer), "version": str(version)},
             )
         return copy
+
+    def _trained_version(self, layer: int) -> int | None:
+        """The version whose tensors a layer has: that of a closing step has those of the last."""
+        plan, _ = self._require()
+        version = self._store.version(layer)
+        return None if version is None else min(version, plan.num_steps)
 
     def _require(self) -> tuple[CheckpointPlan, Writer]:
         if self._plan is None or self._writer is None:

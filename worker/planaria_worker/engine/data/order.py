@@ -5,6 +5,7 @@ Sample number k of a job lies in pass k // n, at place k % n of that pass; a per
 memory, and no rank has a history.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,6 +59,8 @@ class SampleOrder:
     num_microbatches: int
     microbatch_size: int
     seed: int
+    sequence_at: Callable[[int], int] = int
+    """From 0..num_sequences-1 to the sequences that are trained on: others may be held out."""
 
     def microbatch(self, step: int, index: int) -> tuple[int, ...]:
         """The sequences of one microbatch, in order.
@@ -72,7 +75,7 @@ class SampleOrder:
 
     def _sequence(self, sample: int) -> int:
         number, position = divmod(sample, self.num_sequences)
-        return _pass_order(self.num_sequences, self.seed, number)(position)
+        return self.sequence_at(_pass_order(self.num_sequences, self.seed, number)(position))
 
 
 @lru_cache(maxsize=4)

@@ -179,6 +179,8 @@ class Job(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     FAULT_TOLERANCE_FIELD_NUMBER: _builtins.int
     TIME_SECONDS_FIELD_NUMBER: _builtins.int
+    EVALUATION_LOSS_FIELD_NUMBER: _builtins.int
+    EVALUATION_STEP_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -201,6 +203,10 @@ class Job(_message.Message):
     """SHA-256 of the final parameters, hexadecimal; empty before the end."""
     fault_tolerance: _builtins.int
     """How many nodes may be lost at once now."""
+    evaluation_loss: _builtins.float
+    """Mean loss of the newest evaluation; absent before the first."""
+    evaluation_step: _builtins.int
+    """Number of committed steps in the parameters that were evaluated then; absent with it."""
     @_builtins.property
     def error(self) -> Global___JobError:
         """Why it failed; absent otherwise."""
@@ -247,15 +253,25 @@ class Job(_message.Message):
         spec: _struct_pb2.Struct | None = ...,
         fault_tolerance: _builtins.int = ...,
         time_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        evaluation_loss: _builtins.float | None = ...,
+        evaluation_step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "goodput", b"goodput", "loss", b"loss", "spec", b"spec", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "goodput", b"goodput", "loss", b"loss", "spec", b"spec", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "fault_tolerance", b"fault_tolerance", "final_digest", b"final_digest", "generation", b"generation", "goodput", b"goodput", "id", b"id", "loss", b"loss", "name", b"name", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "steps", b"steps", "time_seconds", b"time_seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "fault_tolerance", b"fault_tolerance", "final_digest", b"final_digest", "generation", b"generation", "goodput", b"goodput", "id", b"id", "loss", b"loss", "name", b"name", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "steps", b"steps", "time_seconds", b"time_seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__evaluation_loss: _TypeAlias = _typing.Literal["evaluation_loss"]  # noqa: Y015
+    _WhichOneofArgType__evaluation_loss: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss"]  # noqa: Y015
+    _WhichOneofReturnType__evaluation_step: _TypeAlias = _typing.Literal["evaluation_step"]  # noqa: Y015
+    _WhichOneofArgType__evaluation_step: _TypeAlias = _typing.Literal["_evaluation_step", b"_evaluation_step"]  # noqa: Y015
     _WhichOneofReturnType__goodput: _TypeAlias = _typing.Literal["goodput"]  # noqa: Y015
     _WhichOneofArgType__goodput: _TypeAlias = _typing.Literal["_goodput", b"_goodput"]  # noqa: Y015
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluation_loss) -> _WhichOneofReturnType__evaluation_loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluation_step) -> _WhichOneofReturnType__evaluation_step | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__goodput) -> _WhichOneofReturnType__goodput | None: ...
     @_typing.overload
@@ -435,10 +451,13 @@ class StepMetrics(_message.Message):
     COMMIT_TIME_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     MODEL_FLOPS_UTILIZATION_FIELD_NUMBER: _builtins.int
+    EVALUATION_LOSS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step, counted from 0."""
     loss: _builtins.float
-    """Mean loss over the step's tokens."""
+    """Mean loss over the step's tokens; absent when it trained nothing: behind the last step the last
+    parameters are evaluated.
+    """
     gradient_norm: _builtins.float
     """Norm of the gradient before clipping."""
     learning_rate: _builtins.float
@@ -455,6 +474,10 @@ class StepMetrics(_message.Message):
     """Model FLOPs utilisation: the operations of the step's forward and backward passes, over the
     time of the step and what the plan's accelerators could do in it. Absent when not known.
     """
+    evaluation_loss: _builtins.float
+    """Mean loss over the held-out tokens, of the parameters that the step began with. Absent when the
+    step did not evaluate.
+    """
     @_builtins.property
     def commit_time(self) -> _timestamp_pb2.Timestamp:
         """When it was committed."""
@@ -463,7 +486,7 @@ class StepMetrics(_message.Message):
         self,
         *,
         step: _builtins.int = ...,
-        loss: _builtins.float = ...,
+        loss: _builtins.float | None = ...,
         gradient_norm: _builtins.float = ...,
         learning_rate: _builtins.float = ...,
         num_tokens: _builtins.int = ...,
@@ -472,13 +495,23 @@ class StepMetrics(_message.Message):
         commit_time: _timestamp_pb2.Timestamp | None = ...,
         tokens_per_second: _builtins.float = ...,
         model_flops_utilization: _builtins.float | None = ...,
+        evaluation_loss: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_model_flops_utilization", b"_model_flops_utilization", "commit_time", b"commit_time", "model_flops_utilization", b"model_flops_utilization"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_loss", b"_loss", "_model_flops_utilization", b"_model_flops_utilization", "commit_time", b"commit_time", "evaluation_loss", b"evaluation_loss", "loss", b"loss", "model_flops_utilization", b"model_flops_utilization"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_flops_utilization", b"_model_flops_utilization", "commit_time", b"commit_time", "generation", b"generation", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_utilization", b"model_flops_utilization", "num_tokens", b"num_tokens", "step", b"step", "step_seconds", b"step_seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_loss", b"_loss", "_model_flops_utilization", b"_model_flops_utilization", "commit_time", b"commit_time", "evaluation_loss", b"evaluation_loss", "generation", b"generation", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_utilization", b"model_flops_utilization", "num_tokens", b"num_tokens", "step", b"step", "step_seconds", b"step_seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__evaluation_loss: _TypeAlias = _typing.Literal["evaluation_loss"]  # noqa: Y015
+    _WhichOneofArgType__evaluation_loss: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss"]  # noqa: Y015
+    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
+    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
     _WhichOneofReturnType__model_flops_utilization: _TypeAlias = _typing.Literal["model_flops_utilization"]  # noqa: Y015
     _WhichOneofArgType__model_flops_utilization: _TypeAlias = _typing.Literal["_model_flops_utilization", b"_model_flops_utilization"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluation_loss) -> _WhichOneofReturnType__evaluation_loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model_flops_utilization) -> _WhichOneofReturnType__model_flops_utilization | None: ...
 
 Global___StepMetrics: _TypeAlias = StepMetrics  # noqa: Y015

@@ -555,6 +555,7 @@ class CommitRecord(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     NEXT_GENERATION_FIELD_NUMBER: _builtins.int
+    EVALUATION_LOSS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step, counted from 0."""
     generation: _builtins.int
@@ -569,6 +570,10 @@ class CommitRecord(_message.Message):
     """The generation whose Switch, or Quiesce with MODE_AT_COMMIT, every engine held at the exchange:
     behind this step nobody trains in an older one. 0: not everybody held the same.
     """
+    evaluation_loss: _builtins.float
+    """Mean loss over the evaluated tokens, of the parameters that the step began with. Absent when the
+    step did not evaluate.
+    """
     def __init__(
         self,
         *,
@@ -578,12 +583,15 @@ class CommitRecord(_message.Message):
         loss: _builtins.float = ...,
         num_tokens: _builtins.int = ...,
         next_generation: _builtins.int = ...,
+        evaluation_loss: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "evaluation_loss", b"evaluation_loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "gradient_norm", b"gradient_norm", "loss", b"loss", "next_generation", b"next_generation", "num_tokens", b"num_tokens", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "evaluation_loss", b"evaluation_loss", "generation", b"generation", "gradient_norm", b"gradient_norm", "loss", b"loss", "next_generation", b"next_generation", "num_tokens", b"num_tokens", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__evaluation_loss: _TypeAlias = _typing.Literal["evaluation_loss"]  # noqa: Y015
+    _WhichOneofArgType__evaluation_loss: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluation_loss) -> _WhichOneofReturnType__evaluation_loss | None: ...
 
 Global___CommitRecord: _TypeAlias = CommitRecord  # noqa: Y015
 

@@ -55,6 +55,8 @@ JOBS = Table(
     Column("step", BigInteger, nullable=False),
     Column("steps", BigInteger, nullable=False),
     Column("loss", Double),
+    Column("evaluation_loss", Double),
+    Column("evaluation_step", BigInteger),
     Column("generation", BigInteger, nullable=False),
     Column("tokens_per_second", Double, nullable=False),
     Column("goodput", Double),
@@ -169,7 +171,7 @@ STEP_METRICS = Table(
     METADATA,
     _job_id(primary_key=True),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("loss", Double, nullable=False),
+    Column("loss", Double, nullable=True),
     Column("gradient_norm", Double, nullable=False),
     Column("learning_rate", Double, nullable=False),
     Column("num_tokens", BigInteger, nullable=False),
@@ -178,6 +180,7 @@ STEP_METRICS = Table(
     Column("commit_time", UtcTime, nullable=False),
     Column("seconds", Document(dict[str, float]), nullable=False),
     Column("model_flops_utilization", Double, nullable=True),
+    Column("evaluation_loss", Double, nullable=True),
 )
 
 LOG_LINES = Table(

@@ -61,6 +61,8 @@ def job_message(job: Job) -> resources_pb2.Job:
         step=job.step,
         steps=job.steps,
         loss=job.loss,
+        evaluation_loss=job.evaluation_loss,
+        evaluation_step=job.evaluation_step,
         generation=job.generation,
         tokens_per_second=job.tokens_per_second,
         goodput=job.goodput,
@@ -130,6 +132,7 @@ def metrics_message(metrics: StepMetrics) -> resources_pb2.StepMetrics:
         step_seconds=metrics.step_seconds,
         tokens_per_second=metrics.tokens_per_second,
         model_flops_utilization=metrics.model_flops_utilization,
+        evaluation_loss=metrics.evaluation_loss,
         generation=metrics.generation,
         commit_time=timestamp(metrics.commit_time),
     )

@@ -174,6 +174,7 @@ def record_of(message: report_pb2.CommitRecord) -> words.CommitRecord:
         loss=message.loss,
         num_tokens=message.num_tokens,
         next_generation=message.next_generation,
+        evaluation_loss=message.evaluation_loss if message.HasField("evaluation_loss") else None,
     )
 
 
@@ -371,6 +372,7 @@ def _record_message(record: words.CommitRecord) -> report_pb2.CommitRecord:
         loss=record.loss,
         num_tokens=record.num_tokens,
         next_generation=record.next_generation,
+        evaluation_loss=record.evaluation_loss,
     )
 
 

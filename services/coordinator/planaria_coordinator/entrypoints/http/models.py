@@ -81,6 +81,12 @@ class Job(Body):
     time_seconds: dict[str, float] = Field(
         description="Seconds of wall-clock time by what they went to."
     )
+    evaluation_loss: float | None = Field(
+        description="Mean loss of the newest evaluation; null before the first."
+    )
+    evaluation_step: int | None = Field(
+        description="Number of committed steps in the parameters that were evaluated then."
+    )
 
 
 class NodeEngine(Body):
@@ -125,7 +131,10 @@ class StepMetrics(Body):
     """A committed step."""
 
     step: int = Field(description="Counted from 0.")
-    loss: float = Field(description="Mean over the step's tokens.")
+    loss: float | None = Field(
+        description="Mean over the step's tokens; null when it trained nothing: behind the last "
+        "step the last parameters are evaluated."
+    )
     gradient_norm: float = Field(description="Before clipping.")
     learning_rate: float
     num_tokens: int
@@ -135,6 +144,10 @@ class StepMetrics(Body):
     tokens_per_second: float
     model_flops_utilization: float | None = Field(
         description="Of what the plan's accelerators could do; null when it is not known."
+    )
+    evaluation_loss: float | None = Field(
+        description="Mean over the held-out tokens, of the parameters that the step began with; "
+        "null when it did not evaluate."
     )
 
 

@@ -83,6 +83,7 @@ class Snapshot(Collector):
         for name, text, attribute in (
             ("job_step", "Number of committed steps.", "step"),
             ("job_loss", "Mean loss of the last committed step.", "loss"),
+            ("job_evaluation_loss", "Mean loss of the newest evaluation.", "evaluation_loss"),
             ("job_generation", "Generation of the plan.", "generation"),
             (
                 "job_tokens_per_second",

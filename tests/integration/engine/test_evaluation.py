@@ -1,0 +1,133 @@
+"""Evaluation on held-out sequences: the oracle's numbers bit for bit, whoever computed them.
+
+Seven evaluation microbatches ride on the six of a step, in steps 0, 2, 4 and the closing one, 5.
+Engine b of the first pipeline fails in one that evaluates; those of the second are armed to die if
+they compute anything of that step a second time.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.engine.scenarios import BEFORE
+from oracle.reference import ReferenceResult
+from support.engine_harness import EngineCluster, Pipeline
+from support.engine_zygote import Zygote
+from support.training_jobs import TEXT, TrainingJob, training_job
+
+pytestmark = pytest.mark.integration
+
+EVALUATED = [0, 2, 4, 5]
+CLOSING_STEP = 5
+HELD_OUT = {"every_steps": 2, "fraction": 0.2, "num_sequences": 14}
+AFTER = [Pipeline([("c", 5), ("d", 2)], range(6))]
+FINISHING = [Pipeline([("c", 5), ("d", 2)], range(6), in_flight=[3, 4, 5, 0, 1, 2])]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
+    return training_job(tmp_path_factory.mktemp("job"), evaluation=HELD_OUT)
+
+
+@pytest.fixture(scope="module")
+def expected(job: TrainingJob) -> ReferenceResult:
+    return job.run_reference()
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    job: TrainingJob, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineCluster]:
+    with EngineCluster(tmp_path_factory.mktemp("engines"), job.files, zygote) as cluster:
+        yield cluster
+
+
+def once_only(step: int) -> list[dict[str, object]]:
+    """Deadly for whoever computes an evaluation microbatch of a step again."""
+    places = ({"at": "evaluate", "microbatch": m, "skip": 1} for m in range(7))
+    return [{"action": "kill", "step": step, **place} for place in places]
+
+
+def check(cluster: EngineCluster, expected: ReferenceResult, plan: Sequence[Pipeline]) -> None:
+    """The job has ended as the oracle has."""
+    cluster.wait_until_finished(*(name for pipeline in plan for name, _ in pipeline.stages))
+    assert cluster.digest(plan) == expected.digest  # first: reports come before its answer
+    assert cluster.evaluation_losses() == expected.evaluation_losses
+    assert cluster.losses() == expected.losses
+
+
+def test_pipelines_of_different_cuts(cluster: EngineCluster, expected: ReferenceResult) -> None:
+    cluster.prepare("a", "b", "c", "d")
+    cluster.train(BEFORE)
+    check(cluster, expected, BEFORE)
+    assert [*cluster.evaluation_losses()] == EVALUATED
+    assert len(cluster.losses()) == CLOSING_STEP
+
+
+@pytest.mark.parametrize("step", [2, CLOSING_STEP])
+@pytest.mark.parametrize(
+    "failpoint",
+    [{"at": "evaluate", "microbatch": 1}, {"at": "reduce"}, {"at": "before_exchange"}],
+    ids=lambda failpoint: failpoint["at"],
+)
+def test_a_step_that_evaluates_is_finished_by_a_whole_pipeline(
+    cluster: EngineCluster, expected: ReferenceResult, failpoint: dict[str, object], step: int
+) -> None:
+    """[1] What the broken pipeline evaluated is evaluated again, and nothing else."""
+    fatal = {"action": "kill", "step": step, **failpoint}
+    cluster.prepare(
+        "a", "b", "c", "d", failpoints={"b": [fatal], "c": once_only(step), "d": once_only(step)}
+    )
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    reports = cluster.fence(["b"])
+    assert {report.committed_steps for report in reports.values()} == {step}
+    assert {tuple(reports[name].kept_microbatches) for name in "cd"} == {(3, 4, 5)}
+    cluster.committed_steps = step
+    for name, result in cluster.activate(FINISHING, followers={"a": range(3)}).items():
+        assert result.HasField("activated"), (name, result)
+    check(cluster, expected, AFTER)
+
+
+def test_the_closing_step_is_rolled_forward(
+    cluster: EngineCluster, expected: ReferenceResult
+) -> None:
+    """[2] d dies before it has told c: c commits from the record of the others, loss and all."""
+    fatal = {"at": "after_exchange", "action": "kill", "step": CLOSING_STEP}
+    cluster.prepare("a", "b", "c", "d", failpoints={"d": [fatal]})
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("d")
+    cluster.wait_until_finished("a", "b")
+    reports = cluster.quiesce()
+    assert [reports[name].committed_steps for name in "abc"] == [6, 6, 5]
+    cluster.roll_forward(reports)
+    for report in cluster.quiesce().values():
+        assert report.last_commit.evaluation_loss == expected.evaluation_losses[CLOSING_STEP]
+        assert {layer.version for layer in report.layers} == {CLOSING_STEP + 1}
+    assert cluster.digest([Pipeline([("c", 5), ("b", 2)], [])]) == expected.digest
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"evaluation": {"every_steps": 3, "data": {"path": "evaluation.md"}}},
+        {"evaluation": HELD_OUT, "family": "gpt2", "dropout": 0.2},
+        {"evaluation": HELD_OUT, "tie_word_embeddings": True, "activation_checkpointing": True},
+    ],
+    ids=["a text of its own", "dropout", "tied"],
+)
+def test_what_is_evaluated_how(tmp_path: Path, zygote: Zygote, options: dict[str, Any]) -> None:
+    """Without dropout and recomputation, on other sequences than those of training."""
+    evaluation = options["evaluation"]
+    if "data" in evaluation:
+        (tmp_path / "evaluation.md").write_text(TEXT.upper())
+        path = str(tmp_path / "evaluation.md")
+        options = {"evaluation": {**evaluation, "data": {"path": path}}}
+    job = training_job(tmp_path / "job", num_steps=4, **options)
+    expected = job.run_reference()
+    with EngineCluster(tmp_path / "engines", job.files, zygote) as cluster:
+        cluster.prepare("a", "b", "c", "d")
+        cluster.train(BEFORE)
+        check(cluster, expected, BEFORE)
