@@ -1,9 +1,9 @@
 """A plain training loop in one process: what every distributed run must equal bit for bit.
 
-It shares with the worker only the initial values, the order of samples and which are held out. The model is the whole
-one from transformers; gradients come from autograd one microbatch at a time, are rounded with plain
-torch operations, summed as integers, and go through a norm, an AdamW and a digest written here from
-their definitions (ALGORITHMS.md 8, ARCHITECTURE.md `final_digest`).
+It shares with the worker only the initial values, the order of samples and which are held out. The
+model is the whole one from transformers; gradients come from autograd one microbatch at a time, are
+rounded with plain torch operations, summed as integers, and go through a norm, an AdamW and a
+digest written here from their definitions (ALGORITHMS.md 8, ARCHITECTURE.md `final_digest`).
 """
 
 import hashlib

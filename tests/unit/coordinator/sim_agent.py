@@ -159,6 +159,7 @@ class SimAgent:
                 job_id=directive.job_id,
                 clock=self.world.clock,
                 steps=self.world.steps,
+                num_commits=self.world.num_commits,
                 peers=self.world.engines,
                 violations=self.world.violations,
                 generation=directive.generation,

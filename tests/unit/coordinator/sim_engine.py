@@ -47,6 +47,7 @@ class SimEngine:
     job_id: str
     clock: FakeClock
     steps: int
+    num_commits: int
     violations: list[str]
     generation: int
     peers: "Callable[[], Mapping[str, SimEngine]]" = dict
@@ -138,7 +139,7 @@ class SimEngine:
             case Export(path=path):
                 return Exported(path=path, num_bytes=1000)
             case WriteCheckpoint(version=version, layers=layers):
-                if any(self.layers.get(layer) != version for layer in layers):
+                if any(min(self.layers.get(x, -1), self.steps) != version for x in layers):
                     return Failure(reason=ErrorReason.WRONG_STATE, message="not held any more")
                 return CheckpointTaken(layers=layers)
             case SealCheckpoint(version=version, layers=written):
@@ -223,7 +224,7 @@ class SimEngine:
         self.gradients = frozenset()
         self.compute_seconds = 0.0
         self.progress += 1
-        if self.committed_steps == self.steps:
+        if self.committed_steps == self.num_commits:
             self.state = EngineState.FINISHED
 
     def _activate(self, activate: Activate, generation: int) -> Outcome:

@@ -48,6 +48,8 @@ class World:
         self.violations: list[str] = []
         self.counter = count(1)
         self.steps = 100
+        self.num_commits = 100
+        self.evaluates_every = 0
         self.job_id = ""
         self.on_commit: Callable[[SimEngine], None] = lambda _engine: None
         """Called when an engine has entered a commit, before it says anything of it."""
@@ -187,6 +189,8 @@ class World:
     async def submit(self, **changes: Any) -> str:
         document = job_document(**changes)
         self.steps = document["training"]["steps"]
+        self.evaluates_every = document.get("evaluation", {}).get("every_steps", 0)
+        self.num_commits = self.steps + bool(self.evaluates_every)
         self.job_id = (await self.coordinator.jobs.create(document)).job.id
         await self.settle()
         return self.job_id
@@ -261,14 +265,7 @@ class World:
     def pass_exchange(self, engines: Iterable[SimEngine]) -> None:
         """These learn that everyone has the sums, and commit."""
         for engine in engines:
-            record = CommitRecord(
-                step=engine.committed_steps,
-                generation=engine.place_generation,
-                gradient_norm=1.0,
-                loss=1.0 / (1 + engine.committed_steps),
-                num_tokens=128,
-                next_generation=self.next_generation,
-            )
+            record = self._record(engine.committed_steps, engine.place_generation)
             marked = engine.at_commit if self.next_generation else None
             engine.apply(record)
             agent = self._agent_of(engine)
@@ -279,6 +276,19 @@ class World:
             elif marked is not None:
                 self._answer(engine, marked, engine.park())
         self.take_places()
+
+    def _record(self, step: int, generation: int) -> CommitRecord:
+        trains = step < self.steps
+        evaluates = self.evaluates_every and (not trains or step % self.evaluates_every == 0)
+        return CommitRecord(
+            step=step,
+            generation=generation,
+            gradient_norm=1.0 if trains else 0.0,
+            loss=1.0 / (1 + step) if trains else 0.0,
+            num_tokens=128 if trains else 0,
+            next_generation=self.next_generation,
+            evaluation_loss=2.0 / (1 + step) if evaluates else None,
+        )
 
     def take_places(self) -> None:
         """Whoever has all it needs takes its place behind the commit."""

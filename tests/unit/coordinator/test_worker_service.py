@@ -144,7 +144,7 @@ async def test_directives_reach_the_agent_and_their_results_the_job() -> None:
     world = World()
     async with served(world) as stub:
         call, _ = await greet(stub, hello())
-        world.steps = 3
+        world.steps = world.num_commits = 3
         await world.submit(resilience={"fault_tolerance": 0})
         response = await call.read()
         assert isinstance(response, SessionResponse)

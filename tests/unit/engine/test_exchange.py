@@ -1,6 +1,7 @@
 """The verdict of a step: a commit needs every microbatch once in every layer of every replica."""
 
 import math
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria_worker.engine.evaluation import EvaluationPlan
 from planaria_worker.engine.exchange import (
     ExchangeFormat,
     ExchangeMismatchError,
@@ -245,3 +247,69 @@ def test_a_follower_need_not_hold_everything_but_what_it_holds_must_be_whole(
     assert cluster.format.judge(np.stack(rows), num_followers=1).verdict is verdict
     # As a pipeline it would lack three layers.
     assert cluster.format.judge(np.stack(rows)).verdict is Verdict.INCOMPLETE
+
+
+EVALUATION = EvaluationPlan(
+    every_steps=STEP, num_steps=3 * STEP, num_carriers=4, num_microbatches=5, num_tokens=500
+)
+
+
+def evaluated(
+    *shares: dict[int, int | None], step: int = STEP, is_reproducible: bool = True
+) -> Outcome:
+    """The verdict where each of two pipelines has evaluated some microbatches."""
+    form = replace(exchange_format(1, 4, is_reproducible=is_reproducible), evaluation=EVALUATION)
+    layers = {0: LayerClaim(squared_norm=4.0, num_counted=4, in_range=True)}
+    rows = [
+        form.claim(
+            generation=GENERATION,
+            step=step,
+            mark=0,
+            layers=layers,
+            losses=dict.fromkeys(microbatches, 0),
+            evaluation_losses=share,
+        )
+        for share, microbatches in zip(shares, [(0, 1), (2, 3)], strict=True)
+    ]
+    return form.judge(np.stack(rows))
+
+
+@pytest.mark.parametrize("is_reproducible", [True, False])
+@given(st.lists(st.integers(0, 2**40), min_size=5, max_size=5), st.integers(0, 5))
+def test_an_evaluation_is_the_same_number_whoever_evaluated_what(
+    is_reproducible: bool, units: list[int], cut: int
+) -> None:
+    losses: dict[int, int | None] = dict(enumerate(units))
+    shares = [dict([*losses.items()][:cut]), dict([*losses.items()][cut:])]
+    outcome = evaluated(*shares, is_reproducible=is_reproducible)
+    assert outcome.verdict is Verdict.COMMIT
+    assert outcome.record.evaluation_loss == sum(units) / 2**24 / 500
+    assert Outcome.decode(outcome.encode(), generation=GENERATION, step=STEP) == outcome
+
+
+WHOLE: dict[int, int | None] = dict.fromkeys(range(5), 1 << 24)
+
+
+@pytest.mark.parametrize(
+    ("shares", "step", "verdict"),
+    [
+        (({0: 1}, {1: 1, 2: 1, 3: 1}), STEP, Verdict.INCOMPLETE),
+        ((WHOLE, {4: 1}), STEP, Verdict.INCOMPLETE),
+        (({}, {}), STEP, Verdict.INCOMPLETE),
+        ((WHOLE, {}), STEP + 1, Verdict.INCOMPLETE),
+        (({}, {}), STEP + 1, Verdict.COMMIT),
+        ((WHOLE | {3: None}, {}), STEP, Verdict.OUT_OF_RANGE),
+    ],
+    ids=["one missing", "one twice", "none", "not asked for", "not due", "not finite"],
+)
+def test_invariant_1_a_step_that_evaluates_commits_with_the_whole_evaluation_only(
+    shares: tuple[dict[int, int | None], ...], step: int, verdict: Verdict
+) -> None:
+    outcome = evaluated(*shares, step=step)
+    assert outcome.verdict is verdict
+    assert verdict is not Verdict.COMMIT or outcome.record.evaluation_loss is None
+
+
+def test_the_closing_step_evaluates_and_trains_no_token() -> None:
+    record = evaluated(WHOLE, {}, step=3 * STEP).record
+    assert (record.num_tokens, record.evaluation_loss) == (0, 5 / 500)

@@ -103,6 +103,17 @@ def test_a_job_is_shown_with_the_failures_it_lived_through(
         assert part in row
 
 
+def test_a_job_is_shown_with_its_newest_evaluation(run: Run, coordinator: FakeCoordinator) -> None:
+    coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
+    for loss, shown in ((2.0, "7.39"), (1e6, "inf")):
+        body = job(evaluation_loss=loss, evaluation_step=2)
+        coordinator.answer("GET /jobs/job-1", Answer(body=body))
+        _, out, _ = run("jobs", "get", "job-1")
+        assert f"evaluation loss {loss:.4f}, perplexity {shown}, after 2 steps" in out
+    coordinator.answer("GET /jobs/job-1", Answer(body=job()))
+    assert "evaluation" not in run("jobs", "get", "job-1")[1]
+
+
 @pytest.mark.parametrize("group", ["jobs", "nodes"])
 def test_a_group_alone_lists(run: Run, coordinator: FakeCoordinator, group: str) -> None:
     coordinator.answer(f"GET /{group}", Answer(body={group: [], "next_page_token": ""}))
@@ -388,6 +399,8 @@ def test_progress_is_worth_a_line_when_the_state_or_enough_steps_changed() -> No
     assert line(step=5) is None
     assert line(step=6) is not None
     assert line(step=6, state="RECOVERING") is not None
+    evaluated = line(step=20, evaluation_loss=4.5, evaluation_step=20)
+    assert evaluated == "RUNNING  step 20/100  loss 5.2500  evaluation 4.5000  1,234 tokens/s"
 
 
 def test_events_are_shown_in_the_coordinators_words() -> None:

@@ -152,6 +152,27 @@ WRONG: list[tuple[dict[str, object], str]] = [
         "resources.max_nodes: 6 nodes cannot hold the 2 pipelines of resilience.fault_tolerance 1; "
         "it must be at least 8",
     ),
+    (
+        {"evaluation": {"every_steps": 5}},
+        "evaluation.fraction: is missing; set it, or evaluation.data.path",
+    ),
+    (
+        {"evaluation": {"fraction": 0.1, "data": {"path": "held-out.txt"}}},
+        "evaluation.fraction: cannot be combined with evaluation.data; set one of the two",
+    ),
+    ({"evaluation": {"fraction": 1}}, "evaluation.fraction: must be less than 1, not 1"),
+    ({"evaluation": {"fraction": 0}}, "evaluation.fraction: must be more than 0, not 0"),
+    ({"evaluation": {"data": {"path": ""}}}, "evaluation.data.path: must not be empty"),
+    ({"evaluation": {"every": 5}}, "evaluation.every: unknown field; did you mean every_steps?"),
+    (
+        {"evaluation": {"fraction": 0.1, "num_sequences": 33}},
+        "evaluation.num_sequences: 33 is no multiple of training.microbatch_size 2; "
+        "32 or 34 would be",
+    ),
+    (
+        {"evaluation": {"fraction": 0.1, "num_sequences": 1}},
+        "evaluation.num_sequences: 1 is no multiple of training.microbatch_size 2; 2 would be",
+    ),
     ({"data.path": ""}, "data.path: must not be empty"),
     ({"data.path": ["a", "b"]}, "data.path: must be text, not ['a', 'b']"),
     (
@@ -284,3 +305,14 @@ def test_every_field_is_described() -> None:
         for name, field in section["properties"].items():
             described = field.get("description", "").endswith(".") or "$ref" in field
             assert described, f"{section['title']}.{name}"
+
+
+def test_a_job_that_evaluates_commits_once_more_than_it_has_steps(tmp_path: Path) -> None:
+    document = changed({"evaluation": {"data": {"path": "held-out/*.txt"}}})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
+    job = load_job_file(tmp_path / "job.yaml")
+    assert job.evaluation is not None
+    assert job.evaluation.data is not None
+    assert job.evaluation.data.path == str(tmp_path / "held-out/*.txt")
+    assert (job.evaluation.every_steps, job.num_commits) == (100, 201)
+    assert parse_job(FULL).num_commits == 200

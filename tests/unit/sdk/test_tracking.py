@@ -33,6 +33,10 @@ def a_step(step: int) -> dict[str, Any]:
     }
 
 
+def evaluated(step: int, loss: float | None) -> dict[str, Any]:
+    return {**a_step(step), "loss": loss, "evaluation_loss": 6.0 - step}
+
+
 def pages(coordinator: FakeCoordinator, metrics: dict[str, Any]) -> None:
     """Three steps on two pages, the last of them stored after the job's end."""
     spec = {**SPEC, "metrics": metrics}
@@ -69,6 +73,26 @@ def test_tensorboard_has_every_step_once_after_any_number_of_starts(
         assert capsys.readouterr().out == "3 steps written\n"
     assert scalars(tmp_path / "job-1", "loss") == [(0, 5.0), (1, 4.0), (2, 3.0)]
     assert scalars(tmp_path / "job-1", "model_flops_utilization") == [(1, 0.5), (2, 0.5)]
+
+
+def test_the_evaluation_behind_the_last_step_is_waited_for_and_is_no_step_of_training(
+    coordinator: FakeCoordinator, tmp_path: Path
+) -> None:
+    """The job has all its steps before it: its last row comes later."""
+    evaluation = {"fraction": 0.1, "every_steps": 2}
+    spec = {**SPEC, "evaluation": evaluation, "metrics": {"tensorboard": str(tmp_path)}}
+    body = job(spec=spec, state="RUNNING", step=3, steps=3)
+    coordinator.answer("GET /jobs/job-1", Answer(body=body))
+    rows = [evaluated(0, 5.0), a_step(1), evaluated(2, 3.0)]
+    coordinator.answer(
+        "GET /jobs/job-1/metrics",
+        Answer(body={"metrics": rows, "next_page_token": ""}),
+        Answer(body={"metrics": [*rows, evaluated(3, None)], "next_page_token": ""}),
+    )
+    with Client() as client:
+        assert track(client, client.get_job("job-1")) == 4
+    assert scalars(tmp_path / "job-1", "loss") == [(0, 5.0), (1, 4.0), (2, 3.0)]
+    assert scalars(tmp_path / "job-1", "evaluation_loss") == [(0, 6.0), (2, 4.0), (3, 3.0)]
 
 
 def test_a_wandb_run_goes_on_where_it_ended(
