@@ -358,9 +358,10 @@ def _hand_over(turn: Turn, checkpoint: Checkpoint, missing: tuple[int, ...]) -> 
 def _holdings(turn: Turn, version: int) -> Mapping[str, Collection[int]]:
     """By engine: the layers that it holds in a version, as far as is known."""
     run, transition = turn.run, turn.run.transition
+    trained_steps = run.requirements.trained_steps
     if transition is not None and transition.holdings:
-        return transition.holdings if transition.target_steps == version else {}
-    if run.placement is None or not run.trains or run.committed_steps > version:
+        return transition.holdings if trained_steps(transition.target_steps) == version else {}
+    if run.placement is None or not run.trains or trained_steps(run.committed_steps) > version:
         return {}
     return holdings_of_placement(run.placement, run.prepared_engines, run.requirements)
 
