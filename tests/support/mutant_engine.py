@@ -3,16 +3,19 @@
 PLANARIA_TEST_MUTANT=one_phase python -m support.mutant_engine --config FILE
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import ANY
 
 from torch import Tensor
 
 from planaria_worker.engine import (
     agreement,
     copying,
+    exchange,
     fence,
     handover,
+    pipeline,
     reduction,
     staging,
     trainer,
@@ -137,6 +140,25 @@ def next_owners_write() -> None:
     mutant._go_on = go_on_in_the_next_view
 
 
+def first_pass_evaluates() -> None:
+    """What a lost pipeline has left is trained on, but what rode on it is not evaluated again."""
+    mutant: Any = pipeline.PipelineStage
+    evaluate = mutant._evaluate
+
+    def evaluate_first(self: Any, microbatches: Sequence[int]) -> None:
+        if not self._ledger.finished:
+            evaluate(self, microbatches)
+
+    mutant._evaluate = evaluate_first
+
+
+def evaluations_uncounted() -> None:
+    """The same, and nobody counts what was evaluated."""
+    first_pass_evaluates()
+    mutant: Any = exchange.ExchangeFormat
+    mutant._num_evaluated = lambda _self, _step: ANY
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -149,5 +171,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
         layers_dropped_at_once,
         torn_copy,
         next_owners_write,
+        first_pass_evaluates,
+        evaluations_uncounted,
     )
 }

@@ -44,10 +44,34 @@ def cluster(
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def _disarm(cluster: EngineCluster) -> Iterator[None]:
+    """What an engine was armed with must not meet the next test."""
+    yield
+    for engine in cluster.engines.values():
+        engine.close()
+
+
 def once_only(step: int) -> list[dict[str, object]]:
     """Deadly for whoever computes an evaluation microbatch of a step again."""
     places = ({"at": "evaluate", "microbatch": m, "skip": 1} for m in range(7))
     return [{"action": "kill", "step": step, **place} for place in places]
+
+
+def lose_b(cluster: EngineCluster, step: int, failpoint: dict[str, object]) -> None:
+    """b dies in a step that evaluates; the pipeline of c and d finishes it."""
+    fatal = {"action": "kill", "step": step, **failpoint}
+    cluster.prepare(
+        "a", "b", "c", "d", failpoints={"b": [fatal], "c": once_only(step), "d": once_only(step)}
+    )
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    reports = cluster.fence(["b"])
+    assert {report.committed_steps for report in reports.values()} == {step}
+    assert {tuple(reports[name].kept_microbatches) for name in "cd"} == {(3, 4, 5)}
+    cluster.committed_steps = step
+    for name, result in cluster.activate(FINISHING, followers={"a": range(3)}).items():
+        assert result.HasField("activated"), (name, result)
 
 
 def check(cluster: EngineCluster, expected: ReferenceResult, plan: Sequence[Pipeline]) -> None:
@@ -66,28 +90,23 @@ def test_pipelines_of_different_cuts(cluster: EngineCluster, expected: Reference
     assert len(cluster.losses()) == CLOSING_STEP
 
 
-@pytest.mark.parametrize("step", [2, CLOSING_STEP])
 @pytest.mark.parametrize(
-    "failpoint",
-    [{"at": "evaluate", "microbatch": 1}, {"at": "reduce"}, {"at": "before_exchange"}],
-    ids=lambda failpoint: failpoint["at"],
+    ("step", "failpoint"),
+    [
+        (2, {"at": "evaluate", "microbatch": 1}),
+        pytest.param(2, {"at": "reduce"}, marks=pytest.mark.slow),
+        (2, {"at": "before_exchange"}),
+        (CLOSING_STEP, {"at": "evaluate", "microbatch": 2}),
+        (CLOSING_STEP, {"at": "reduce"}),
+        pytest.param(CLOSING_STEP, {"at": "before_exchange"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value["at"] if isinstance(value, dict) else str(value),
 )
 def test_a_step_that_evaluates_is_finished_by_a_whole_pipeline(
-    cluster: EngineCluster, expected: ReferenceResult, failpoint: dict[str, object], step: int
+    cluster: EngineCluster, expected: ReferenceResult, step: int, failpoint: dict[str, object]
 ) -> None:
     """[1] What the broken pipeline evaluated is evaluated again, and nothing else."""
-    fatal = {"action": "kill", "step": step, **failpoint}
-    cluster.prepare(
-        "a", "b", "c", "d", failpoints={"b": [fatal], "c": once_only(step), "d": once_only(step)}
-    )
-    cluster.train(BEFORE)
-    cluster.wait_until_dead("b")
-    reports = cluster.fence(["b"])
-    assert {report.committed_steps for report in reports.values()} == {step}
-    assert {tuple(reports[name].kept_microbatches) for name in "cd"} == {(3, 4, 5)}
-    cluster.committed_steps = step
-    for name, result in cluster.activate(FINISHING, followers={"a": range(3)}).items():
-        assert result.HasField("activated"), (name, result)
+    lose_b(cluster, step, failpoint)
     check(cluster, expected, AFTER)
 
 
@@ -114,9 +133,15 @@ def test_the_closing_step_is_rolled_forward(
     [
         {"evaluation": {"every_steps": 3, "data": {"path": "evaluation.md"}}},
         {"evaluation": HELD_OUT, "family": "gpt2", "dropout": 0.2},
-        {"evaluation": HELD_OUT, "tie_word_embeddings": True, "activation_checkpointing": True},
+        pytest.param(
+            {"evaluation": HELD_OUT, "tie_word_embeddings": True, "activation_checkpointing": True},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"evaluation": HELD_OUT, "dtype": "bfloat16", "family": "qwen3"}, marks=pytest.mark.slow
+        ),
     ],
-    ids=["a text of its own", "dropout", "tied"],
+    ids=["a text of its own", "dropout", "tied", "bfloat16"],
 )
 def test_what_is_evaluated_how(tmp_path: Path, zygote: Zygote, options: dict[str, Any]) -> None:
     """Without dropout and recomputation, on other sequences than those of training."""

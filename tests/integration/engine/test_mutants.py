@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.engine import test_handover
+from integration.engine import test_evaluation, test_handover
 from integration.engine.scenarios import (
     BEFORE,
     lose_the_only_rank_without_a_sum,
@@ -80,6 +80,32 @@ def test_without_its_guard_a_handover_fails(
         pytest.raises(AssertionError, match=seen),
     ):
         scenario(cluster, expected, tmp_path / "go", tmp_path)
+
+
+@pytest.mark.slow
+def test_what_rides_on_a_lost_microbatch_is_missed_if_it_is_not_evaluated_again(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    """[1] The verdict counts; an engine that does not would commit another number."""
+    job = training_job(tmp_path / "job", evaluation=test_evaluation.HELD_OUT)
+    expected = job.run_reference()
+    lose_b, failpoint = test_evaluation.lose_b, {"at": "before_exchange"}
+    with EngineCluster(
+        tmp_path / "counted", job.files, zygote, mutant="first_pass_evaluates"
+    ) as cluster:
+        lose_b(cluster, 2, failpoint)
+        said = cluster.engines["d"].events
+        cluster.wait_for(
+            "fatal fault", lambda: [e.fault for e in said if e.HasField("fault") and e.fault.fatal]
+        )
+        assert "missing in a gradient sum or an evaluation" in said[-1].fault.failure.message
+    with EngineCluster(
+        tmp_path / "uncounted", job.files, zygote, mutant="evaluations_uncounted"
+    ) as cluster:
+        lose_b(cluster, 2, failpoint)
+        cluster.wait_until_finished("c", "d")
+        assert cluster.digest(test_evaluation.AFTER) == expected.digest
+        assert cluster.evaluation_losses()[2] < expected.evaluation_losses[2]
 
 
 def test_sums_that_changed_places_are_not_committed(tmp_path: Path, zygote: Zygote) -> None:

@@ -60,5 +60,6 @@ def _refused(error: RefusedStepError) -> Fault:
             message = f"{where}: replicas have different gradient sums; suspect a node's memory"
         case _:
             reason = ErrorReason.INTERNAL
-            message = f"{where}: a microbatch is missing in a gradient sum, or is in it twice"
+            what = "a gradient sum or an evaluation"
+            message = f"{where}: a microbatch is missing in {what}, or is in it twice"
     return Fault(reason=reason, message=message, metadata=metadata, is_fatal=True)
