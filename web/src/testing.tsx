@@ -43,6 +43,7 @@ export function aStep(step: number, changes: Partial<StepMetrics> = {}): StepMet
     step_seconds: 0.4,
     tokens_per_second: 10_240,
     model_flops_utilization: 0.3,
+    evaluation_loss: null,
     generation: 1,
     commit_time: "2026-01-01T00:00:00Z",
     ...changes,

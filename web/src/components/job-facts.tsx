@@ -13,6 +13,11 @@ export function JobFacts({ job }: { job: Job }) {
           {count(job.step)} of {count(job.steps)}
         </Fact>
         <Fact name="Loss">{job.loss?.toFixed(4) ?? "—"}</Fact>
+        {typeof job.evaluation_loss === "number" && (
+          <Fact name="Evaluation">
+            {job.evaluation_loss.toFixed(4)} after {count(job.evaluation_step ?? 0)} steps
+          </Fact>
+        )}
         <Fact name="Tokens/s">{count(job.tokens_per_second)}</Fact>
         <Fact name="Goodput">{typeof job.goodput === "number" ? percent(job.goodput) : "—"}</Fact>
         <Fact name="Generation">{job.generation}</Fact>

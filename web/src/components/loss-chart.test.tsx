@@ -13,6 +13,24 @@ test("the curve says in words where it begins and ends", () => {
   );
 });
 
+test("evaluations have a curve of their own, and the last one is behind the last step", () => {
+  const metrics = [
+    aStep(0, { evaluation_loss: 5.5 }),
+    aStep(1),
+    aStep(2, { loss: null, evaluation_loss: 5.25 }),
+  ];
+  const { container } = render(<LossChart metrics={metrics} />);
+  expect(screen.getByRole("img").getAttribute("aria-label")).toBe(
+    "Loss from 5.0000 at step 0 to 4.9900 at step 1; 0 changes of plan; " +
+      "evaluation 5.2500 after 2 steps",
+  );
+  expect(container.querySelectorAll("polyline.evaluation")).toHaveLength(1);
+  expect(container.innerHTML).not.toContain("NaN");
+  cleanup();
+  render(<LossChart metrics={[aStep(0)]} />);
+  expect(screen.queryByText("- - evaluation")).toBeNull();
+});
+
 test("a new generation is marked where it took over", () => {
   render(<LossChart metrics={[aStep(0), aStep(1, { generation: 4 })]} />);
   expect(screen.getByText("g4")).toBeTruthy();

@@ -1,6 +1,6 @@
-/** The loss of each committed step; a mark where a new generation took over. */
+/** The loss of steps and of evaluations; a mark where a new generation took over. */
 import type { StepMetrics } from "../services/jobs";
-import { thin, ticks } from "./chart-scale";
+import { type Point, thin, ticks } from "./chart-scale";
 
 const WIDTH = 720;
 const HEIGHT = 240;
@@ -14,10 +14,21 @@ interface Scale {
   yTicks: number[];
 }
 
-function scaleFor(metrics: readonly StepMetrics[]): Scale {
-  const steps = metrics.map((m) => m.step);
-  const losses = metrics.map((m) => m.loss);
-  const [left, right] = [steps[0] ?? 0, Math.max((steps[0] ?? 0) + 1, steps.at(-1) ?? 1)];
+function pointsOf(
+  metrics: readonly StepMetrics[],
+  value: (step: StepMetrics) => number | null,
+): Point[] {
+  return metrics.flatMap((m) => {
+    const y = value(m);
+    return y !== null && Number.isFinite(y) ? [{ x: m.step, y }] : [];
+  });
+}
+
+function scaleFor(points: readonly Point[]): Scale {
+  const steps = points.map(({ x }) => x);
+  const losses = points.map(({ y }) => y);
+  const left = steps.reduce((a, b) => Math.min(a, b), Infinity);
+  const right = steps.reduce((a, b) => Math.max(a, b), left + 1);
   const low = losses.reduce((a, b) => Math.min(a, b), Infinity);
   const high = Math.max(
     losses.reduce((a, b) => Math.max(a, b), -Infinity),
@@ -34,27 +45,47 @@ function scaleFor(metrics: readonly StepMetrics[]): Scale {
 }
 
 export function LossChart({ metrics }: { metrics: readonly StepMetrics[] }) {
-  const finite = metrics.filter((m) => Number.isFinite(m.loss));
-  const [first, last] = [finite[0], finite.at(-1)];
+  const trained = pointsOf(metrics, (m) => m.loss);
+  const evaluated = pointsOf(metrics, (m) => m.evaluation_loss);
+  const [first, last] = [trained[0], trained.at(-1)];
   if (first === undefined || last === undefined) return null;
-  const scale = scaleFor(finite);
-  const points = thin(
-    finite.map((m) => ({ x: m.step, y: m.loss })),
-    BUCKETS,
-  ).map(({ x, y }) => `${scale.x(x).toFixed(1)},${scale.y(y).toFixed(1)}`);
-  const changes = finite.filter((m, i) => i > 0 && m.generation !== finite[i - 1]?.generation);
+  const scale = scaleFor([...trained, ...evaluated]);
+  const changes = metrics.filter((m, i) => i > 0 && m.generation !== metrics[i - 1]?.generation);
+  const newest = evaluated.at(-1);
   const label =
-    `Loss from ${first.loss.toFixed(4)} at step ${first.step} to ${last.loss.toFixed(4)} ` +
-    `at step ${last.step}; ${changes.length} ${changes.length === 1 ? "change" : "changes"} of plan`;
+    `Loss from ${first.y.toFixed(4)} at step ${first.x} to ${last.y.toFixed(4)} ` +
+    `at step ${last.x}; ${changes.length} ${changes.length === 1 ? "change" : "changes"} of plan` +
+    (newest ? `; evaluation ${newest.y.toFixed(4)} after ${newest.x} steps` : "");
   return (
     <svg role="img" aria-label={label} className="chart" viewBox={`0 0 ${WIDTH} ${HEIGHT}`}>
       <Axes scale={scale} />
       {changes.map((m) => (
         <GenerationMark key={m.step} x={scale.x(m.step)} generation={m.generation} />
       ))}
-      <polyline className="curve" points={points.join(" ")} />
+      <Curve scale={scale} points={thin(trained, BUCKETS)} />
+      {newest && (
+        <>
+          <Curve scale={scale} points={thin(evaluated, BUCKETS)} kind="evaluation" />
+          <text className="evaluation" x={4} y={HEIGHT - 4}>
+            - - evaluation
+          </text>
+        </>
+      )}
     </svg>
   );
+}
+
+function Curve({
+  scale,
+  points,
+  kind = "",
+}: {
+  scale: Scale;
+  points: readonly Point[];
+  kind?: string;
+}) {
+  const drawn = points.map(({ x, y }) => `${scale.x(x).toFixed(1)},${scale.y(y).toFixed(1)}`);
+  return <polyline className={`curve ${kind}`.trim()} points={drawn.join(" ")} />;
 }
 
 function Axes({ scale }: { scale: Scale }) {
