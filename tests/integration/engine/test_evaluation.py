@@ -96,7 +96,7 @@ def test_pipelines_of_different_cuts(cluster: EngineCluster, expected: Reference
         (2, {"at": "evaluate", "microbatch": 1}),
         pytest.param(2, {"at": "reduce"}, marks=pytest.mark.slow),
         (2, {"at": "before_exchange"}),
-        (CLOSING_STEP, {"at": "evaluate", "microbatch": 2}),
+        pytest.param(CLOSING_STEP, {"at": "evaluate", "microbatch": 2}, marks=pytest.mark.slow),
         (CLOSING_STEP, {"at": "reduce"}),
         pytest.param(CLOSING_STEP, {"at": "before_exchange"}, marks=pytest.mark.slow),
     ],

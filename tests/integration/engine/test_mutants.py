@@ -89,7 +89,8 @@ def test_what_rides_on_a_lost_microbatch_is_missed_if_it_is_not_evaluated_again(
     """[1] The verdict counts; an engine that does not would commit another number."""
     job = training_job(tmp_path / "job", evaluation=test_evaluation.HELD_OUT)
     expected = job.run_reference()
-    lose_b, failpoint = test_evaluation.lose_b, {"at": "before_exchange"}
+    lose_b = test_evaluation.lose_b
+    failpoint: dict[str, object] = {"at": "before_exchange"}
     with EngineCluster(
         tmp_path / "counted", job.files, zygote, mutant="first_pass_evaluates"
     ) as cluster:

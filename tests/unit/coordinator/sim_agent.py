@@ -34,6 +34,7 @@ class Surroundings(Protocol):
     counter: "count[int]"
     clock: FakeClock
     steps: int
+    num_commits: int
     violations: list[str]
 
     @property
