@@ -1,11 +1,12 @@
-"""The jobs that are measured: one that computes, one that is paced."""
+"""The jobs that are measured: one that computes, one that is paced, one paced with brief steps."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from planaria.job import JobSpec
 
-Computation = Literal["real", "paced"]
+Computation = Literal["real", "paced", "brief"]
 COMPUTATIONS: tuple[Computation, ...] = get_args(Computation)
 
 SEQUENCE_LENGTH = 64
@@ -27,6 +28,15 @@ PACED_ARGUMENTS = {
     "backward_seconds": 0.012,
 }
 _PACED = {"import_path": "benchmarks.common.paced:layers", "arguments": PACED_ARGUMENTS}
+_BRIEF = {
+    "import_path": "benchmarks.common.paced:layers",
+    "arguments": {**PACED_ARGUMENTS, "forward_seconds": 0.0005, "backward_seconds": 0.001},
+}
+_MODELS: Mapping[Computation, Mapping[str, Any]] = {
+    "real": _REAL,
+    "paced": _PACED,
+    "brief": _BRIEF,
+}
 
 
 def job(
@@ -35,7 +45,7 @@ def job(
     """Return a job that trains in reproducible mode and survives one node, in pipelines of two.
 
     Args:
-        computation: `real` or `paced`.
+        computation: what takes the time of a step.
         text: its data.
         steps: how many it trains.
         seed: of parameters and order of data.
@@ -44,7 +54,7 @@ def job(
     return JobSpec.model_validate(
         {
             "name": f"{computation}-{seed}",
-            "model": _REAL if computation == "real" else _PACED,
+            "model": _MODELS[computation],
             "data": {"path": str(text), "tokenizer": "byte", "sequence_length": SEQUENCE_LENGTH},
             "training": {
                 "steps": steps,
