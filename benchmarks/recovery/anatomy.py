@@ -34,6 +34,8 @@ class Anatomy:
     """What the coordinator recorded: from when the loss was noticed."""
     nobody_computed_seconds: dict[str, float]
     """Within the recovery, by what most engines did instead."""
+    usual_nobody_computed_seconds: float
+    """In as long a time of undisturbed steps: everybody waits for everybody at their ends."""
     whole_pipelines_idle_share: float
     """Share of the recovery in which no stage of a pipeline that lost nobody computed; the mean."""
     usual_idle_share: float
@@ -83,6 +85,7 @@ def dissect(traces: Sequence[EngineTrace], hurt: Hurt, recovery: Recovery) -> An
     step = min(number for number, at in commits.items() if at > hurt.at)
     before = commits[step - 1 - NUM_STEPS_BEFORE], commits[step - 1]
     window = hurt.at, end
+    usually_nobody = sum(nobody_computes(list(engines.values()), before).values())
     begun = [times_computed(traces, number) for number in (step, step + 1)]
     return Anatomy(
         seconds_to_noticed=_noticed(recovery) - hurt.time,
@@ -93,6 +96,7 @@ def dissect(traces: Sequence[EngineTrace], hurt: Hurt, recovery: Recovery) -> An
         nobody_computed_seconds=nobody_computes(
             [engine for engine in traces if engine is not engines[hurt.node_id]], window
         ),
+        usual_nobody_computed_seconds=usually_nobody * length([window]) / length([before]),
         whole_pipelines_idle_share=statistics.mean(_idle_share(each, window) for each in whole),
         usual_idle_share=statistics.mean(_idle_share(each, before) for each in whole),
         step=step,

@@ -84,6 +84,9 @@ def summarize(figures: Sequence[Anatomy], control: float) -> dict[str, dict[str,
         "kill to the last survivor computing again, s": (f.recovery_seconds for f in figures),
         "pause_seconds as recorded, s": (f.reported_pause_seconds for f in figures),
         "nobody computed, s": (sum(f.nobody_computed_seconds.values()) for f in figures),
+        "the same in as long a time of undisturbed steps, s": (
+            f.usual_nobody_computed_seconds for f in figures
+        ),
         "whole pipelines idle, share of the recovery": (
             f.whole_pipelines_idle_share for f in figures
         ),
