@@ -85,6 +85,14 @@ def lose_one_engine(folder: Path, job: TrainingJob, zygote: Zygote) -> None:
         cluster.prepare("a", "b", "c", "d", failpoints={"b": [fatal]})
         cluster.train(BEFORE)
         cluster.wait_until_dead("b")
+        reports = cluster.fence(["b"])
+        assert reports["c"].kept_microbatches == BEFORE[1].microbatches
+        cluster.roll_forward(reports)
+        finishing = [Pipeline(BEFORE[1].stages, range(6), in_flight=[3, 4, 5, 0, 1, 2])]
+        held = [layer.layer for layer in reports["a"].layers]
+        for name, result in cluster.activate(finishing, followers={"a": held}).items():
+            assert result.HasField("activated"), (name, result)
+        cluster.wait_for_step("d", FAILED_STEP)
         cluster.recover(WITHOUT_B)
         cluster.wait_until_finished("a", "c", "d")
         assert cluster.digest(WITHOUT_B) == expected.digest
