@@ -201,6 +201,16 @@ def test_sources_follow_the_planner_and_spread_the_load() -> None:
     assert again[0].addresses == ("data:a", "data:b")
 
 
+def test_an_engine_of_the_same_machine_is_the_first_source() -> None:
+    """That takes the place of a crashed one, beside others that go on."""
+    engines = {name: engine(name) for name in "abc"}
+    engines["a2"] = replace(engine("a"), id="a2", accelerator=1, data_address="data:a2")
+    holdings = {"b": (0,), "c": (0,), "a2": (0,)}
+    proposed = [LayerCopy(layer=0, source_node_id="c", destination_node_id="a", num_bytes=1)]
+    (source,) = choose_sources({"a": (0,)}, holdings, engines, proposed)["a"]
+    assert source.addresses == ("data:a2", "data:c", "data:b")
+
+
 def test_no_more_sources_are_named_than_are_of_use() -> None:
     engines = {f"n{i}": engine(f"n{i}") for i in range(9)}
     holdings = {f"n{i}": (0,) for i in range(8)}

@@ -146,9 +146,10 @@ def choose_sources(
 ) -> dict[str, tuple[LayerSource, ...]]:
     """Name, for each missing layer, engines to fetch it from, the preferred one first.
 
-    The planner's proposal comes first where its source still holds the layer; otherwise the holder
-    that serves the fewest layers so far. A layer that nobody holds gets no address: it is made from
-    the job's seed.
+    An engine of the same machine comes first: no network is faster, and the planner, to whom a
+    machine's layers are one set, proposes none. Then comes the planner's proposal where its source
+    still holds the layer; otherwise the holder that serves the fewest layers so far. A layer that
+    nobody holds gets no address: it is made from the job's seed.
 
     Args:
         missing: the layers needed, by engine.
@@ -165,11 +166,14 @@ def choose_sources(
     num_served: dict[str, int] = {}
 
     def source(engine_id: str, layer: int) -> LayerSource:
-        wish = wished.get((engines[engine_id].node_id, layer))
-        holders = sorted(
-            holders_of.get(layer, ()),
-            key=lambda holder: (engines[holder].node_id != wish, num_served.get(holder, 0)),
-        )
+        own = engines[engine_id].node_id
+        wish = wished.get((own, layer))
+
+        def preference(holder: str) -> tuple[bool, bool, int]:
+            node_id = engines[holder].node_id
+            return node_id != own, node_id != wish, num_served.get(holder, 0)
+
+        holders = sorted(holders_of.get(layer, ()), key=preference)
         if holders:
             turn = skip % len(holders)
             holders = (holders[turn:] + holders[:turn])[:MAX_SOURCES]
