@@ -11,27 +11,30 @@ from planaria.job import JobSpec
 from planaria_worker.engine.data.dataset import open_dataset
 from planaria_worker.engine.job import Job, make_job
 
-NUM_PIPELINES = 2
-NUM_STAGES = 2
-NUM_RANKS = NUM_PIPELINES * NUM_STAGES
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A job for all variants alike: two pipelines of two stages, every stage with a replica."""
+    """A job for all variants alike: pipelines of equal stages, and an equal part of each step."""
 
     name: str
     description: str
     model: dict[str, Any]
     """The section of the job file."""
+    num_pipelines: int = 2
+    num_stages: int = 2
+    """Of each pipeline."""
     sequence_length: int = 128
     microbatch_size: int = 2
     num_microbatches: int = 8
-    """Of a step, over both pipelines together."""
+    """Of a step, over all pipelines together."""
     buckets_in_flight: int = 4
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {"learning_rate": 1e-4, "clip_norm": 1.0}
     )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_pipelines * self.num_stages
 
     @property
     def tokens_per_microbatch(self) -> int:
@@ -64,6 +67,14 @@ class Configuration:
         return make_job("overhead", spec, dataset, torch.device("cpu"))
 
 
+LLAMA = {
+    "family": "llama",
+    "hidden_size": 256,
+    "num_layers": 8,
+    "num_heads": 8,
+    "vocab_size": 256,
+}
+
 CONFIGURATIONS = {
     configuration.name: configuration
     for configuration in (
@@ -71,13 +82,17 @@ CONFIGURATIONS = {
             name="real",
             description="A llama of 8 blocks, 256 wide, that computes. Where there are fewer cores "
             "than ranks they share them: nothing that overlaps comes for free.",
-            model={
-                "family": "llama",
-                "hidden_size": 256,
-                "num_layers": 8,
-                "num_heads": 8,
-                "vocab_size": 256,
-            },
+            model=LLAMA,
+        ),
+        Configuration(
+            name="deep",
+            description="The same llama in one pipeline of four stages, with small microbatches: "
+            "what a step needs beside arithmetic is mostly the schedule's own work, and nothing is "
+            "summed over pipelines.",
+            model=LLAMA,
+            num_pipelines=1,
+            num_stages=4,
+            microbatch_size=1,
         ),
         Configuration(
             name="paced",

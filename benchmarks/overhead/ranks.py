@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks import REPOSITORY
-from benchmarks.overhead.configurations import NUM_RANKS, Configuration, write_text
+from benchmarks.overhead.configurations import Configuration, write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Ranks:
                 env=environment,
                 cwd=REPOSITORY,
             )
-            for rank in range(NUM_RANKS)
+            for rank in range(configuration.num_ranks)
         ]
 
     def __enter__(self) -> Self:

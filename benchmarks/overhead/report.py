@@ -1,6 +1,7 @@
 """What was measured, as JSON, as tables and as a picture."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from benchmarks.common.results import surroundings, table, write_json
 from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.measure import Block
+from benchmarks.overhead.ranks import StepSeconds
 from benchmarks.overhead.statistics import Ratio, ratio
 from benchmarks.overhead.variants import VARIANTS
 from planaria_worker.engine.reduction import BUCKET_BYTES
@@ -21,6 +23,8 @@ TARGETS = (
     ("reproducible", "default", 1.10),
 )
 """Upper ends of the intervals."""
+
+TARGET_COLUMNS = ("step time of", "over that of", "limit", "wall", "met", "processor")
 
 Memory = dict[str, list[int]]
 
@@ -33,7 +37,7 @@ def write(
 ) -> str:
     """Keep the results of a configuration; returns them as Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
+    content: dict[str, Any] = {
         "configuration": asdict(configuration),
         "where": surroundings(),
         "bucket_bytes": BUCKET_BYTES,
@@ -51,6 +55,29 @@ def write(
     return page
 
 
+def write_targets(folder: Path) -> str:
+    """Keep a page that says which configuration meets which target; returns it.
+
+    Made from the results of all configurations that are in the folder.
+    """
+    rows: list[tuple[object, ...]] = []
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        rows += [(path.stem, *row) for row in _targets(_read_blocks(content))]
+    page = "# Step time without failures: the targets\n\n" + table(
+        ("configuration", *TARGET_COLUMNS), rows
+    )
+    (folder / "targets.md").write_text(page)
+    return page
+
+
+def _read_blocks(content: Mapping[str, Any]) -> list[Block]:
+    return [
+        Block(seconds={name: StepSeconds(**s) for name, s in seconds.items()}, load=load)
+        for seconds, load in zip(content["step_seconds"], content["load"], strict=True)
+    ]
+
+
 def _markdown(
     configuration: Configuration, blocks: Sequence[Block], memory: Memory, content: dict[str, Any]
 ) -> str:
@@ -59,23 +86,26 @@ def _markdown(
         [
             f"# Step time without failures: {configuration.name}\n",
             f"{configuration.description}\n",
-            "2 pipelines of 2 stages, a process for each rank, gloo over loopback, one thread a "
-            f"rank. {configuration.num_microbatches} microbatches a step of "
+            f"Pipelines: {configuration.num_pipelines}, of {configuration.num_stages} stages; a "
+            "process for each rank, gloo over loopback, one thread a rank. "
+            f"{configuration.num_microbatches} microbatches a step of "
             f"{configuration.tokens_per_microbatch} tokens. {len(blocks)} blocks in turn, median "
             f"load {load:.1f}. In each cell the median and the 95 % interval (bootstrap over "
             "blocks).\n",
             "## Targets\n",
-            table(
-                ("step time of", "over that of", "limit", "wall", "met", "processor"),
-                _targets(blocks),
-            ),
+            table(TARGET_COLUMNS, _targets(blocks)),
             "## Steps\n",
             table(("variant", "seconds", "processor seconds, all ranks"), _steps(blocks)),
             "## Memory\n",
             "What a rank's resident memory grows by when it trains with one variant alone, MiB.\n",
-            table(("variant", "rank 0", "rank 1", "rank 2", "rank 3"), _memory_rows(memory)),
+            table(
+                ("variant", *(f"rank {rank}" for rank in range(configuration.num_ranks))),
+                _memory_rows(memory),
+            ),
             f"Buckets of up to {BUCKET_BYTES >> 20} MiB, at most "
-            f"{configuration.buckets_in_flight} in flight.\n",
+            f"{configuration.buckets_in_flight} in flight: default mode may have "
+            f"{configuration.buckets_in_flight * BUCKET_BYTES >> 20} MiB more than the plain "
+            f"schedule, and has {_most_added(memory):.1f}.\n",
             "## Where\n",
             table(("", ""), list(content["where"].items())),
         ]
@@ -106,6 +136,12 @@ def _steps(blocks: Sequence[Block]) -> list[tuple[object, ...]]:
         medians = [sorted(_seconds(blocks, name, k))[len(blocks) // 2] for k in ("wall", "cpu")]
         rows.append((title, *(f"{median:.4f}" for median in medians)))
     return rows
+
+
+def _most_added(memory: Memory) -> float:
+    """MiB that default mode needs beside what the plain schedule does, on the worst rank."""
+    pairs = zip(memory["default"], memory["plain"], strict=True)
+    return max(default - plain for default, plain in pairs) / 2**20
 
 
 def _memory_rows(memory: Memory) -> list[tuple[object, ...]]:

@@ -1,7 +1,7 @@
 """Step time without failures: `python -m benchmarks.overhead.run [--write]`.
 
 Planaria in both modes, the same schedule written plainly, and torch's Schedule1F1B: the same model
-code, collectives and optimizer, in the same processes, in turns. The defaults take about 10 minutes
+code, collectives and optimizer, in the same processes, in turns. The defaults take about 15 minutes
 on two quiet cores.
 """
 
@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.overhead.configurations import CONFIGURATIONS
 from benchmarks.overhead.measure import measure_blocks, measure_memory
-from benchmarks.overhead.report import write
+from benchmarks.overhead.report import write, write_targets
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -27,18 +27,18 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep the results in the repository")
     arguments = parser.parse_args()
     names = [arguments.configuration] if arguments.configuration else list(CONFIGURATIONS)
-    for name in names:
-        configuration = CONFIGURATIONS[name]
-        blocks = measure_blocks(
-            configuration,
-            num_blocks=arguments.blocks,
-            num_steps=arguments.steps,
-            report=lambda line: print(line, flush=True),
-        )
-        memory = measure_memory(configuration)
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = RESULTS if arguments.write else Path(scratch)
-            print(write(folder, configuration, blocks, memory))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = RESULTS if arguments.write else Path(scratch)
+        for name in names:
+            configuration = CONFIGURATIONS[name]
+            blocks = measure_blocks(
+                configuration,
+                num_blocks=arguments.blocks,
+                num_steps=arguments.steps,
+                report=lambda line: print(line, flush=True),
+            )
+            print(write(folder, configuration, blocks, measure_memory(configuration)))
+        print(write_targets(folder))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.overhead.configurations import NUM_PIPELINES, NUM_STAGES, Configuration
+from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.plain import PlainPipeline
 from benchmarks.overhead.reducer import Reducer
 from benchmarks.overhead.torch_schedule import TorchPipeline
@@ -39,10 +40,10 @@ Step = Callable[[int], None]
 
 
 class Rank:
-    """One of the ranks 0..3: pipeline rank // 2, stage rank % 2."""
+    """One of the ranks: the stages of the first pipeline, then those of the next."""
 
     def __init__(self, rank: int, folder: Path, configuration: Configuration) -> None:
-        self.pipeline, self.stage_index = divmod(rank, NUM_STAGES)
+        self.pipeline, self.stage_index = divmod(rank, configuration.num_stages)
         self._rank = rank
         self._folder = folder
         self._configuration = configuration
@@ -57,18 +58,17 @@ class Rank:
             "gloo",
             init_method=f"file://{self._folder / 'rendezvous'}",
             rank=self._rank,
-            world_size=NUM_PIPELINES * NUM_STAGES,
+            world_size=self._configuration.num_ranks,
             timeout=timedelta(seconds=TIMEOUT_SECONDS),
         )
-        for pipeline in range(NUM_PIPELINES):
-            ranks = [pipeline * NUM_STAGES + stage for stage in range(NUM_STAGES)]
-            group = dist.new_group(ranks)
-            if self._rank in ranks:
+        num_stages, num_ranks = self._configuration.num_stages, self._configuration.num_ranks
+        for first in range(0, num_ranks, num_stages):
+            group = dist.new_group(list(range(first, first + num_stages)))
+            if first == self.pipeline * num_stages:
                 self._pipeline_group = group
-        for stage in range(NUM_STAGES):
-            ranks = [pipeline * NUM_STAGES + stage for pipeline in range(NUM_PIPELINES)]
-            group = dist.new_group(ranks)
-            if self._rank in ranks:
+        for stage in range(num_stages):
+            group = dist.new_group(list(range(stage, num_ranks, num_stages)))
+            if stage == self.stage_index:
                 self._replicas = group
 
     def build(self, variant: str) -> Step:
@@ -142,9 +142,10 @@ class Rank:
                 microbatches,
                 group=self._pipeline_group,
                 stage_index=self.stage_index,
-                num_stages=NUM_STAGES,
+                num_stages=self._configuration.num_stages,
             ).run_step
-        is_last = self.stage_index == NUM_STAGES - 1
+        num_stages = self._configuration.num_stages
+        num_behind = num_stages - 1 - self.stage_index
         return PlainPipeline(
             job,
             stage,
@@ -152,13 +153,13 @@ class Rank:
             microbatches,
             group=self._pipeline_group,
             before=self._rank - 1 if self.stage_index else None,
-            behind=None if is_last else self._rank + 1,
-            num_behind=NUM_STAGES - 1 - self.stage_index,
+            behind=self._rank + 1 if num_behind else None,
+            num_behind=num_behind,
         ).run_step
 
     def _view(self, job: Job) -> PlanView:
         return view_plan(
-            [_pipeline(job, pipeline) for pipeline in range(NUM_PIPELINES)],
+            _pipelines(job, self._configuration),
             f"{self.pipeline}.{self.stage_index}",
             num_layers=job.num_layers,
             num_microbatches=job.num_microbatches,
@@ -166,21 +167,27 @@ class Rank:
         )
 
 
-def _pipeline(job: Job, pipeline: int) -> PipelinePlan:
-    """Equal stages, and every NUM_PIPELINES-th microbatch."""
-    num_layers = job.num_layers // NUM_STAGES
-    return PipelinePlan(
-        stages=tuple(
-            StagePlace(
-                engine_id=f"{pipeline}.{stage}",
-                data_address="",
-                first_layer=stage * num_layers,
-                num_layers=num_layers,
-            )
-            for stage in range(NUM_STAGES)
-        ),
-        microbatches=tuple(range(pipeline, job.num_microbatches, NUM_PIPELINES)),
-    )
+def _pipelines(job: Job, configuration: Configuration) -> list[PipelinePlan]:
+    """Equal stages, but for embedding and head, and the microbatches dealt out in turn."""
+    num_pipelines, num_stages = configuration.num_pipelines, configuration.num_stages
+    num_blocks = job.num_layers - 2
+    cuts = [1 + num_blocks * stage // num_stages for stage in range(1, num_stages)]
+    bounds = [0, *cuts, job.num_layers]
+    return [
+        PipelinePlan(
+            stages=tuple(
+                StagePlace(
+                    engine_id=f"{pipeline}.{stage}",
+                    data_address="",
+                    first_layer=first,
+                    num_layers=end - first,
+                )
+                for stage, (first, end) in enumerate(pairwise(bounds))
+            ),
+            microbatches=tuple(range(pipeline, job.num_microbatches, num_pipelines)),
+        )
+        for pipeline in range(num_pipelines)
+    ]
 
 
 def _run_planaria(place: Place, step: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from planaria_worker.engine.numerics.rng import derive_seed
+from planaria_worker.engine.numerics.rng import derive_seed, seed_generators
 from planaria_worker.models.layer import Layer, Model, replace_parameter
 from planaria_worker.models.state import LayerState
 
@@ -139,9 +139,8 @@ class Stage(nn.Module):
 
     def _run_layer(self, layer: int, inputs: Tensor, microbatch: Microbatch | None) -> Tensor:
         if self._has_dropout and microbatch is not None:
-            torch.manual_seed(
-                derive_seed(self._seed, "dropout", microbatch.step, microbatch.index, layer)
-            )
+            path = ("dropout", microbatch.step, microbatch.index, layer)
+            seed_generators(derive_seed(self._seed, *path), inputs.device)
         return self._built[layer].run(inputs)
 
     def _add(self, model: Model, layer: int) -> None:
