@@ -230,9 +230,8 @@ class ExchangeFormat:
             _check_same(row[_GENERATION], row[_STEP], rows[0][_GENERATION], rows[0][_STEP])
         step = int(rows[0][_STEP])
         verdict, layer = self._find_fault(rows, len(rows) - num_followers)
-        squares, _, _, _ = self._sections(rows[0])
-        norms = dict(enumerate(squares.view(np.float64).tolist()))
-        units = sum(int(unit) for row in rows for unit in self._sections(row)[2])
+        squares, _, units, _ = self._sections(rows)
+        norms = dict(enumerate(squares[0].view(np.float64).tolist()))
         lowest, highest = rows[:, _LOWEST_MARK].min(), rows[:, _HIGHEST_MARK].max()
         return Outcome(
             verdict=verdict,
@@ -241,7 +240,7 @@ class ExchangeFormat:
                 step=step,
                 generation=int(rows[0][_GENERATION]),
                 gradient_norm=global_norm(norms, self.num_tokens),
-                loss=mean_loss(units, self.num_tokens),
+                loss=mean_loss(sum(units.ravel().tolist()), self.num_tokens),
                 num_tokens=0 if self._is_closing(step) else self.num_tokens,
                 next_generation=int(highest) if lowest == highest else 0,
                 evaluation_loss=self._evaluation_loss(rows),
@@ -262,17 +261,15 @@ class ExchangeFormat:
         return mean_loss(sum(rows[:, _EVALUATION_UNITS].tolist()), plan.num_tokens)
 
     def _find_fault(self, rows: Message, num_pipelines: int) -> tuple[Verdict, int]:
-        sections = [self._sections(row) for row in rows]
-        squares = np.stack([section[0] for section in sections])
-        counted = np.stack([section[1] for section in sections])
-        reports = sum(section[3] for section in sections)
+        squares, counted, _, reports = self._sections(rows)
         is_held = counted != _NOT_HOSTED
         is_held[:num_pipelines] = True  # a pipeline that leaves out a layer lacks it
         incomplete = np.flatnonzero((is_held & (counted != self.num_microbatches)).any(axis=0))
         if incomplete.size:
             return Verdict.INCOMPLETE, int(incomplete[0])
+        is_reported = reports.sum(axis=0) == 1
         num_evaluated = int(rows[:, _EVALUATED].sum())
-        if np.any(reports != 1) or num_evaluated != self._num_evaluated(int(rows[0][_STEP])):
+        if not is_reported.all() or num_evaluated != self._num_evaluated(int(rows[0][_STEP])):
             return Verdict.INCOMPLETE, self.num_layers - 1
         not_finite = np.flatnonzero(~np.isfinite(squares.view(np.float64)).all(axis=0))
         out_of_range = min(rows[:, _OUT_OF_RANGE].min(), *not_finite[:1], _NO_FAULT)
@@ -286,11 +283,21 @@ class ExchangeFormat:
             return Verdict.DIVERGED, diverged
         return Verdict.COMMIT, -1
 
-    def _sections(self, message: Message) -> tuple[Message, Message, Message, Message]:
-        """Views: bits of squared norms, counts (by layer); loss units, reports (by microbatch)."""
-        ends = np.cumsum([_HEADER, self.num_layers, self.num_layers, self.num_microbatches])
-        _, squares, counted, units, reports = np.split(message, ends)
-        return squares, counted, units, reports
+    def _sections(self, rows: Message) -> tuple[Message, Message, Message, Message]:
+        """Views: bits of squared norms, counts (by layer); loss units, reports (by microbatch).
+
+        Of one claim, or of each of several.
+        """
+        layers, microbatches = self.num_layers, self.num_microbatches
+        counted = _HEADER + layers
+        units = counted + layers
+        reports = units + microbatches
+        return (
+            rows[..., _HEADER:counted],
+            rows[..., counted:units],
+            rows[..., units:reports],
+            rows[..., reports:],
+        )
 
 
 def _check_same(generation: int, step: int, own_generation: int, own_step: int) -> None:
