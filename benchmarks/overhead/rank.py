@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overhead.configurations import CONFIGURATIONS
+from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.memory import peak_bytes, resident_bytes
 from benchmarks.overhead.variants import Rank, Step
 from planaria_worker.engine.communication import StoreServer
@@ -45,6 +45,8 @@ class Server:
                 gc.freeze()
             case "train":
                 return self._train(command["variant"], command["num_steps"])
+            case "moments":
+                return {"moments_norm": self._rank.moments_norm(command["variant"])}
             case "memory":
                 return {"resident_bytes": resident_bytes(), "peak_bytes": peak_bytes()}
         return {}
@@ -63,18 +65,21 @@ class Server:
         return {"ends": ends, "cpu_seconds": computed}
 
 
+def _read_configuration(text: str) -> Configuration:
+    return Configuration(**json.loads(text))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--configuration", choices=CONFIGURATIONS, required=True)
+    parser.add_argument("--configuration", type=_read_configuration, required=True)
     arguments = parser.parse_args()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for libraries that print
     pin_numerics()
     kernels.warm_up()
-    configuration = CONFIGURATIONS[arguments.configuration]
-    server = Server(Rank(arguments.rank, arguments.folder, configuration))
+    server = Server(Rank(arguments.rank, arguments.folder, arguments.configuration))
     for line in sys.stdin:
         answers.write(json.dumps(server.do(json.loads(line))) + "\n")
         answers.flush()

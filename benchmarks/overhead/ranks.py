@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,7 +36,7 @@ class Ranks:
                 [
                     *(sys.executable, "-m", "benchmarks.overhead.rank"),
                     *("--rank", str(rank), "--folder", str(folder)),
-                    *("--configuration", configuration.name),
+                    *("--configuration", json.dumps(asdict(configuration))),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -69,6 +69,10 @@ class Ranks:
         """Makes a variant ready for its first step."""
         self._ask("build", variant=variant)
         self._ask("freeze")
+
+    def moments_norm(self, variant: str) -> list[float]:
+        """On each rank the norm of AdamW's first moments, in which every gradient shows."""
+        return [answer["moments_norm"] for answer in self._ask("moments", variant=variant)]
 
     def resident_bytes(self) -> list[int]:
         """The memory of each rank now."""

@@ -1,5 +1,6 @@
 """The ways to train one step that are compared, side by side in the same processes."""
 
+import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from itertools import pairwise
@@ -48,6 +49,7 @@ class Rank:
         self._folder = folder
         self._configuration = configuration
         self._store_address = ""
+        self._states: dict[str, Mapping[int, LayerState]] = {}
         self._pipeline_group: dist.ProcessGroup | None = None
         self._replicas: dist.ProcessGroup | None = None
 
@@ -76,9 +78,15 @@ class Rank:
         job = self._configuration.job(self._folder, reproducible=variant == "reproducible")
         view = self._view(job)
         states = {x: initial_state(job.model, x, seed=job.seed) for x in view.hosted_layers}
+        self._states[variant] = states
         if variant in ("reproducible", "default"):
             return self._planaria(job, view, states, variant)
         return self._without_tolerance(job, view, states, variant)
+
+    def moments_norm(self, variant: str) -> float:
+        """The norm of AdamW's first moments of all layers of this rank."""
+        states = self._states[variant].values()
+        return math.sqrt(sum(float(state.exp_avg.double().square().sum()) for state in states))
 
     def _planaria(
         self, job: Job, view: PlanView, states: Mapping[int, LayerState], variant: str
