@@ -15,8 +15,9 @@ def save_png(path: Path, metrics: Sequence[StepMetrics], marks: Sequence[tuple[i
     from matplotlib import pyplot  # the backend is chosen first
 
     figure, axes = pyplot.subplots(figsize=(9, 4.5), constrained_layout=True)
-    axes.plot([m.step for m in metrics], [m.loss for m in metrics], color="#1a6f6a")
-    top = max(m.loss for m in metrics)
+    steps, losses = _curve(metrics)
+    axes.plot(steps, losses, color="#1a6f6a")
+    top = max(losses)
     for step, label in marks:
         axes.axvline(step, color="#b3402a", linestyle="--", linewidth=1)
         axes.text(step, top, f" {label}", rotation=90, va="top", fontsize=8, color="#b3402a")
@@ -32,8 +33,15 @@ def terminal_chart(metrics: Sequence[StepMetrics], marks: Sequence[tuple[int, st
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(80, 16)
-    plotext.plot([m.step for m in metrics], [m.loss for m in metrics], marker="braille")
+    steps, losses = _curve(metrics)
+    plotext.plot(steps, losses, marker="braille")
     for step, _ in marks:
         plotext.vline(step)
     plotext.title("loss (nats per token) by step; vertical lines: a node was lost or joined")
     return str(plotext.uncolorize(plotext.build()))
+
+
+def _curve(metrics: Sequence[StepMetrics]) -> tuple[list[int], list[float]]:
+    """Steps that trained, and their losses."""
+    trained = [(m.step, m.loss) for m in metrics if m.loss is not None]
+    return [step for step, _ in trained], [loss for _, loss in trained]

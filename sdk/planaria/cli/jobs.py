@@ -1,7 +1,7 @@
 """`planaria jobs`: what was submitted, how it goes, and why."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -15,6 +15,7 @@ from planaria.cli.output import (
     evaluation_text,
     local_time,
     number,
+    perplexity_of,
     print_json,
     print_table,
     state_text,
@@ -22,7 +23,7 @@ from planaria.cli.output import (
 from planaria.cli.plans import print_plan
 from planaria.cli.story import event_text
 from planaria.client import Client
-from planaria.models import Job, Recovery
+from planaria.models import Job, Recovery, StepMetrics
 
 app = typer.Typer(help="What was submitted, how it goes, and why.", rich_markup_mode=None)
 
@@ -162,6 +163,43 @@ def resume(
 ) -> None:
     """Let a paused job go on."""
     _change(_calls.resume_job, job_id, address, as_json)
+
+
+@app.command("metrics")
+def metrics(
+    job_id: options.JobId,
+    evaluations: Annotated[
+        bool, typer.Option("--evaluations", help="Only steps that evaluated.")
+    ] = False,
+    address: options.Address = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Print what each committed step tells: loss, evaluation, learning rate, speed."""
+    call = _calls.job_metrics(job_id)
+    with Client(address) as client:
+        body: Any = client.fetch(call)
+    if evaluations:
+        body = {**body, "metrics": [m for m in body["metrics"] if m["evaluation_loss"] is not None]}
+    if as_json:
+        print_json(body)
+        return
+    print_table(
+        ("STEP", "LOSS", "EVALUATION", "PERPLEXITY", "LEARNING RATE", "GRADIENT NORM", "TOKENS/S"),
+        (_metrics_row(step) for step in read(call, body)),
+        empty="no evaluations yet" if evaluations else "no steps yet",
+    )
+
+
+def _metrics_row(step: StepMetrics) -> tuple[str, ...]:
+    return (
+        str(step.step),
+        number(step.loss, ".4f"),
+        number(step.evaluation_loss, ".4f"),
+        number(perplexity_of(step.evaluation_loss), ".2f"),
+        number(step.learning_rate, ".3g"),
+        number(step.gradient_norm, ".4f"),
+        number(step.tokens_per_second or None, ",.0f"),
+    )
 
 
 @app.command("logs")

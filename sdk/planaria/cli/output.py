@@ -81,8 +81,15 @@ def evaluation_text(job: Job) -> str:
     loss = job.evaluation_loss
     if loss is None:
         return ""
-    perplexity = math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
-    return f"loss {loss:.4f}, perplexity {perplexity:.2f}, after {job.evaluation_step} steps"
+    perplexity = number(perplexity_of(loss), ".2f")
+    return f"loss {loss:.4f}, perplexity {perplexity}, after {job.evaluation_step} steps"
+
+
+def perplexity_of(loss: float | None) -> float | None:
+    """Return the exponential of a loss, if there is one."""
+    if loss is None:
+        return None
+    return math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
 
 
 def number(value: float | None, pattern: str) -> str:

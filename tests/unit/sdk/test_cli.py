@@ -32,6 +32,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return invoke
 
 
+METRICS = [
+    {"step": 0, "loss": 4.0, "evaluation_loss": 2.0, "tokens_per_second": 1234.0},
+    {"step": 1, "loss": 3.5, "evaluation_loss": None, "tokens_per_second": 1234.0},
+    {"step": 2, "loss": None, "evaluation_loss": 1.0, "tokens_per_second": 0.0},
+]
+
 READING: list[tuple[tuple[str, ...], str, dict[str, Any], str]] = [
     (("jobs", "list"), "GET /jobs", {"jobs": [job()], "next_page_token": ""}, "3/10"),
     (("jobs", "get", "job-1"), "GET /jobs/job-1", job(), "step       3 of 10"),
@@ -40,6 +46,12 @@ READING: list[tuple[tuple[str, ...], str, dict[str, Any], str]] = [
         "GET /jobs/job-1/plan",
         {"plan": PLAN, "generation": 2, "reason": "the fastest"},
         "0-2 on node-1 | 3 on node-2",
+    ),
+    (
+        ("jobs", "metrics", "job-1"),
+        "GET /jobs/job-1/metrics",
+        {"metrics": [METRICS[0]], "next_page_token": ""},
+        "4.0000",
     ),
     (
         ("jobs", "events", "job-1"),
@@ -112,6 +124,20 @@ def test_a_job_is_shown_with_its_newest_evaluation(run: Run, coordinator: FakeCo
         assert f"evaluation loss {loss:.4f}, perplexity {shown}, after 2 steps" in out
     coordinator.answer("GET /jobs/job-1", Answer(body=job()))
     assert "evaluation" not in run("jobs", "get", "job-1")[1]
+
+
+def test_steps_tell_their_evaluations(run: Run, coordinator: FakeCoordinator) -> None:
+    body = {"metrics": METRICS, "next_page_token": ""}
+    coordinator.answer("GET /jobs/job-1/metrics", Answer(body=body))
+    _, out, _ = run("jobs", "metrics", "job-1")
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert [row[:4] for row in rows] == [
+        ["0", "4.0000", "2.0000", "7.39"],
+        ["1", "3.5000", "-", "-"],
+        ["2", "-", "1.0000", "2.72"],
+    ]
+    _, out, _ = run("jobs", "metrics", "job-1", "--evaluations", "--json")
+    assert [each["step"] for each in json.loads(out)["metrics"]] == [0, 2]
 
 
 @pytest.mark.parametrize("group", ["jobs", "nodes"])

@@ -65,7 +65,10 @@ class Reports:
         self._clock = clock
 
     def step_done(self, done: StepDone) -> None:
-        _log.info("step", step=done.record.step, loss=round(done.record.loss, 4))
+        record = done.record
+        evaluation = record.evaluation_loss
+        evaluated = {} if evaluation is None else {"evaluation_loss": round(evaluation, 4)}
+        _log.info("step", step=record.step, loss=round(record.loss, 4), **evaluated)
         report = convert.step_report(self._config.job_id, self._config.engine_id, done)
         self._post(EngineEvent(step_report=report))
 

@@ -143,10 +143,11 @@ def _decide_version(turn: Turn) -> None:
     if record is not None:
         turn.run = turn.run.with_evaluation(record)
     behind = stragglers(reports, target, placement_of(record, run.placements))
+    num_steps = run.requirements.trained_steps(target)
     turn.emit(
         "fence_complete",
-        f"all {len(reports)} engines have reported: they are at step {target}",
-        step=target,
+        f"all {len(reports)} engines have reported: they are at step {num_steps}",
+        step=num_steps,
         engines=len(reports),
     )
     if record is not None and behind:
@@ -281,6 +282,7 @@ def version_reached(turn: Turn) -> None:
 def _state_lost(turn: Turn, lost: tuple[int, ...], step: int) -> None:
     layers = ",".join(str(layer) for layer in lost)
     newest = turn.run.newest_checkpoint
+    step = turn.run.requirements.trained_steps(step)
     fail(
         turn,
         ErrorReason.STATE_LOST,
