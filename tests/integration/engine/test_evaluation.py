@@ -6,6 +6,7 @@ they compute anything of that step a second time.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 
 from integration.engine.scenarios import BEFORE
 from oracle.reference import ReferenceResult
+from planaria.api.common.v1.errors_pb2 import ErrorReason
+from support import checkpoints
+from support.checkpoints import beginning_from, checkpointed
 from support.engine_harness import EngineCluster, Pipeline
 from support.engine_zygote import Zygote
 from support.training_jobs import TEXT, TrainingJob, training_job
@@ -156,3 +160,39 @@ def test_what_is_evaluated_how(tmp_path: Path, zygote: Zygote, options: dict[str
         cluster.prepare("a", "b", "c", "d")
         cluster.train(BEFORE)
         check(cluster, expected, BEFORE)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_from_a_checkpoint_with_the_same_sequences_held_out(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote, expected: ReferenceResult
+) -> None:
+    """On another number of nodes; and behind the closing step an engine has the last version."""
+    files = checkpointed(job.files, tmp_path / "runs")
+    with EngineCluster(tmp_path / "before", files, zygote) as cluster:
+        cluster.prepare("a", "b", "c", "d")
+        cluster.train(BEFORE)
+        layers = checkpoints.wait_until_written(cluster, 2)
+        assert checkpoints.seal(cluster, "b", 2, layers).HasField("checkpoint_sealed")
+        cluster.wait_until_finished()
+        taken = checkpoints.write(cluster, "a", CLOSING_STEP, [0, 1, 2])
+        assert list(taken.checkpoint_taken.layers) == [0, 1, 2]
+        layers = checkpoints.wait_until_written(cluster, CLOSING_STEP)
+        assert checkpoints.seal(cluster, "c", CLOSING_STEP, layers).HasField("checkpoint_sealed")
+    resumed = beginning_from(job.files, tmp_path / "runs" / "step-00000002")
+    with EngineCluster(tmp_path / "after", resumed, zygote) as cluster:
+        cluster.prepare("c", "d")
+        cluster.train(AFTER)
+        cluster.wait_until_finished()
+        assert cluster.digest(AFTER) == expected.digest
+        later = {step: loss for step, loss in expected.evaluation_losses.items() if step >= 2}
+        assert cluster.evaluation_losses() == later
+
+
+def test_a_job_with_too_little_to_evaluate_on_says_so_before_it_starts(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote
+) -> None:
+    spec = {**job.files.spec, "evaluation": {"fraction": 0.001}}
+    with EngineCluster(tmp_path, replace(job.files, spec=spec), zygote) as cluster:
+        failure = cluster.start("a").failure
+        assert failure.reason == ErrorReason.ERROR_REASON_DATA_UNUSABLE
+        assert failure.message.startswith("evaluation.fraction: 0 of ")
