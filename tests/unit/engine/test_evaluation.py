@@ -110,13 +110,13 @@ def test_an_evaluation_takes_whole_microbatches() -> None:
     [
         (
             {"num_all": 10, "fraction": 0.15},
-            "evaluation.fraction: 1 of 10 sequences are held out, fewer than "
-            "training.microbatch_size 2",
+            "evaluation.fraction: gives 1 of 10 sequences to evaluate on; "
+            "it must give at least training.microbatch_size 2",
         ),
         (
             {"num_all": 1, "own_text": True},
-            "evaluation.data.path: 1 of 1 sequences are held out, fewer than "
-            "training.microbatch_size 2",
+            "evaluation.data.path: gives 1 of 1 sequences to evaluate on; "
+            "it must give at least training.microbatch_size 2",
         ),
     ],
 )
@@ -126,6 +126,8 @@ def test_too_few_sequences_name_the_field(fields: dict[str, Any], message: str) 
 
 
 def test_more_sequences_than_there_are_name_the_field() -> None:
-    message = "evaluation.num_sequences: 40, but evaluation.fraction gives 15"
+    message = (
+        "evaluation.num_sequences: 40, but evaluation.fraction gives 15; it must be at most 14"
+    )
     with pytest.raises(DataError, match=message):
         evaluation(100, fraction=0.15, num_sequences=40)

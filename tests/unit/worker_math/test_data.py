@@ -135,10 +135,18 @@ def test_content_hash_tells_contents_apart_but_not_places(corpus: Path, tmp_path
         ({"pattern": "/nowhere/*.txt"}, r"data\.path: no file matches /nowhere/\*\.txt"),
         (
             {"sequence_length": 5000},
-            r"data\.sequence_length: the data has 1240 tokens, .* needs 5001",
+            r"data\.sequence_length: data\.path has 1240 tokens, .* needs 5001",
         ),
-        ({"vocab_size": 100}, r"model\.vocab_size: 100, but the data has token 119"),
+        ({"vocab_size": 100}, r"model\.vocab_size: 100, but data\.path has token 119"),
         ({"tokenizer": "/nowhere.json"}, r"data\.tokenizer: /nowhere\.json is neither"),
+        (
+            {"pattern": "/nowhere/*.txt", "field": "evaluation.data.path"},
+            r"^evaluation\.data\.path: no file matches /nowhere/\*\.txt",
+        ),
+        (
+            {"sequence_length": 5000, "field": "evaluation.data.path"},
+            r"^data\.sequence_length: evaluation\.data\.path has 1240 tokens",
+        ),
     ],
 )
 def test_wrong_data_is_one_clear_line(
@@ -150,7 +158,9 @@ def test_wrong_data_is_one_clear_line(
 
 
 def test_a_directory_is_answered_with_the_pattern_to_use(corpus: Path) -> None:
-    with pytest.raises(DataError, match=r"is a directory; give a pattern, .*/\*\.txt"):
+    with pytest.raises(
+        DataError, match=r"^data\.path: .* is a directory; give a pattern, .*/\*\.txt"
+    ):
         _open(corpus, pattern=str(corpus))
 
 
@@ -164,7 +174,7 @@ def test_a_file_that_is_no_tokenizer_is_named(corpus: Path, tmp_path: Path) -> N
 def test_text_that_is_not_utf8_names_the_byte_tokenizer(corpus: Path, tmp_path: Path) -> None:
     words = _word_tokenizer(tmp_path / "tokenizer.json", {"?": 0})
     (corpus / "a.txt").write_bytes(b"\xff\xfe" * 50)
-    with pytest.raises(DataError, match="not UTF-8 text"):
+    with pytest.raises(DataError, match=r"^data\.path: not UTF-8 text"):
         _open(corpus, tokenizer=words)
     assert not list((tmp_path / "cache").glob(".tokens-*"))
 

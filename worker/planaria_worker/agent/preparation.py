@@ -36,11 +36,12 @@ def prepare_data(job_spec: str, cache_dir: Path, node_id: str) -> PreparedData:
         JobFailedError: DATA_UNUSABLE, naming this node and the path.
     """
     spec = JobSpec.model_validate(json.loads(job_spec))
-    dataset = _open(spec, spec.data.path, cache_dir, node_id)
+    dataset = _open(spec, "data.path", spec.data.path, cache_dir, node_id)
     path = dataset.file.path
     evaluation_path, digest = None, path.stem
     if spec.evaluation is not None and spec.evaluation.data is not None:
-        held_out = _open(spec, spec.evaluation.data.path, cache_dir, node_id)
+        pattern = spec.evaluation.data.path
+        held_out = _open(spec, "evaluation.data.path", pattern, cache_dir, node_id)
         evaluation_path = held_out.file.path
         digest = hashlib.sha256(f"{digest} {evaluation_path.stem}".encode()).hexdigest()[:32]
     return PreparedData(
@@ -51,7 +52,7 @@ def prepare_data(job_spec: str, cache_dir: Path, node_id: str) -> PreparedData:
     )
 
 
-def _open(spec: JobSpec, pattern: str, cache_dir: Path, node_id: str) -> Dataset:
+def _open(spec: JobSpec, field: str, pattern: str, cache_dir: Path, node_id: str) -> Dataset:
     try:
         return open_dataset(
             pattern=pattern,
@@ -59,6 +60,7 @@ def _open(spec: JobSpec, pattern: str, cache_dir: Path, node_id: str) -> Dataset
             cache_dir=cache_dir,
             sequence_length=spec.data.sequence_length,
             vocab_size=_vocab_size(spec),
+            field=field,
         )
     except DataError as error:
         raise PlanariaError(

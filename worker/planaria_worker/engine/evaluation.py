@@ -100,13 +100,14 @@ def make_evaluation(
     field = "evaluation.data.path" if held_out is not None else "evaluation.fraction"
     if split.num_held_out < microbatch_size:
         raise DataError(
-            f"{field}: {split.num_held_out} of {split.num_sequences} sequences are held out, fewer "
-            f"than training.microbatch_size {microbatch_size}"
+            f"{field}: gives {split.num_held_out} of {split.num_sequences} sequences to evaluate "
+            f"on; it must give at least training.microbatch_size {microbatch_size}"
         )
     wanted = spec.num_sequences or split.num_held_out
     if wanted > split.num_held_out:
         raise DataError(
-            f"evaluation.num_sequences: {wanted}, but {field} gives {split.num_held_out}"
+            f"evaluation.num_sequences: {wanted}, but {field} gives {split.num_held_out}; "
+            f"it must be at most {split.num_held_out - split.num_held_out % microbatch_size}"
         )
     num_microbatches = wanted // microbatch_size
     return Evaluation(

@@ -130,6 +130,7 @@ def _open_dataset(spec: JobSpec, field: str, pattern: str, expected: Path) -> Da
         cache_dir=expected.parent,
         sequence_length=spec.data.sequence_length,
         vocab_size=None if config is None else config.vocab_size,
+        field=field,
     )
     if dataset.file.path != expected:
         raise DataError(f"{field}: {pattern} has changed since the agent read it")

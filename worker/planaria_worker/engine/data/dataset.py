@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria_worker.engine.data.errors import DataError
+from planaria_worker.engine.data.errors import DataError, TextError
 from planaria_worker.engine.data.files import content_hash, matching_files
 from planaria_worker.engine.data.token_file import (
     TokenFile,
@@ -56,17 +56,22 @@ def open_dataset(
     cache_dir: Path,
     sequence_length: int,
     vocab_size: int | None,
+    field: str = "data.path",
 ) -> Dataset:
     """Finds the files and opens their token file, making it first if no process has yet.
 
-    `vocab_size` is None where the model must be built to know it.
+    `vocab_size` is None where the model must be built to know it. `field` is what gives `pattern`
+    in the job file, for errors.
 
     Raises:
         DataError: no file matches, one cannot be read or encoded, the text is shorter than one
             sequence, or a token is not in the model's vocabulary.
     """
-    file = _token_file(matching_files(pattern), load_tokenizer(tokenizer), cache_dir)
-    return _checked(Dataset(file=file, sequence_length=sequence_length), vocab_size)
+    try:
+        file = _token_file(matching_files(pattern), load_tokenizer(tokenizer), cache_dir)
+    except TextError as error:
+        raise DataError(f"{field}: {error}") from error
+    return _checked(Dataset(file=file, sequence_length=sequence_length), vocab_size, field)
 
 
 def open_prepared_dataset(path: Path, *, sequence_length: int, vocab_size: int | None) -> Dataset:
@@ -81,15 +86,15 @@ def open_prepared_dataset(path: Path, *, sequence_length: int, vocab_size: int |
     return _checked(dataset, vocab_size)
 
 
-def _checked(dataset: Dataset, vocab_size: int | None) -> Dataset:
+def _checked(dataset: Dataset, vocab_size: int | None, field: str = "data.path") -> Dataset:
     if vocab_size is not None and dataset.file.max_token >= vocab_size:
         raise DataError(
-            f"model.vocab_size: {vocab_size}, but the data has token {dataset.file.max_token}; "
+            f"model.vocab_size: {vocab_size}, but {field} has token {dataset.file.max_token}; "
             f"it must be at least {dataset.file.max_token + 1}"
         )
     if not dataset.num_sequences:
         raise DataError(
-            f"data.sequence_length: the data has {len(dataset.file.tokens)} tokens, "
+            f"data.sequence_length: {field} has {len(dataset.file.tokens)} tokens, "
             f"one sequence needs {dataset.sequence_length + 1}"
         )
     return dataset

@@ -3,3 +3,7 @@
 
 class DataError(ValueError):
     """One line for a person: names the field of the job file, the path, and what would be right."""
+
+
+class TextError(DataError):
+    """What is wrong with text files; whoever knows puts the field that names them in front."""

@@ -5,31 +5,31 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from planaria_worker.engine.data.errors import DataError
+from planaria_worker.engine.data.errors import TextError
 
 _CHUNK_BYTES = 1 << 20
 
 
 def matching_files(pattern: str) -> tuple[Path, ...]:
-    """The files that `data.path` names, sorted: a path or a glob pattern (`**` spans folders).
+    """The files that a path or a glob pattern (`**` spans folders) names, sorted.
 
     Raises:
-        DataError: there is none.
+        TextError: there is none.
     """
     files = tuple(Path(name) for name in sorted(glob.glob(pattern, recursive=True)))  # noqa: PTH207 - absolute patterns
     found = tuple(path for path in files if path.is_file())
     if found:
         return found
     if files:
-        raise DataError(f"data.path: {pattern} is a directory; give a pattern, {pattern}/*.txt")
-    raise DataError(f"data.path: no file matches {pattern}")
+        raise TextError(f"{pattern} is a directory; give a pattern, {pattern}/*.txt")
+    raise TextError(f"no file matches {pattern}")
 
 
 def content_hash(files: Sequence[Path]) -> str:
     """SHA-256 over the sizes and contents of the files, in the given order; names do not count.
 
     Raises:
-        DataError: a file cannot be read.
+        TextError: a file cannot be read.
     """
     digest = hashlib.sha256()
     for path in files:
@@ -39,5 +39,5 @@ def content_hash(files: Sequence[Path]) -> str:
                 while chunk := file.read(_CHUNK_BYTES):
                     digest.update(chunk)
         except OSError as error:
-            raise DataError(f"data.path: cannot read {path}: {error.strerror}") from error
+            raise TextError(f"cannot read {path}: {error.strerror}") from error
     return digest.hexdigest()

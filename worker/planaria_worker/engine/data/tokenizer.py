@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as HuggingFaceFile
 
-from planaria_worker.engine.data.errors import DataError
+from planaria_worker.engine.data.errors import DataError, TextError
 
 _BLOCK_BYTES = 1 << 20
 
@@ -86,6 +86,6 @@ def _decode(block: bytes) -> str:
     try:
         return block.decode()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"data.path: not UTF-8 text ({error.reason}); use `tokenizer: byte` for such files"
+        raise TextError(
+            f"not UTF-8 text ({error.reason}); use `tokenizer: byte` for such files"
         ) from error
