@@ -214,7 +214,7 @@ async def test_only_the_wounded_stop_and_get_places_behind_the_step() -> None:
     assert {"quiesce", "plan", "rebuild", "resume", "copy"} <= set(names)
     told = [e.message for e in world.events if e.type == "step_finished_by"]
     assert told == [
-        "step 1 is finished by 2 pipelines of 2 nodes: 5 of 8 microbatches kept, 3 computed again"
+        "step 1 is finished by 2 pipelines of 2 nodes: 5 of 8 microbatches kept, 3 dealt out anew"
     ]
     totals = (await world.job()).time_seconds
     wall_seconds = (world.clock.now() - job.create_time).total_seconds()
