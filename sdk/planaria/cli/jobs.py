@@ -96,7 +96,7 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
         "loss": number(job.loss, ".4f"),
         "evaluation": evaluation_text(job),
         "generation": str(job.generation),
-        "survives": f"{job.fault_tolerance} lost nodes at once",
+        "survives": "" if job.is_done else f"{job.fault_tolerance} lost nodes at once",
         "tokens/s": number(job.tokens_per_second or None, ",.0f"),
         "goodput": number(job.goodput, ".1%"),
         "time": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in job.time_seconds.items()),

@@ -115,6 +115,13 @@ def test_a_job_is_shown_with_the_failures_it_lived_through(
         assert part in row
 
 
+def test_only_a_job_that_goes_on_survives_losses(run: Run, coordinator: FakeCoordinator) -> None:
+    coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
+    for state, is_told in (("RUNNING", True), ("FAILED", False), ("SUCCEEDED", False)):
+        coordinator.answer("GET /jobs/job-1", Answer(body=job(state=state)))
+        assert ("lost nodes at once" in run("jobs", "get", "job-1")[1]) is is_told
+
+
 def test_a_job_is_shown_with_its_newest_evaluation(run: Run, coordinator: FakeCoordinator) -> None:
     coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
     for loss, shown in ((2.0, "7.39"), (1e6, "inf")):
