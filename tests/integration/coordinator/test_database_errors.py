@@ -18,6 +18,7 @@ from planaria_common.netutil import free_port
 from planaria_coordinator.adapters.database.engine import open_engine, parse_database_url
 from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.schema import METADATA
+from planaria_coordinator.adapters.database.sqlite import SqliteEngine
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
 from planaria_coordinator.domain.job import LogLine
 from unit.coordinator_edge.fakes import NOON, job
@@ -85,8 +86,10 @@ async def test_a_newer_schema_is_left_alone(database_url: str) -> None:
     """An older Planaria does not write into what a newer one made."""
     await (await open_database(database_url, max_log_lines_per_job=1)).close()
     engine = open_engine(parse_database_url(database_url))
-    async with engine.begin() as connection:
-        await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    newer = text("UPDATE alembic_version SET version_num = '9999'")
+    async with engine.transaction() as transaction:
+        transaction.write(lambda connection: connection.execute(newer))
+        await transaction.commit()
     await engine.dispose()
 
     with pytest.raises(ConflictError, match="a newer version of Planaria wrote") as raised:
@@ -105,8 +108,8 @@ async def test_migrations_lead_to_the_tables_of_the_code(database_url: str) -> N
         found: list[Any] = compare_metadata(MigrationContext.configure(connection), METADATA)
         return found
 
-    async with engine.connect() as connection:
-        left_to_do = await connection.run_sync(differences)
+    async with engine.transaction() as transaction:
+        left_to_do = await transaction.run(differences)
     await engine.dispose()
 
     assert left_to_do == []
@@ -127,14 +130,13 @@ async def test_a_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 async def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     """The unit of work that did not fit is rolled back; what was committed stays readable."""
-    engine = open_engine(parse_database_url(f"sqlite:///{tmp_path / 'x.db'}"))
-    await migrate(engine)
-    await engine.dispose()
+    engine = SqliteEngine(parse_database_url(f"sqlite:///{tmp_path / 'x.db'}"))
 
     def shrink_disk(connection: Any, _record: object) -> None:
         connection.cursor().execute("PRAGMA max_page_count = 60")
 
     event.listen(engine.sync_engine, "connect", shrink_disk)
+    await migrate(engine)
     database = SqlDatabase(engine, max_log_lines_per_job=1000)
     async with database.unit_of_work() as work:
         await work.jobs.add(job())
@@ -161,13 +163,12 @@ async def test_a_server_that_went_away_is_found_again(
     """Connections that the server has ended are replaced without an error."""
     database = await open_database(empty_postgresql_url, max_log_lines_per_job=1)
     engine = open_engine(parse_database_url(empty_postgresql_url))
-    async with engine.begin() as connection:
-        await connection.execute(
-            text(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE pid <> pg_backend_pid() AND datname = current_database()"
-            )
-        )
+    end_all_others = text(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    )
+    async with engine.transaction() as transaction:
+        await transaction.run(lambda connection: connection.execute(end_all_others).all())
     await engine.dispose()
 
     await database.ping()

@@ -199,7 +199,7 @@ class _Directives(_Table):
 
 
 class _Events(_Table):
-    async def append(self, drafts: Sequence[EventDraft]) -> Sequence[Event]:
+    async def append(self, drafts: Sequence[EventDraft]) -> None:
         first = len(self.t.events) + 1
         events = [
             Event(
@@ -209,7 +209,6 @@ class _Events(_Table):
             for offset, draft in enumerate(drafts)
         ]
         self.t.events.extend(events)
-        return events
 
     async def after(self, sequence: int, *, job_id: str, limit: int) -> Sequence[Event]:
         found = [e for e in self.t.events if e.sequence > sequence]

@@ -159,7 +159,7 @@ class DirectiveRepository(Protocol):
 class EventRepository(Protocol):
     """Events, append-only."""
 
-    async def append(self, drafts: Sequence[EventDraft]) -> Sequence[Event]:
+    async def append(self, drafts: Sequence[EventDraft]) -> None:
         """Give each the next sequence number, without gaps in the order of commits."""
         ...
 

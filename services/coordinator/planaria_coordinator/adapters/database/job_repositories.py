@@ -3,16 +3,21 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sqlalchemy import delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, delete, select, update
 
 from planaria_coordinator.adapters.database.records import (
     Listing,
     count_up,
+    find_all,
+    find_first,
+    find_value,
     insert_or_ignore,
     insert_or_replace,
-    record_of,
+    insert_rows,
+    inserting,
     row_of,
+    updating,
+    write,
 )
 from planaria_coordinator.adapters.database.schema import (
     COUNTERS,
@@ -25,6 +30,7 @@ from planaria_coordinator.adapters.database.schema import (
     STEP_METRICS,
     TRANSITIONS,
 )
+from planaria_coordinator.adapters.database.transaction import Transaction
 from planaria_coordinator.application.ports import GenerationRecord, Page, TransitionRecord
 from planaria_coordinator.domain.directive import Directive, Outcome
 from planaria_coordinator.domain.job import Job, JobState, LogLine, StepMetrics
@@ -39,98 +45,96 @@ class SqlJobs:
 
     _listing: Final = Listing(record_type=Job, table=JOBS, order=JOBS.c.position, newest_first=True)
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     async def add(self, job: Job) -> None:
-        await self._connection.execute(insert(JOBS).values(row_of(job, JOBS)))
+        insert_rows(self._transaction, JOBS, [row_of(job, JOBS)])
 
     async def get(self, job_id: str) -> Job | None:
-        row = (await self._connection.execute(select(JOBS).where(JOBS.c.id == job_id))).first()
-        return None if row is None else record_of(Job, row)
+        return await find_first(self._transaction, Job, select(JOBS).where(JOBS.c.id == job_id))
 
     async def save(self, job: Job) -> None:
-        statement = update(JOBS).where(JOBS.c.id == job.id).values(row_of(job, JOBS))
-        await self._connection.execute(statement)
+        row = {**row_of(job, JOBS), "row_id": job.id}
+        write(self._transaction, updating(JOBS.c.id), [row])
 
     async def page(self, *, page_size: int, page_token: str) -> Page[Job]:
         return await self._listing.page(
-            self._connection, page_size=page_size, page_token=page_token
+            self._transaction, page_size=page_size, page_token=page_token
         )
 
     async def unfinished(self) -> Sequence[Job]:
         query = select(JOBS).where(JOBS.c.state.not_in(_TERMINAL)).order_by(JOBS.c.position)
-        return [record_of(Job, row) for row in (await self._connection.execute(query)).all()]
+        return await find_all(self._transaction, Job, query)
 
 
 class SqlRuns:
     """The state of each job's state machine."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     async def get(self, job_id: str) -> JobRun | None:
         query = select(RUNS.c.run).where(RUNS.c.job_id == job_id)
-        run: JobRun | None = (await self._connection.execute(query)).scalar_one_or_none()
+        run: JobRun | None = await find_value(self._transaction, query)
         return run
 
     async def save(self, run: JobRun) -> None:
-        await insert_or_replace(self._connection, RUNS, {"job_id": run.job_id, "run": run})
+        insert_or_replace(self._transaction, RUNS, {"job_id": run.job_id, "run": run})
 
 
 class SqlGenerations:
     """Generations with their plans."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     async def save(self, record: GenerationRecord) -> None:
-        await insert_or_replace(self._connection, GENERATIONS, row_of(record, GENERATIONS))
+        insert_or_replace(self._transaction, GENERATIONS, row_of(record, GENERATIONS))
 
     async def newest_planned(self, job_id: str) -> GenerationRecord | None:
         query = (
             select(GENERATIONS)
             .where(GENERATIONS.c.job_id == job_id, GENERATIONS.c.plan.is_not(None))
             .order_by(GENERATIONS.c.generation.desc())
-            .limit(1)
         )
-        row = (await self._connection.execute(query)).first()
-        return None if row is None else record_of(GenerationRecord, row)
+        return await find_first(self._transaction, GenerationRecord, query)
 
 
 class SqlTransitions:
     """The phases of transitions that have begun."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     async def append(self, record: TransitionRecord) -> None:
-        await self._connection.execute(insert(TRANSITIONS).values(row_of(record, TRANSITIONS)))
+        insert_rows(self._transaction, TRANSITIONS, [row_of(record, TRANSITIONS)])
 
 
 class SqlDirectives:
     """Directives, in the order in which they were added."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     async def add(self, directives: Sequence[Directive]) -> None:
         rows = [{**row_of(each, DIRECTIVES), "state": "PENDING"} for each in directives]
-        if rows:
-            await self._connection.execute(insert(DIRECTIVES), rows)
+        insert_rows(self._transaction, DIRECTIVES, rows)
 
     async def resolve(self, directive_id: str, outcome: Outcome) -> None:
-        await self._connection.execute(
+        write(
+            self._transaction,
             update(DIRECTIVES)
             .where(DIRECTIVES.c.id == directive_id, DIRECTIVES.c.state != "RESOLVED")
-            .values(state="RESOLVED", outcome=outcome)
+            .values(state="RESOLVED", outcome=outcome),
         )
 
     async def drop(self, directive_ids: Iterable[str]) -> None:
-        await self._connection.execute(
+        write(
+            self._transaction,
             update(DIRECTIVES)
             .where(DIRECTIVES.c.id.in_(list(directive_ids)), DIRECTIVES.c.state == "PENDING")
-            .values(state="SUPERSEDED")
+            .values(state="SUPERSEDED"),
         )
 
     async def pending(self) -> Sequence[Directive]:
@@ -139,7 +143,7 @@ class SqlDirectives:
             .where(DIRECTIVES.c.state == "PENDING")
             .order_by(DIRECTIVES.c.position)
         )
-        return [record_of(Directive, row) for row in (await self._connection.execute(query)).all()]
+        return await find_all(self._transaction, Directive, query)
 
 
 class SqlRecoveries:
@@ -147,15 +151,15 @@ class SqlRecoveries:
 
     _listing: Final = Listing(record_type=Recovery, table=RECOVERIES, order=RECOVERIES.c.id)
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     async def add(self, recovery: Recovery) -> None:
-        await self._connection.execute(insert(RECOVERIES).values(row_of(recovery, RECOVERIES)))
+        insert_rows(self._transaction, RECOVERIES, [row_of(recovery, RECOVERIES)])
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
         return await self._listing.page(
-            self._connection,
+            self._transaction,
             RECOVERIES.c.job_id == job_id,
             page_size=page_size,
             page_token=page_token,
@@ -169,16 +173,16 @@ class SqlStepMetrics:
         record_type=StepMetrics, table=STEP_METRICS, order=STEP_METRICS.c.step
     )
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     async def add(self, metrics: Sequence[StepMetrics]) -> None:
         rows = [row_of(each, STEP_METRICS) for each in metrics]
-        await insert_or_ignore(self._connection, STEP_METRICS, rows)
+        insert_or_ignore(self._transaction, STEP_METRICS, rows)
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[StepMetrics]:
         return await self._listing.page(
-            self._connection,
+            self._transaction,
             STEP_METRICS.c.job_id == job_id,
             page_size=page_size,
             page_token=page_token,
@@ -191,22 +195,21 @@ class SqlStepMetrics:
             .order_by(STEP_METRICS.c.step.desc())
             .limit(limit)
         )
-        rows = (await self._connection.execute(query)).all()
-        return [record_of(StepMetrics, row) for row in reversed(rows)]
+        return (await find_all(self._transaction, StepMetrics, query))[::-1]
 
 
 class SqlLogLines:
     """The newest lines of each job's log.
 
     Args:
-        connection: of the unit of work.
+        transaction: of the unit of work.
         max_lines_per_job: older lines are deleted.
     """
 
     _listing: Final = Listing(record_type=LogLine, table=LOG_LINES, order=LOG_LINES.c.sequence)
 
-    def __init__(self, connection: AsyncConnection, *, max_lines_per_job: int) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction, *, max_lines_per_job: int) -> None:
+        self._transaction = transaction
         self._max_lines_per_job = max_lines_per_job
 
     async def append(self, lines: Sequence[LogLine]) -> None:
@@ -215,27 +218,32 @@ class SqlLogLines:
             by_job.setdefault(line.job_id, []).append(line)
         # In one order for all: two appends must not wait for each other's counters.
         for job_id in sorted(by_job):
-            await self._append_to_job(job_id, by_job[job_id])
+            self._append_to_job(job_id, by_job[job_id])
 
-    async def _append_to_job(self, job_id: str, lines: Sequence[LogLine]) -> None:
-        newest = await count_up(self._connection, COUNTERS, f"log_lines/{job_id}", len(lines))
-        first = newest - len(lines) + 1
+    def _append_to_job(self, job_id: str, lines: Sequence[LogLine]) -> None:
         rows = [
             # PostgreSQL's text cannot hold NUL, and engines may write anything.
-            {**row_of(line, LOG_LINES), "sequence": number, "text": line.text.replace("\0", "�")}
-            for number, line in enumerate(lines, start=first)
+            {**row_of(line, LOG_LINES), "text": line.text.replace("\0", "�")}
+            for line in lines
         ]
-        await self._connection.execute(insert(LOG_LINES), rows[-self._max_lines_per_job :])
-        await self._connection.execute(
-            delete(LOG_LINES).where(
-                LOG_LINES.c.job_id == job_id,
-                LOG_LINES.c.sequence <= newest - self._max_lines_per_job,
+
+        def append(connection: Connection) -> None:
+            newest = count_up(connection, COUNTERS, f"log_lines/{job_id}", len(rows))
+            first = newest - len(rows) + 1
+            numbered = [{**row, "sequence": number} for number, row in enumerate(rows, start=first)]
+            connection.execute(inserting(LOG_LINES), numbered[-self._max_lines_per_job :])
+            connection.execute(
+                delete(LOG_LINES).where(
+                    LOG_LINES.c.job_id == job_id,
+                    LOG_LINES.c.sequence <= newest - self._max_lines_per_job,
+                )
             )
-        )
+
+        self._transaction.write(append)
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[LogLine]:
         return await self._listing.page(
-            self._connection,
+            self._transaction,
             LOG_LINES.c.job_id == job_id,
             page_size=page_size,
             page_token=page_token,

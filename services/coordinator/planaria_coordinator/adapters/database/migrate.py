@@ -7,16 +7,16 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.adapters.database.engine import WRITES, database_errors
+from planaria_coordinator.adapters.database.engine import DatabaseEngine
+from planaria_coordinator.adapters.database.errors import database_errors
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _LOCK_ID = 0x706C616E  # "plan": of PostgreSQL's advisory lock around migrations
 
 
-async def migrate(engine: AsyncEngine) -> None:
+async def migrate(engine: DatabaseEngine) -> None:
     """Create or upgrade the tables; nothing happens when they are up to date.
 
     Raises:
@@ -24,10 +24,9 @@ async def migrate(engine: AsyncEngine) -> None:
         UnavailableError: the database cannot be reached or written.
     """
     with database_errors(engine.url):
-        async with engine.connect() as connection:
-            await connection.execution_options(**{WRITES: True})
-            async with connection.begin():
-                await connection.run_sync(_upgrade)
+        async with engine.transaction() as transaction:
+            transaction.write(_upgrade)
+            await transaction.commit()
 
 
 def _upgrade(connection: Connection) -> None:

@@ -1,13 +1,12 @@
 """Totals for monitoring, counted by the database."""
 
-from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, func, select
 
 from planaria_coordinator.adapters.database.schema import COUNTERS, JOBS, RECOVERIES
 from planaria_coordinator.application.statistics import RecoveryTotals, Totals
 
 
-async def count_totals(connection: AsyncConnection) -> Totals:
+def count_totals(connection: Connection) -> Totals:
     """Return the totals as they are in one transaction."""
     states = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)
     causes = select(
@@ -19,7 +18,7 @@ async def count_totals(connection: AsyncConnection) -> Totals:
     ).group_by(RECOVERIES.c.cause)
     events = select(COUNTERS.c.value).where(COUNTERS.c.name == "events")
     return Totals(
-        jobs={state: count for state, count in (await connection.execute(states)).all()},  # noqa: C416 - rows are no pairs to mypy
+        jobs={state: count for state, count in connection.execute(states)},  # noqa: C416 - rows are no pairs to mypy
         recoveries={
             cause: RecoveryTotals(
                 count=count,
@@ -28,8 +27,8 @@ async def count_totals(connection: AsyncConnection) -> Totals:
                 redone_microbatches=int(redone_microbatches),
             )
             for cause, count, pause_seconds, copied_bytes, redone_microbatches in (
-                await connection.execute(causes)
-            ).all()
+                connection.execute(causes)
+            )
         },
-        num_events=(await connection.execute(events)).scalar_one_or_none() or 0,
+        num_events=connection.execute(events).scalar_one_or_none() or 0,
     )

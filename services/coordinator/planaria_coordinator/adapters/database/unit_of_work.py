@@ -1,11 +1,9 @@
 """Units of work: one transaction, with a repository for each kind of record."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from planaria_coordinator.adapters.database.cluster_repositories import (
     SqlEvents,
@@ -13,11 +11,11 @@ from planaria_coordinator.adapters.database.cluster_repositories import (
     SqlRequests,
 )
 from planaria_coordinator.adapters.database.engine import (
-    WRITES,
-    database_errors,
+    DatabaseEngine,
     open_engine,
     parse_database_url,
 )
+from planaria_coordinator.adapters.database.errors import database_errors
 from planaria_coordinator.adapters.database.job_repositories import (
     SqlDirectives,
     SqlGenerations,
@@ -30,58 +28,57 @@ from planaria_coordinator.adapters.database.job_repositories import (
 )
 from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.statistics import count_totals
+from planaria_coordinator.adapters.database.transaction import Transaction
 from planaria_coordinator.application.statistics import Totals
 
 
 class SqlUnitOfWork:
     """One transaction; `planaria_coordinator.application.ports.UnitOfWork`."""
 
-    def __init__(self, connection: AsyncConnection, *, max_log_lines_per_job: int) -> None:
-        self._connection = connection
-        self.jobs = SqlJobs(connection)
-        self.runs = SqlRuns(connection)
-        self.nodes = SqlNodes(connection)
-        self.generations = SqlGenerations(connection)
-        self.transitions = SqlTransitions(connection)
-        self.directives = SqlDirectives(connection)
-        self.events = SqlEvents(connection)
-        self.recoveries = SqlRecoveries(connection)
-        self.step_metrics = SqlStepMetrics(connection)
-        self.log_lines = SqlLogLines(connection, max_lines_per_job=max_log_lines_per_job)
-        self.requests = SqlRequests(connection)
+    def __init__(self, transaction: Transaction, *, max_log_lines_per_job: int) -> None:
+        self._transaction = transaction
+        self.jobs = SqlJobs(transaction)
+        self.runs = SqlRuns(transaction)
+        self.nodes = SqlNodes(transaction)
+        self.generations = SqlGenerations(transaction)
+        self.transitions = SqlTransitions(transaction)
+        self.directives = SqlDirectives(transaction)
+        self.events = SqlEvents(transaction)
+        self.recoveries = SqlRecoveries(transaction)
+        self.step_metrics = SqlStepMetrics(transaction)
+        self.log_lines = SqlLogLines(transaction, max_lines_per_job=max_log_lines_per_job)
+        self.requests = SqlRequests(transaction)
 
     async def commit(self) -> None:
-        await self._connection.commit()
+        await self._transaction.commit()
 
 
 class SqlDatabase:
     """Where units of work come from; `planaria_coordinator.application.ports.Database`."""
 
-    def __init__(self, engine: AsyncEngine, *, max_log_lines_per_job: int) -> None:
+    def __init__(self, engine: DatabaseEngine, *, max_log_lines_per_job: int) -> None:
         self._engine = engine
         self._max_log_lines_per_job = max_log_lines_per_job
-        # SQLite has one writer: waiting in line here is fair, polling its lock is not.
-        is_sqlite = engine.dialect.name == "sqlite"
-        self._turn: asyncio.Lock | None = asyncio.Lock() if is_sqlite else None
 
     @asynccontextmanager
     async def unit_of_work(self) -> AsyncIterator[SqlUnitOfWork]:
-        turn: AbstractAsyncContextManager[None] = self._turn or nullcontext()
-        with database_errors(self._engine.url):
-            async with turn, self._engine.connect() as connection:
-                await connection.execution_options(**{WRITES: True})
-                yield SqlUnitOfWork(connection, max_log_lines_per_job=self._max_log_lines_per_job)
+        async with self._transaction() as transaction:
+            yield SqlUnitOfWork(transaction, max_log_lines_per_job=self._max_log_lines_per_job)
 
     async def ping(self) -> None:
-        with database_errors(self._engine.url):
-            async with self._engine.connect() as connection:
-                await connection.execute(text("SELECT 1"))
+        async with self._transaction() as transaction:
+            await transaction.run(lambda connection: connection.scalar(text("SELECT 1")))
 
     async def totals(self) -> Totals:
         """Count, as `planaria_coordinator.application.statistics.Statistics` has it."""
+        async with self._transaction() as transaction:
+            return await transaction.run(count_totals)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
         with database_errors(self._engine.url):
-            async with self._engine.connect() as connection:
-                return await count_totals(connection)
+            async with self._engine.transaction() as transaction:
+                yield transaction
 
     async def close(self) -> None:
         """Close every connection."""

@@ -1,0 +1,94 @@
+"""What drivers raise, as one clear line."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import asyncpg  # type: ignore[import-untyped]  # ships no types
+from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from planaria_common.errors import ErrorReason, PlanariaError
+
+_UNREACHABLE: Final = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+)
+_SQLITE_UNUSABLE: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+_UNSTORABLE_TEXT: Final = (
+    asyncpg.CharacterNotInRepertoireError,
+    asyncpg.UntranslatableCharacterError,
+)
+
+
+@contextmanager
+def database_errors(url: URL) -> Iterator[None]:
+    """Turn what drivers raise into one clear line.
+
+    Raises:
+        UnavailableError: the database cannot be reached, is full, or refuses.
+        InvalidArgumentError: a text holds the NUL character, which PostgreSQL cannot store.
+    """
+    try:
+        yield
+    except (DBAPIError, PoolTimeoutError, OSError) as error:
+        cause = _driver_error(error)
+        if isinstance(cause, _UNSTORABLE_TEXT):
+            message = "a text holds the NUL character, which cannot be stored"
+            raise PlanariaError(ErrorReason.INVALID_ARGUMENT, message) from error
+        problem = _problem_of(error, cause)
+        if problem is None:
+            raise
+        raise PlanariaError(
+            ErrorReason.UNAVAILABLE,
+            f"the database at {url.render_as_string(hide_password=True)} {problem}",
+            {"part": "database"},
+        ) from error
+
+
+def _driver_error(error: BaseException) -> BaseException:
+    """Return the driver's own error, below SQLAlchemy's wrappers."""
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        return error.orig.__cause__ or error.orig
+    return error
+
+
+def _problem_of(error: Exception, cause: BaseException) -> str | None:
+    """Return what is wrong, in words; None for a defect of ours, such as a wrong statement."""
+    if isinstance(error, PoolTimeoutError):
+        return "is busy: no connection became free in time"
+    if isinstance(cause, sqlite3.Error):
+        return _problem_of_sqlite(cause)
+    if isinstance(cause, asyncpg.DiskFullError):
+        return "cannot be written: its disk is full"
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return f"ended the connection: {cause}"
+    if isinstance(cause, _UNREACHABLE):
+        return f"cannot be used: {cause or type(cause).__name__}"
+    return None
+
+
+def _problem_of_sqlite(cause: sqlite3.Error) -> str | None:
+    primary_code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+    if primary_code == sqlite3.SQLITE_FULL:
+        return "cannot be written: its disk is full"
+    return f"cannot be used: {cause}" if primary_code in _SQLITE_UNUSABLE else None

@@ -1,0 +1,63 @@
+"""Transactions on PostgreSQL."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from sqlalchemy import URL, Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from planaria_coordinator.adapters.database.columns import JSON_AS_TEXT
+from planaria_coordinator.adapters.database.transaction import Writes
+
+T = TypeVar("T")
+
+_CONNECT_TIMEOUT_SECONDS: Final = 10
+
+
+class PostgresqlTransaction:
+    """A transaction of one connection of the pool.
+
+    It is READ COMMITTED: each statement sees what others have committed until then.
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+        self._writes = Writes()
+
+    def write(self, function: Callable[[Connection], object]) -> None:
+        self._writes.add(function)
+
+    async def run(self, function: Callable[[Connection], T]) -> T:
+        return await self._connection.run_sync(self._run, function)
+
+    async def commit(self) -> None:
+        await self._connection.run_sync(self._run, Connection.commit)
+
+    def _run(self, connection: Connection, function: Callable[[Connection], T]) -> T:
+        self._writes.flush(connection)
+        return function(connection)
+
+
+class PostgresqlEngine:
+    """A pool of connections."""
+
+    def __init__(self, url: URL) -> None:
+        self._engine = create_async_engine(
+            url,
+            pool_pre_ping=True,
+            connect_args={"timeout": _CONNECT_TIMEOUT_SECONDS},
+            **JSON_AS_TEXT,
+        )
+
+    @property
+    def url(self) -> URL:
+        return self._engine.url
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[PostgresqlTransaction]:
+        async with self._engine.connect() as connection:
+            yield PostgresqlTransaction(connection)
+
+    async def dispose(self) -> None:
+        await self._engine.dispose()

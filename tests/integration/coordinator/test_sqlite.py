@@ -1,0 +1,189 @@
+"""How transactions use SQLite's one thread and its one lock."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+
+from planaria_coordinator.adapters.database.engine import parse_database_url
+from planaria_coordinator.adapters.database.migrate import migrate
+from planaria_coordinator.adapters.database.sqlite import SqliteEngine
+from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
+from planaria_coordinator.domain.directive import Directive
+from planaria_coordinator.domain.signals import NodeLost
+from unit.coordinator.simulation import running_world
+from unit.coordinator_edge.fakes import job, node
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "x.db"
+
+
+@pytest.fixture
+async def engine(path: Path) -> AsyncIterator[SqliteEngine]:
+    engine = SqliteEngine(parse_database_url(f"sqlite:///{path}"))
+    await migrate(engine)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+def database(engine: SqliteEngine) -> SqlDatabase:
+    return SqlDatabase(engine, max_log_lines_per_job=5)
+
+
+@pytest.fixture
+def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Everything that is handed to a thread from now on."""
+    handed_over: list[object] = []
+    submit = ThreadPoolExecutor.submit
+
+    def count(self: ThreadPoolExecutor, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        handed_over.append(function)
+        return submit(self, function, *args, **kwargs)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", count)
+    return handed_over
+
+
+@contextmanager
+def write_lock_of_another_process(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield other
+
+
+async def test_a_decision_is_stored_in_one_hop(
+    database: SqlDatabase, hops: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose cores are busy, each way to the thread and back takes long."""
+    world = await running_world(4)
+    async with database.unit_of_work() as work:
+        await work.jobs.add(await world.job())
+        await work.commit()
+    state = world.coordinator._state
+    actor = state.actors[world.job_id]
+    told: list[Directive] = []
+    monkeypatch.setattr(state, "database", database)
+    monkeypatch.setattr(state.dispatcher, "send", told.append)
+    world.planner.is_open.clear()
+    hops.clear()
+
+    await actor.post(NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat"))
+
+    assert len(hops) == 1
+    assert len(told) == 3
+    async with database.unit_of_work() as work:
+        assert await work.directives.pending() == told
+        assert await work.runs.get(world.job_id) == actor.run
+        assert await work.events.newest_sequence() > 0
+    await world.stop()
+
+
+async def test_what_is_not_committed_takes_no_hop(
+    database: SqlDatabase, hops: list[object]
+) -> None:
+    """Writes wait for the next reading or for the commit."""
+    async with database.unit_of_work() as work:
+        await work.jobs.add(job())
+    assert hops == []
+    async with database.unit_of_work() as work:
+        assert await work.jobs.get("job-1") is None
+    assert len(hops) == 1
+
+
+async def test_reading_needs_no_write_lock(database: SqlDatabase, path: Path) -> None:
+    """Users see their jobs while somebody else writes."""
+    with write_lock_of_another_process(path):
+        async with database.unit_of_work() as work:
+            assert await work.jobs.unfinished() == []
+
+
+async def test_writing_after_another_process_has_written(database: SqlDatabase, path: Path) -> None:
+    """What was read before does not make the write fail: it is no part of its transaction."""
+    async with database.unit_of_work() as work:
+        assert await work.nodes.get("a") is None
+        with write_lock_of_another_process(path) as other:
+            other.execute("INSERT INTO counters VALUES ('elsewhere', 1)")
+            other.execute("COMMIT")
+        await work.nodes.save(node("a"))
+        await work.commit()
+    async with database.unit_of_work() as work:
+        assert await work.nodes.get("a") is not None
+
+
+@contextmanager
+def stopped_commit(engine: SqliteEngine) -> Iterator[asyncio.Event]:
+    """Stop the thread before the next COMMIT until the block ends; the event says it stands."""
+    reached, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop(_connection: Connection) -> None:
+        loop.call_soon_threadsafe(reached.set)
+        go_on.wait()
+
+    event.listen(engine.sync_engine, "commit", stop, once=True)
+    try:
+        yield reached
+    finally:
+        go_on.set()
+
+
+async def add_job(database: SqlDatabase, job_id: str) -> None:
+    async with database.unit_of_work() as work:
+        await work.jobs.add(job(job_id))
+        await work.commit()
+
+
+async def test_who_is_cancelled_in_a_commit_leaves_when_it_is_over(
+    engine: SqliteEngine, database: SqlDatabase
+) -> None:
+    """However often: the next unit of work begins behind it, and finds no transaction open."""
+    with stopped_commit(engine) as reached:
+        cancelled = asyncio.create_task(add_job(database, "job-1"))
+        await reached.wait()
+        following = asyncio.create_task(add_job(database, "job-2"))
+        for _ in range(3):
+            cancelled.cancel()
+            await asyncio.sleep(0)
+        assert not cancelled.done()
+        assert not following.done()
+
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await following
+    async with database.unit_of_work() as work:
+        assert [found.id for found in await work.jobs.unfinished()] == ["job-1", "job-2"]
+
+
+async def test_who_is_cancelled_before_the_commit_leaves_nothing(
+    database: SqlDatabase,
+) -> None:
+    """Also when what was written has reached the database."""
+    has_written = asyncio.Event()
+
+    async def write_and_wait() -> None:
+        async with database.unit_of_work() as work:
+            await work.jobs.add(job("job-1"))
+            assert await work.jobs.get("job-1") is not None
+            has_written.set()
+            await asyncio.Event().wait()
+
+    cancelled = asyncio.create_task(write_and_wait())
+    await has_written.wait()
+    cancelled.cancel()
+    await add_job(database, "job-2")
+    async with database.unit_of_work() as work:
+        assert [found.id for found in await work.jobs.unfinished()] == ["job-2"]
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
