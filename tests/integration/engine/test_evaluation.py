@@ -195,4 +195,4 @@ def test_a_job_with_too_little_to_evaluate_on_says_so_before_it_starts(
     with EngineCluster(tmp_path, replace(job.files, spec=spec), zygote) as cluster:
         failure = cluster.start("a").failure
         assert failure.reason == ErrorReason.ERROR_REASON_DATA_UNUSABLE
-        assert failure.message.startswith("evaluation.fraction: 0 of ")
+        assert failure.message.startswith("evaluation.fraction: gives 0 of ")
