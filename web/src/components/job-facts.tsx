@@ -18,7 +18,7 @@ export function JobFacts({ job }: { job: Job }) {
             {job.evaluation_loss.toFixed(4)} after {count(job.evaluation_step ?? 0)} steps
           </Fact>
         )}
-        <Fact name="Tokens/s">{count(job.tokens_per_second)}</Fact>
+        <Fact name="Tokens/s">{job.tokens_per_second ? count(job.tokens_per_second) : "—"}</Fact>
         <Fact name="Goodput">{typeof job.goodput === "number" ? percent(job.goodput) : "—"}</Fact>
         <Fact name="Generation">{job.generation}</Fact>
         <Fact name="Nodes it can lose at once">{job.fault_tolerance}</Fact>

@@ -36,6 +36,19 @@ test("a new generation is marked where it took over", () => {
   expect(screen.getByText("g4")).toBeTruthy();
 });
 
+test("of generations close together the last one has its name", () => {
+  const metrics = [
+    aStep(0),
+    aStep(1, { generation: 2 }),
+    aStep(2, { generation: 3 }),
+    aStep(300, { generation: 3 }),
+  ];
+  const { container } = render(<LossChart metrics={metrics} />);
+  expect(container.querySelectorAll(".generation line")).toHaveLength(2);
+  expect(screen.queryByText("g2")).toBeNull();
+  expect(screen.getByText("g3")).toBeTruthy();
+});
+
 test("a single step, and steps of one loss, can be drawn", () => {
   const { container } = render(<LossChart metrics={[aStep(7, { loss: 2 })]} />);
   expect(container.innerHTML).not.toContain("NaN");

@@ -6,6 +6,7 @@ const WIDTH = 720;
 const HEIGHT = 240;
 const MARGIN = { left: 48, right: 12, top: 22, bottom: 34 };
 const BUCKETS = 400;
+const LABEL_WIDTH = 20;
 
 interface Scale {
   x: (step: number) => number;
@@ -59,8 +60,13 @@ export function LossChart({ metrics }: { metrics: readonly StepMetrics[] }) {
   return (
     <svg role="img" aria-label={label} className="chart" viewBox={`0 0 ${WIDTH} ${HEIGHT}`}>
       <Axes scale={scale} />
-      {changes.map((m) => (
-        <GenerationMark key={m.step} x={scale.x(m.step)} generation={m.generation} />
+      {changes.map((m, i) => (
+        <GenerationMark
+          key={m.step}
+          x={scale.x(m.step)}
+          room={scale.x(changes[i + 1]?.step ?? Infinity) - scale.x(m.step)}
+          generation={m.generation}
+        />
       ))}
       <Curve scale={scale} points={thin(trained, BUCKETS)} />
       {newest && (
@@ -115,13 +121,16 @@ function Axes({ scale }: { scale: Scale }) {
   );
 }
 
-function GenerationMark({ x, generation }: { x: number; generation: number }) {
+/** Where two are close together, the later one has its name. */
+function GenerationMark({ x, room, generation }: { x: number; room: number; generation: number }) {
   return (
     <g className="generation">
       <line x1={x} x2={x} y1={MARGIN.top} y2={HEIGHT - MARGIN.bottom} />
-      <text x={x} y={MARGIN.top - 6} textAnchor="middle">
-        g{generation}
-      </text>
+      {room >= LABEL_WIDTH && (
+        <text x={x} y={MARGIN.top - 6} textAnchor="middle">
+          g{generation}
+        </text>
+      )}
     </g>
   );
 }
