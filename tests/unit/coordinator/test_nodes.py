@@ -166,6 +166,10 @@ async def test_a_node_without_work_is_drained_at_once() -> None:
     await world.coordinator.cluster.drain("n0")
     await world.settle()
     assert await state_of(world, "n0") is NodeState.DRAINED
+    with pytest.raises(PlanariaError, match="n0 is DRAINED: its agent still runs"):
+        await world.coordinator.cluster.remove("n0")
+    await world.kill_node("n0")
+    await world.coordinator.cluster.remove("n0")
     await world.stop()
 
 

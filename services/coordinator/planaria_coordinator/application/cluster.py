@@ -109,8 +109,11 @@ class Cluster:
         async with state.node_lock:
             entry = state.nodes.require(node_id)
             gone = (NodeState.LOST, NodeState.DRAINED)
-            if entry.node.state not in gone or entry.wire is not None:
-                expected = "only a node that is LOST or DRAINED, its agent stopped, can be removed"
+            if entry.node.state not in gone:
+                expected = "only a node that is LOST or DRAINED can be removed: drain it first"
+                raise wrong_state(node_id, entry.node.state, expected)
+            if entry.wire is not None:
+                expected = "its agent still runs: stop planaria-worker there first"
                 raise wrong_state(node_id, entry.node.state, expected)
             draft = state.draft("node_removed", f"{node_id} is forgotten", node_id=node_id)
             async with state.database.unit_of_work() as work:
