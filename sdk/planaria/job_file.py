@@ -103,7 +103,10 @@ def _explain(detail: ErrorDetails, section: Sequence[str], context: Mapping[str,
             return f"must be letters, digits, '.', '_' or '-' (at most 63), not {given!r}"
         case "dict_type" if section == ["model", "huggingface"]:
             return f"must be the contents of a config.json, not {given!r}"
-        case "model_type" | "model_attributes_type" | "dict_type":
+        case "model_type" | "model_attributes_type":
+            known = ", ".join(_section([*section, str(detail["loc"][-1])]).model_fields)
+            return f"must be a group of fields ({known}), not {given!r}"
+        case "dict_type":
             return f"must be a group of fields, not {given!r}"
         case _:
             return detail["msg"][:1].lower() + detail["msg"][1:]

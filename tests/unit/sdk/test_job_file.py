@@ -78,7 +78,14 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"output.pth": "x"}, "output.pth: unknown field; did you mean path?"),
     ({"training.steps": MISSING}, "training.steps: is missing, and has no default"),
     ({"data": MISSING}, "data: is missing, and has no default"),
-    ({"data": 3}, "data: must be a group of fields, not 3"),
+    (
+        {"data": 3},
+        "data: must be a group of fields (path, tokenizer, sequence_length), not 3",
+    ),
+    (
+        {"evaluation": {"data": "held-out.txt"}},
+        "evaluation.data: must be a group of fields (path), not 'held-out.txt'",
+    ),
     ({"training.steps": 0}, "training.steps: must be at least 1, not 0"),
     ({"training.steps": 1.5}, "training.steps: must be a whole number, not 1.5"),
     ({"training.steps": "many"}, "training.steps: must be a whole number, not 'many'"),
