@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from planaria_worker.engine.data.dataset import Dataset, open_dataset, open_prepared_dataset
+from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.data.files import content_hash, matching_files
 from planaria_worker.engine.data.order import KeyedPermutation, SampleOrder
@@ -95,17 +95,6 @@ def test_a_damaged_token_file_is_made_again(corpus: Path, damage: bytes) -> None
     path = _open(corpus).file.path
     path.write_bytes(damage)
     assert _open(corpus).file.tokens.tobytes() == TEXT + TEXT[:100]
-
-
-def test_an_engine_opens_what_its_agent_prepared(corpus: Path) -> None:
-    prepared = _open(corpus).file.path
-    (corpus / "a.txt").write_bytes(b"changed since")
-    dataset = open_prepared_dataset(prepared, sequence_length=16, vocab_size=256)
-    assert dataset.file.tokens.tobytes() == TEXT + TEXT[:100]
-    with pytest.raises(DataError, match=r"model\.vocab_size: 99, .* at least 120"):
-        open_prepared_dataset(prepared, sequence_length=16, vocab_size=99)
-    with pytest.raises(DataError, match="cannot read the token file"):
-        open_prepared_dataset(corpus / "none", sequence_length=16, vocab_size=256)
 
 
 def test_a_hugging_face_tokenizer_gives_its_ids(corpus: Path, tmp_path: Path) -> None:

@@ -74,19 +74,7 @@ def open_dataset(
     return _checked(Dataset(file=file, sequence_length=sequence_length), vocab_size, field)
 
 
-def open_prepared_dataset(path: Path, *, sequence_length: int, vocab_size: int | None) -> Dataset:
-    """Opens a token file that `open_dataset` has made on this node, without the text files.
-
-    An engine opens what its agent has checked: the texts may have changed since.
-
-    Raises:
-        DataError: as `open_dataset`, or the token file is missing or damaged.
-    """
-    dataset = Dataset(file=open_token_file(path), sequence_length=sequence_length)
-    return _checked(dataset, vocab_size)
-
-
-def _checked(dataset: Dataset, vocab_size: int | None, field: str = "data.path") -> Dataset:
+def _checked(dataset: Dataset, vocab_size: int | None, field: str) -> Dataset:
     if vocab_size is not None and dataset.file.max_token >= vocab_size:
         raise DataError(
             f"model.vocab_size: {vocab_size}, but {field} has token {dataset.file.max_token}; "
