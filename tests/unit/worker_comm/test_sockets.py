@@ -14,6 +14,7 @@ from planaria_worker.engine.communication.sockets import (
     cut,
     find_connections,
     listening_addresses,
+    open_sockets,
 )
 
 HOST = "127.0.0.1"
@@ -77,6 +78,17 @@ def test_an_ipv4_peer_of_a_dual_stack_socket_is_found(listener: socket.socket) -
         found = find_connections(lambda local, remote: remote == own)
         assert len(found) == 1
         found[0].close()
+
+
+def test_what_was_open_before_need_not_be_looked_at(listener: socket.socket) -> None:
+    own: Address = listener.getsockname()
+    with connection_to(listener):
+        before = open_sockets()
+        with connection_to(listener) as (_, far), socket.create_server((HOST, 0)) as another:
+            found = find_connections(lambda local, remote: local == own, before)
+            assert [each.getpeername() for each in found] == [far.getpeername()]
+            found[0].close()
+            assert listening_addresses(before) == {another.getsockname()}
 
 
 def test_listening_addresses(listener: socket.socket) -> None:

@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -21,7 +21,12 @@ from torch._C._distributed_c10d import Work as BackendWork
 
 from planaria_worker.engine.communication.addresses import Address, format_address, parse_address
 from planaria_worker.engine.communication.backends import TAG, Pending, RawProcessGroup
-from planaria_worker.engine.communication.sockets import cut, find_connections, listening_addresses
+from planaria_worker.engine.communication.sockets import (
+    cut,
+    find_connections,
+    listening_addresses,
+    open_sockets,
+)
 
 _MAX_DEVICE_ATTEMPTS = 10
 _LOOK_UP_SECONDS = 0.02
@@ -36,7 +41,7 @@ class GlooConnector:
 
     def __init__(self, host: str, operation_timeout_seconds: float) -> None:
         self._operation_timeout_seconds = operation_timeout_seconds
-        device, self._own = _open_device(host)
+        device, self._own, self._older = _open_device(host)
         untyped: Any = ProcessGroupGloo  # its stub lacks the options that its constructor takes
         self._options = untyped._Options()
         self._options._devices = [device]
@@ -66,7 +71,9 @@ class GlooConnector:
 
     def _connections(self) -> list[socket.socket]:
         others = self._members - {self._own}
-        return find_connections(lambda local, remote: local == self._own or remote in others)
+        return find_connections(
+            lambda local, remote: local == self._own or remote in others, self._older
+        )
 
 
 class GlooBackend:
@@ -197,12 +204,16 @@ def _look_up(
     return True
 
 
-def _open_device(host: str) -> tuple[object, Address]:
-    """A gloo device and where it listens, which it does not tell: the one new listening socket."""
+def _open_device(host: str) -> tuple[object, Address, Collection[str]]:
+    """A gloo device, where it listens, and the sockets that are older than it.
+
+    It does not tell its address: it is that of the one new listening socket. Peers connect, and
+    the device accepts, from this moment on.
+    """
     for _ in range(_MAX_DEVICE_ATTEMPTS):
-        before = listening_addresses()
+        before = open_sockets()
         device = ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
-        appeared = listening_addresses() - before
+        appeared = listening_addresses(before)
         if len(appeared) == 1:
-            return device, appeared.pop()
+            return device, appeared.pop(), before
     raise RuntimeError(f"other threads opened ports all the while a group was made on {host}")
