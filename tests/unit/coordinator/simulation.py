@@ -102,8 +102,10 @@ class World:
             await self.add_node(f"n{index}")
         await self.settle()
 
-    async def add_node(self, node_id: str) -> SimAgent:
+    async def add_node(self, node_id: str, *held_kinds: str) -> SimAgent:
+        """An agent connects; commands of these kinds it takes, and answers when it is released."""
         agent = SimAgent(self, node_id)
+        agent.held_kinds.update(held_kinds)
         self.agents[node_id] = agent
         await agent.connect()
         await self.settle()
@@ -261,6 +263,18 @@ class World:
             summed = sorted(m for e in members if layer in e.owned() for m in e.gradients)
             if members and summed != list(range(len(summed))):
                 self.violations.append(f"layer {layer} sums {summed} [1]")
+
+    async def commit_unreported(self) -> None:
+        """Everybody commits the step in flight; the reports are lost, heartbeats come again."""
+        members = self.begin_step()
+        for agent in self.agents.values():
+            agent.is_silent = True
+        self.pass_exchange(members)
+        for agent in self.agents.values():
+            agent.is_silent = False
+            agent.outbox.clear()
+            agent.beat()
+        await self.settle()
 
     def pass_exchange(self, engines: Iterable[SimEngine]) -> None:
         """These learn that everyone has the sums, and commit."""

@@ -7,7 +7,6 @@ import pytest
 from planaria_coordinator.domain.directive import CheckpointTaken
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.run import Phase, node_of
-from unit.coordinator.sim_agent import SimAgent
 from unit.coordinator.sim_engine import SimEngine
 from unit.coordinator.simulation import World
 from unit.coordinator.test_checkpoints import (
@@ -42,11 +41,7 @@ async def switching(change: str) -> World:
 
 async def join_in_a_pair(world: World) -> None:
     for node_id in ("n8", "n9"):
-        agent = SimAgent(world, node_id)
-        agent.held_kinds.add("prepare")
-        world.agents[node_id] = agent
-        await agent.connect()
-        await world.settle()
+        await world.add_node(node_id, "prepare")
     for agent in world.agents.values():
         agent.release()
     await world.settle()

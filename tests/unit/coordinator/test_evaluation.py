@@ -63,15 +63,7 @@ async def test_an_evaluation_outlives_whoever_would_have_reported_it() -> None:
     world = await evaluating_world()
     await world.train(2)
     await write(world, 3, announce(world, 3))
-    members = world.begin_step()
-    for agent in world.agents.values():
-        agent.is_silent = True
-    world.pass_exchange(members)
-    for agent in world.agents.values():
-        agent.is_silent = False
-        agent.outbox.clear()
-        agent.beat()
-    await world.settle()
+    await world.commit_unreported()
     job = await world.job()
     assert (job.state, job.evaluation_step, job.evaluation_loss) == (JobState.SUCCEEDED, 3, 0.5)
     await world.stop()

@@ -32,11 +32,7 @@ async def release(world: World) -> None:
 
 async def staging_join(world: World) -> SimAgent:
     """n9 is to join, and its place cannot be made ready yet."""
-    agent = SimAgent(world, "n9")
-    agent.held_kinds.add("activate")
-    world.agents["n9"] = agent
-    await agent.connect()
-    await world.settle()
+    agent = await world.add_node("n9", "activate")
     assert phase_of(world) is Phase.STAGING
     return agent
 
@@ -81,11 +77,7 @@ async def test_pipelines_that_stay_as_they_are_keep_what_they_have() -> None:
     world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
     world.planner.appends_joiners = True
     for node_id in ("n8", "n9"):
-        agent = SimAgent(world, node_id)
-        agent.held_kinds.add("prepare")
-        world.agents[node_id] = agent
-        await agent.connect()
-        await world.settle()
+        await world.add_node(node_id, "prepare")
     await release(world)
     staged = engine_on(world, "n0").staged
     assert staged is not None
@@ -120,11 +112,7 @@ async def test_a_drained_node_leaves_behind_a_commit() -> None:
 async def left_idle_joiner() -> World:
     """n9 was let in, and with what it measured the planner would not use it any more."""
     world = await running_world(3)
-    agent = SimAgent(world, "n9")
-    agent.held_kinds.add("prepare")
-    world.agents["n9"] = agent
-    await agent.connect()
-    await world.settle()
+    await world.add_node("n9", "prepare")
     world.planner.uses_joiners = False
     await release(world)
     assert world.event_types()[-1] == "plan_kept"
@@ -195,11 +183,7 @@ async def test_who_was_left_idle_and_was_lost_joins_afresh() -> None:
 async def test_a_joiner_that_no_plan_can_be_made_with_is_left_idle() -> None:
     """The planner refuses it with what was measured on it: who trains need not suffer."""
     world = await running_world(3)
-    agent = SimAgent(world, "n9")
-    agent.held_kinds.add("prepare")
-    world.agents["n9"] = agent
-    await agent.connect()
-    await world.settle()
+    await world.add_node("n9", "prepare")
     world.planner.error = PlanariaError(ErrorReason.MODEL_DOES_NOT_FIT, "n9 is too small", {})
     await release(world)
     assert world.event_types()[-1] == "plan_kept"
@@ -231,11 +215,7 @@ async def test_a_joiner_that_dies_while_its_place_is_made_ready_disturbs_nobody(
 async def test_the_other_joiner_joins_without_the_one_that_died() -> None:
     world = await running_world(2)
     for node_id in ("n8", "n9"):
-        agent = SimAgent(world, node_id)
-        agent.held_kinds |= {"prepare", "activate"}
-        world.agents[node_id] = agent
-        await agent.connect()
-        await world.settle()
+        await world.add_node(node_id, "prepare", "activate")
     for node_id in ("n8", "n9"):
         world.agents[node_id].held_kinds.remove("prepare")
         world.agents[node_id].release_kind("prepare")
@@ -311,11 +291,7 @@ async def test_a_loss_while_places_are_made_ready_is_met_as_any_loss() -> None:
 
 async def test_a_loss_while_a_joiner_starts_takes_it_along_when_it_is_ready() -> None:
     world = await running_world(4, resilience={"fault_tolerance": 2})
-    agent = SimAgent(world, "n9")
-    agent.held_kinds.add("prepare")
-    world.agents["n9"] = agent
-    await agent.connect()
-    await world.settle()
+    await world.add_node("n9", "prepare")
     world.planner.is_open.clear()
     world.begin_step()
     await world.kill_node("n1")

@@ -40,11 +40,7 @@ async def test_several_joiners_enter_together() -> None:
     """While the first one starts a second comes: one transition for both."""
     world = await running_world(2)
     for node_id in ("n8", "n9"):
-        agent = SimAgent(world, node_id)
-        agent.held_kinds.add("prepare")
-        world.agents[node_id] = agent
-        await agent.connect()
-        await world.settle()
+        await world.add_node(node_id, "prepare")
     for node_id in ("n8", "n9"):
         world.agents[node_id].release()
     await world.settle()
@@ -58,11 +54,7 @@ async def test_several_joiners_enter_together() -> None:
 async def test_a_joiner_that_dies_while_it_starts_disturbs_nobody() -> None:
     world = await running_world(3)
     generation = world.run.placement.generation if world.run.placement else 0
-    agent = SimAgent(world, "n9")
-    agent.held_kinds.add("prepare")
-    world.agents["n9"] = agent
-    await agent.connect()
-    await world.settle()
+    agent = await world.add_node("n9", "prepare")
     agent.is_silent = True
     await world.train(4)
     assert "join_cancelled" in world.event_types()
@@ -77,11 +69,7 @@ async def test_a_joiner_that_dies_while_it_starts_disturbs_nobody() -> None:
 async def test_a_loss_while_a_joiner_starts_is_dealt_with_at_once() -> None:
     """The join is put off; the joiner goes on starting and enters afterwards."""
     world = await running_world(3)
-    agent = SimAgent(world, "n9")
-    agent.held_kinds.add("prepare")
-    world.agents["n9"] = agent
-    await agent.connect()
-    await world.settle()
+    agent = await world.add_node("n9", "prepare")
     await world.kill_node("n0")
     assert (await world.job()).state is JobState.RUNNING
     await world.train()
