@@ -9,7 +9,6 @@ nodes 236,130 times 5 ms.
 import argparse
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,11 +31,10 @@ Rows = list[dict[str, str]]
 
 
 def write(results: dict[str, Rows]) -> None:
-    """Keep the results: as JSON and SVG beside this file, as tables in the documentation."""
+    """Keep the results: as JSON beside this file, as tables and a plot in the documentation."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    plot(results["Growth"], RESULTS / "growth.svg")
-    shutil.copy(RESULTS / "growth.svg", PAGE.parent / "planner-growth.svg")
+    plot(results["Growth"], PAGE.parent / "planner-growth.svg")
     sections = []
     for title, rows in results.items():
         picture = "![Growth](planner-growth.svg)\n\n" if title == "Growth" else ""

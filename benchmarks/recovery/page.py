@@ -1,7 +1,6 @@
 """The results as a page of the documentation: tables, targets and plots from the kept JSON."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,8 @@ def write_page() -> None:
 
 def _kills(result: Results) -> str:
     computation, count = result["computation"], len(result["kills"])
-    picture = RESULTS / f"kills-{computation}.svg"
-    plot_kills(result, picture)
-    _show(picture)
+    picture = f"recovery-kills-{computation}.svg"
+    plot_kills(result, PAGE.parent / picture)
     rows = [
         (name, *_numbers(column), _WANTED.get(name, ""))
         for name, column in result["summary"].items()
@@ -53,7 +51,7 @@ def _kills(result: Results) -> str:
     idle = _idle_by_name(result)
     return (
         f"## {count} kills, {computation}\n\n"
-        f"![{count} kills, {computation}](recovery-{picture.name})\n\n"
+        f"![{count} kills, {computation}]({picture})\n\n"
         + table(("", *_COLUMNS), rows)
         + f"\nLargest private memory of an engine: {result['private_mib']:.0f} MiB. "
         f"Seed {result['seed']}. When nobody computed, most engines did: {idle}.\n"
@@ -80,9 +78,7 @@ def _excess(results: Results) -> str:
             columns[name] = results[name]["summary"]
     if len(columns) < 2:
         return ""
-    picture = RESULTS / "excess.svg"
-    plot_excess(columns, picture)
-    _show(picture)
+    plot_excess(columns, PAGE.parent / "recovery-excess.svg")
     ours = columns.get("Planaria", {}).get("median")
     rows = [
         (
@@ -148,7 +144,3 @@ def _where(results: Results) -> str:
 
 def _numbers(column: dict[str, float]) -> tuple[str, str, str]:
     return f"{column['median']:.3f}", f"{column['p95']:.3f}", f"{column['max']:.3f}"
-
-
-def _show(picture: Path) -> None:
-    shutil.copy(picture, PAGE.parent / f"recovery-{picture.name}")
