@@ -160,16 +160,7 @@ def make_job(
             f"token {max_token}; it must give at least {max_token + 1}"
         )
     model = built.model
-    evaluation = None
-    if spec.evaluation is not None:
-        evaluation = make_evaluation(
-            spec.evaluation,
-            training=dataset,
-            held_out=held_out,
-            num_steps=training.steps,
-            num_carriers=spec.num_microbatches,
-            microbatch_size=training.microbatch_size,
-        )
+    evaluation = _evaluation(spec, dataset, held_out)
     return Job(
         job_id=job_id,
         model=model,
@@ -198,6 +189,19 @@ def make_job(
         buckets_in_flight=training.buckets_in_flight,
         device=device,
         evaluation=evaluation,
+    )
+
+
+def _evaluation(spec: JobSpec, dataset: Dataset, held_out: Dataset | None) -> Evaluation | None:
+    if spec.evaluation is None:
+        return None
+    return make_evaluation(
+        spec.evaluation,
+        training=dataset,
+        held_out=held_out,
+        num_steps=spec.training.steps,
+        num_carriers=spec.num_microbatches,
+        microbatch_size=spec.training.microbatch_size,
     )
 
 

@@ -4,7 +4,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from planaria_worker.engine.communication import Group, GroupBroken, Work
@@ -92,12 +94,12 @@ class PipelineStage:
             GroupBroken: a neighbour is gone, the group was shut, or the stage was halted.
         """
         self._ledger = ledger
-        self._last, self._when_summed = microbatches[-1], when_summed
-        self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
         self._evaluate(microbatches)
         if self._job.is_closing(ledger.step):
             self._train_nothing(microbatches)
             return
+        self._last, self._when_summed = microbatches[-1], when_summed
+        self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
         for action in one_forward_one_backward(microbatches, self._rank, self._num_stages):
             self._check_halt()
             self._do(action)
@@ -123,16 +125,16 @@ class PipelineStage:
     def _evaluate_one(self, evaluation: Evaluation, index: int) -> None:
         step, stage = self._ledger.step, self._stage
         self._failpoints.hit("evaluate", step, index)
-        tokens = torch.empty(0)
+        tokens = None
         if stage.is_first or stage.is_last:
-            tokens = torch.from_numpy(evaluation.rows(index)).to(self._job.device)
-        if stage.is_first:
+            tokens = self._on_device(evaluation.rows(index))
+        if stage.is_first and tokens is not None:
             inputs = tokens[:, :-1]
         else:
             inputs = self._input_buffers[0]  # nothing is kept: there is no backward pass
             self._receive(self._forward_group, inputs, self._rank - 1, index)
         outputs = stage(inputs)
-        if stage.is_last:
+        if stage.is_last and tokens is not None:
             loss = summed_cross_entropy(outputs, tokens[:, 1:])
             self._ledger.evaluation_losses[index] = loss
         else:
@@ -174,7 +176,8 @@ class PipelineStage:
         self._failpoints.hit("forward", step, microbatch)
         stage, tokens = self._stage, None
         if stage.is_first or stage.is_last:
-            tokens = self._tokens(step, microbatch)
+            samples = self._job.order.microbatch(step, microbatch)
+            tokens = self._on_device(self._job.dataset.rows(samples))
         if stage.is_first and tokens is not None:
             inputs = tokens[:, :-1]
         else:
@@ -213,10 +216,8 @@ class PipelineStage:
             raise RuntimeError(f"microbatch {microbatch} gave no gradient for the stage before")
         self._send(self._backward_group, gradient.contiguous(), self._rank - 1)
 
-    def _tokens(self, step: int, microbatch: int) -> Tensor:
-        job = self._job
-        rows = job.dataset.rows(job.order.microbatch(step, microbatch))
-        return torch.from_numpy(rows).to(job.device, non_blocking=True)
+    def _on_device(self, rows: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(rows).to(self._job.device, non_blocking=True)
 
     def _receive(self, group: Group | None, buffer: Tensor, source: int, microbatch: int) -> None:
         self._failpoints.hit("wait_peer", self._ledger.step, microbatch)
