@@ -82,14 +82,24 @@ def info() -> Call[ClusterInfo]:
     return _get("/info", ClusterInfo)
 
 
-def submit(job: JobSpec, *, request_id: str | None = None) -> Call[Job]:
-    body = {"spec": job.to_document(), "request_id": request_id or new_request_id()}
+def submit(
+    job: JobSpec, *, request_id: str | None = None, resume_job_id: str | None = None
+) -> Call[Job]:
+    body = {
+        **_submission(job, resume_job_id),
+        "request_id": request_id or new_request_id(),
+    }
     return Call(method="POST", path="/jobs", read=Job.model_validate, body=body)
 
 
-def dry_run(job: JobSpec) -> Call[DryRun]:
-    body = {"spec": job.to_document(), "dry_run": True}
+def dry_run(job: JobSpec, *, resume_job_id: str | None = None) -> Call[DryRun]:
+    body = {**_submission(job, resume_job_id), "dry_run": True}
     return Call(method="POST", path="/jobs", read=DryRun.model_validate, body=body)
+
+
+def _submission(job: JobSpec, resume_job_id: str | None) -> dict[str, Any]:
+    body: dict[str, Any] = {"spec": job.to_document()}
+    return body if resume_job_id is None else {**body, "resume_job_id": resume_job_id}
 
 
 def get_job(job_id: str) -> Call[Job]:

@@ -100,14 +100,19 @@ class AsyncClient:
         """Return the coordinator's version and gRPC endpoints."""
         return await self.send(_calls.info())
 
-    async def submit(self, job: JobSpec, *, request_id: str | None = None) -> Job:
+    async def submit(
+        self, job: JobSpec, *, request_id: str | None = None, resume_job_id: str | None = None
+    ) -> Job:
         """Submit a job.
 
         Args:
             job: what to train.
             request_id: repeating it returns the same job instead of submitting a second one.
+            resume_job_id: a job whose newest checkpoint it begins from, in place of
+                `job.init_from`; refused while that job has completed none.
         """
-        return await self.send(_calls.submit(job, request_id=request_id))
+        call = _calls.submit(job, request_id=request_id, resume_job_id=resume_job_id)
+        return await self.send(call)
 
     async def plan(self, job: JobSpec) -> DryRun:
         """Return the plan that a job would get now; nothing is stored or started."""

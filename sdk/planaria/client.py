@@ -120,14 +120,19 @@ class Client:
         """Return the coordinator's version and gRPC endpoints."""
         return self.send(_calls.info())
 
-    def submit(self, job: JobSpec, *, request_id: str | None = None) -> Job:
+    def submit(
+        self, job: JobSpec, *, request_id: str | None = None, resume_job_id: str | None = None
+    ) -> Job:
         """Submit a job.
 
         Args:
             job: what to train.
             request_id: repeating it returns the same job instead of submitting a second one.
+            resume_job_id: a job whose newest checkpoint it begins from, in place of
+                `job.init_from`; refused while that job has completed none.
         """
-        return self.send(_calls.submit(job, request_id=request_id))
+        call = _calls.submit(job, request_id=request_id, resume_job_id=resume_job_id)
+        return self.send(call)
 
     def plan(self, job: JobSpec) -> DryRun:
         """Return the plan that a job would get now; nothing is stored or started."""

@@ -51,17 +51,17 @@ def submit(
     as_json: options.AsJson = False,
 ) -> None:
     spec = _spec(path, resume, address)
-    if spec.init_from is not None and not as_json:
-        print_note(f"training begins from {spec.init_from}")
     if dry_run:
-        _show_plan(spec, address, as_json)
+        _show_plan(spec, resume, address, as_json)
         return
     if follow:
         tracking.require_installed(spec.metrics)
-    call = _calls.submit(spec)
+    call = _calls.submit(spec, resume_job_id=resume)
     with Client(address) as client:
         body = client.fetch(call)
     job = read(call, body)
+    if not as_json:
+        _tell_beginning(job)
     if not follow:
         if spec.metrics is not None and not as_json:
             print_note(f"`planaria jobs track {job.id}` writes its metrics")
@@ -94,39 +94,39 @@ def _tracking(address: str | None, spec: JobSpec, job: Job) -> Iterator[None]:
 
 
 def _spec(path: Path | None, resume: str | None, address: str | None) -> JobSpec:
-    """What to train: a job file, an earlier job, or a job file from where an earlier job was.
+    """What to train: as a job file says, or as the job that is gone on from.
 
     Raises:
-        InvalidArgumentError: neither is given, or the earlier job wrote no checkpoints.
+        InvalidArgumentError: neither is given.
     """
-    spec = None if path is None else load_job_file(path)
+    if path is not None:
+        return load_job_file(path)
     if resume is None:
-        if spec is None:
-            raise InvalidArgumentError(
-                "JOB.yaml: give a job file, or --resume JOB to go on from an earlier job",
-                reason="INVALID_ARGUMENT",
-                metadata={"option": "JOB.yaml"},
-            )
-        return spec
-    with Client(address) as client:
-        before = parse_job(client.get_job(resume).spec, source=resume)
-    if before.checkpoint is None:
         raise InvalidArgumentError(
-            f"--resume: {resume} wrote no checkpoints: checkpoint.path was not set",
+            "JOB.yaml: give a job file, or --resume JOB to go on from an earlier job",
             reason="INVALID_ARGUMENT",
-            metadata={"job_id": resume},
+            metadata={"option": "JOB.yaml"},
         )
-    return (spec or before).model_copy(update={"init_from": before.checkpoint.path})
+    with Client(address) as client:
+        return parse_job(client.get_job(resume).spec, source=resume)
 
 
-def _show_plan(spec: JobSpec, address: str | None, as_json: bool) -> None:
-    call = _calls.dry_run(spec)
+def _tell_beginning(job: Job) -> None:
+    init_from = job.spec.get("init_from")
+    if init_from is not None:
+        print_note(f"training begins from {init_from}")
+
+
+def _show_plan(spec: JobSpec, resume: str | None, address: str | None, as_json: bool) -> None:
+    call = _calls.dry_run(spec, resume_job_id=resume)
     with Client(address) as client:
         body = client.fetch(call)
     if as_json:
         print_json(body)
         return
-    plan = read(call, body).plan
+    answer = read(call, body)
+    _tell_beginning(answer.job)
+    plan = answer.plan
     if plan is None and isinstance(spec.model, ImportedSpec):
         typer.echo("the first engines build the model; only then its layers are known")
     elif plan is None:

@@ -127,16 +127,21 @@ def page_of(items: Sequence[ItemT], page_size: int, page_token: str) -> Page[Ite
 class FakeJobs:
     def __init__(self) -> None:
         self.stored = {"job-1": job()}
-        self.created: list[tuple[Mapping[str, Any], str, bool]] = []
+        self.created: list[tuple[Mapping[str, Any], str, bool, str]] = []
         self.changes: list[tuple[str, str, str]] = []
         self.error: Exception | None = None
 
     async def create(
-        self, spec: Mapping[str, Any], *, request_id: str = "", dry_run: bool = False
+        self,
+        spec: Mapping[str, Any],
+        *,
+        request_id: str = "",
+        dry_run: bool = False,
+        resume_job_id: str = "",
     ) -> Submission:
         if self.error is not None:
             raise self.error
-        self.created.append((spec, request_id, dry_run))
+        self.created.append((spec, request_id, dry_run, resume_job_id))
         made = job("" if dry_run else "job-2", state=JobState.PENDING, spec=dict(spec), loss=None)
         return Submission(job=made, plan=PLAN, reason="the fastest")
 

@@ -81,13 +81,13 @@ async def test_submitting_over_grpc(
     spec.update({"training": {"steps": 10, "learning_rate": 0.5}, "list": [1, None, True]})
 
     response = await JobServiceStub(channel).CreateJob(
-        job_pb.CreateJobRequest(spec=spec, request_id="r1", dry_run=True)
+        job_pb.CreateJobRequest(spec=spec, request_id="r1", dry_run=True, resume_job_id="job-1")
     )
 
-    [(given, request_id, dry_run)] = coordinator.jobs.created
+    [(given, request_id, dry_run, resume_job_id)] = coordinator.jobs.created
     assert given == {"training": {"steps": 10, "learning_rate": 0.5}, "list": [1, None, True]}
     assert isinstance(given["training"]["steps"], int)
-    assert (request_id, dry_run) == ("r1", True)
+    assert (request_id, dry_run, resume_job_id) == ("r1", True, "job-1")
     assert response.plan.pipelines[0].stages[1].node_id == "b"
 
 

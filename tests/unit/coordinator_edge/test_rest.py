@@ -69,12 +69,14 @@ async def test_a_job_reads_as_documented(
 
 async def test_submitting_a_job(client: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
     """201, the job, and where it is from now on."""
-    response = await client.post("/api/v1/jobs", json={"spec": SPEC, "request_id": "r1"})
+    response = await client.post(
+        "/api/v1/jobs", json={"spec": SPEC, "request_id": "r1", "resume_job_id": "job-1"}
+    )
 
     assert response.status_code == 201
     assert response.headers["location"] == "/api/v1/jobs/job-2"
     assert response.json()["id"] == "job-2"
-    assert coordinator.jobs.created == [(SPEC, "r1", False)]
+    assert coordinator.jobs.created == [(SPEC, "r1", False, "job-1")]
 
 
 async def test_a_dry_run_returns_the_plan(

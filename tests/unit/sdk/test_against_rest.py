@@ -30,14 +30,13 @@ async def client(cluster: FakeCoordinator) -> AsyncIterator[AsyncClient]:
 
 async def test_jobs(client: AsyncClient, cluster: FakeCoordinator, job_file: Path) -> None:
     spec = load_job_file(job_file)
-    submitted = await client.submit(spec, request_id="once")
+    submitted = await client.submit(spec, request_id="once", resume_job_id="job-1")
     assert (submitted.id, submitted.state, submitted.spec) == (
         "job-2",
         "PENDING",
         spec.to_document(),
     )
-    [(document, request_id, is_dry_run)] = cluster.jobs.created
-    assert (document, request_id, is_dry_run) == (spec.to_document(), "once", False)
+    assert cluster.jobs.created == [(spec.to_document(), "once", False, "job-1")]
     assert [job.id for job in await client.list_jobs()] == ["job-1"]
     assert (await client.get_job("job-1")).loss is not None
     assert (await client.pause_job("job-1")).state == "PAUSED"

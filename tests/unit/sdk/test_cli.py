@@ -173,8 +173,9 @@ def test_submit_says_where_training_begins(
     run: Run, coordinator: FakeCoordinator, job_file: Path
 ) -> None:
     job_file.write_text(job_file.read_text() + "\ninit_from: runs/x\n")
-    coordinator.answer("POST /jobs", Answer(status=201, body=job(state="PENDING")))
     root = job_file.parent / "runs" / "x"
+    submitted = job(state="PENDING", spec={"init_from": str(root)})
+    coordinator.answer("POST /jobs", Answer(status=201, body=submitted))
     assert run("submit", job_file) == (0, "job-1\n", f"training begins from {root}\n")
     assert coordinator.requests[-1].body["spec"]["init_from"] == str(root)
 
@@ -184,23 +185,28 @@ def test_resume_goes_on_from_the_checkpoints_of_an_earlier_job(
 ) -> None:
     """With its own job file, or with another one."""
     before = load_job_file(job_file).to_document() | {"checkpoint": {"path": "/runs/x"}}
+    submitted = job(state="PENDING", spec={"init_from": "/runs/x"})
+    told = (0, "job-1\n", "training begins from /runs/x\n")
     coordinator.answer("GET /jobs/job-0", Answer(body=job(id="job-0", spec=before)))
-    coordinator.answer("POST /jobs", Answer(status=201, body=job(state="PENDING")))
-    assert run("submit", "--resume", "job-0")[:2] == (0, "job-1\n")
-    spec = coordinator.requests[-1].body["spec"]
-    assert (spec["init_from"], spec["checkpoint"]["path"]) == ("/runs/x", "/runs/x")
-    assert run("submit", job_file, "--resume", "job-0")[:2] == (0, "job-1\n")
-    spec = coordinator.requests[-1].body["spec"]
-    assert (spec["init_from"], spec["checkpoint"]) == ("/runs/x", None)
+    coordinator.answer("POST /jobs", Answer(status=201, body=submitted))
+    assert run("submit", "--resume", "job-0") == told
+    body = coordinator.requests[-1].body
+    assert (body["resume_job_id"], body["spec"]["checkpoint"]["path"]) == ("job-0", "/runs/x")
+    assert run("submit", job_file, "--resume", "job-0") == told
+    body = coordinator.requests[-1].body
+    assert (body["resume_job_id"], body["spec"]["checkpoint"]) == ("job-0", None)
 
 
 def test_a_job_without_checkpoints_cannot_be_resumed(
     run: Run, coordinator: FakeCoordinator, job_file: Path
 ) -> None:
-    before = load_job_file(job_file).to_document()
-    coordinator.answer("GET /jobs/job-0", Answer(body=job(id="job-0", spec=before)))
-    message = "error: --resume: job-0 wrote no checkpoints: checkpoint.path was not set\n"
-    assert run("submit", "--resume", "job-0") == (1, "", message)
+    """The coordinator says why: also to a dry run."""
+    message = "job-0 wrote no checkpoints: checkpoint.path was not set"
+    coordinator.answer("POST /jobs", problem(422, "INVALID_ARGUMENT", message))
+    told = (1, "", f"error: {message}\n")
+    assert run("submit", job_file, "--resume", "job-0") == told
+    assert run("submit", job_file, "--resume", "job-0", "--dry-run") == told
+    assert coordinator.requests[-1].body["resume_job_id"] == "job-0"
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(

@@ -20,6 +20,7 @@ from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.requirements import NodeFacts, Requirements
+from planaria_coordinator.domain.resuming import resume_problem
 from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.signals import CancelWanted, PauseWanted, ResumeWanted, Signal
 
@@ -62,16 +63,32 @@ class Jobs:
     # -- submitting --------------------------------------------------------------------------------
 
     async def create(
-        self, spec: Mapping[str, Any], *, request_id: str = "", dry_run: bool = False
+        self,
+        spec: Mapping[str, Any],
+        *,
+        request_id: str = "",
+        dry_run: bool = False,
+        resume_job_id: str = "",
     ) -> Submission:
         """Submit a job file; the same request id returns the same job.
+
+        Args:
+            spec: the job file.
+            request_id: chosen by the caller.
+            dry_run: only plan.
+            resume_job_id: a job whose newest checkpoint this one begins from, whatever its file
+                says; empty for none.
 
         Raises:
             PlanariaError: INVALID_JOB (metadata `field`), MODEL_DOES_NOT_FIT,
                 FAULT_TOLERANCE_IMPOSSIBLE, NOT_ENOUGH_NODES, NOT_ENOUGH_MICROBATCHES,
-                SCHEDULER_NOT_FOUND, REQUEST_ID_REUSED, UNAVAILABLE.
+                SCHEDULER_NOT_FOUND, REQUEST_ID_REUSED, UNAVAILABLE; for `resume_job_id`
+                JOB_NOT_FOUND, or INVALID_ARGUMENT while that job has completed no checkpoint.
         """
         job_spec = read_job_spec(spec)
+        if resume_job_id:
+            folder = await self._checkpoints_of(resume_job_id)
+            job_spec = job_spec.model_copy(update={"init_from": folder})
         document = job_spec.to_document()
         if dry_run:
             return (await self._draft(job_spec, document, "")).submission
@@ -83,6 +100,26 @@ class Jobs:
             draft = await self._draft(job_spec, document, job_id)
             await self._store(draft, request)
         return draft.submission
+
+    async def _checkpoints_of(self, job_id: str) -> str:
+        """Return the folder of a job's checkpoints, one of which at least is complete."""
+        run = await self._run(job_id)
+        problem = resume_problem(run)
+        if problem:
+            metadata = {"field": "resume_job_id", "job_id": job_id}
+            raise PlanariaError(ErrorReason.INVALID_ARGUMENT, problem, metadata)
+        return run.requirements.checkpoint_path
+
+    async def _run(self, job_id: str) -> JobRun:
+        """Read the state of a job's machine; that of a job that has ended is only stored."""
+        actor = self._state.actors.get(job_id)
+        if actor is not None:
+            return actor.run
+        async with self._state.database.unit_of_work() as work:
+            run = await work.runs.get(job_id)
+        if run is None:
+            raise _not_found(job_id)
+        return run
 
     async def _draft(self, job_spec: JobSpec, document: dict[str, Any], job_id: str) -> "_Draft":
         self._check_scheduler(job_spec.scheduler)
@@ -176,9 +213,7 @@ class Jobs:
         async with self._state.database.unit_of_work() as work:
             job = await work.jobs.get(job_id)
         if job is None:
-            raise PlanariaError(
-                ErrorReason.JOB_NOT_FOUND, f"there is no job {job_id}", {"job_id": job_id}
-            )
+            raise _not_found(job_id)
         return job
 
     async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Job]:
@@ -266,3 +301,7 @@ class Jobs:
             await actor.post(signal)
         elif job.state is not JobState.CANCELLED or not isinstance(signal, CancelWanted):
             raise wrong_state(job.id, job.state, "it has ended")
+
+
+def _not_found(job_id: str) -> PlanariaError:
+    return PlanariaError(ErrorReason.JOB_NOT_FOUND, f"there is no job {job_id}", {"job_id": job_id})

@@ -91,7 +91,7 @@ class JobRepository(Protocol):
 
 
 class RunRepository(Protocol):
-    """The state of each unfinished job's state machine, as one document for each job."""
+    """The state of each job's state machine, as one document; of jobs that have ended, too."""
 
     async def get(self, job_id: str) -> JobRun | None: ...
 

@@ -171,18 +171,6 @@ def restart_deadlines(turn: Turn) -> None:
     turn.run = replace(turn.run, checkpoints=restarted)
 
 
-def resume_advice(run: JobRun) -> str:
-    """Say how to go on when the state of a job is lost."""
-    if run.newest_checkpoint:
-        return (
-            f"the newest complete checkpoint is {run.newest_checkpoint}; "
-            f"`planaria submit --resume {run.job_id}` goes on from there"
-        )
-    if run.requirements.checkpoint_path:
-        return "no checkpoint was complete yet: the job must begin again"
-    return "checkpoint.path was not set: the job must begin again"
-
-
 # -- inside ----------------------------------------------------------------------------------------
 
 

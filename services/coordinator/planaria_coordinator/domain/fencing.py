@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.activating import begin_activating
-from planaria_coordinator.domain.checkpointing import fill_gaps, resume_advice
+from planaria_coordinator.domain.checkpointing import fill_gaps
 from planaria_coordinator.domain.completion import close_recovery
 from planaria_coordinator.domain.directive import (
     Commit,
@@ -43,6 +43,7 @@ from planaria_coordinator.domain.replicas import (
     target_steps,
     witness_record,
 )
+from planaria_coordinator.domain.resuming import resume_advice
 from planaria_coordinator.domain.run import Cause, Pending, Phase, Placement
 from planaria_coordinator.domain.turn import Turn
 

@@ -30,10 +30,13 @@ class CreateJobRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    RESUME_JOB_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller; a repetition returns the same job."""
     dry_run: _builtins.bool
     """Only plan: nothing is stored or started."""
+    resume_job_id: _builtins.str
+    """Begin from the newest checkpoint of this job, in place of the job file's init_from."""
     @_builtins.property
     def spec(self) -> _struct_pb2.Struct:
         """The job file."""
@@ -44,10 +47,11 @@ class CreateJobRequest(_message.Message):
         spec: _struct_pb2.Struct | None = ...,
         request_id: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
+        resume_job_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "request_id", b"request_id", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "request_id", b"request_id", "resume_job_id", b"resume_job_id", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -99,7 +99,8 @@ class JobServiceServicer(object):
     def CreateJob(self, request, context):
         """Submits a job. Idempotent for one request_id.
         Fails with INVALID_JOB, MODEL_DOES_NOT_FIT, FAULT_TOLERANCE_IMPOSSIBLE,
-        NOT_ENOUGH_MICROBATCHES, SCHEDULER_NOT_FOUND or REQUEST_ID_REUSED.
+        NOT_ENOUGH_MICROBATCHES, SCHEDULER_NOT_FOUND or REQUEST_ID_REUSED; for resume_job_id with
+        JOB_NOT_FOUND, or INVALID_ARGUMENT when that job has completed no checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

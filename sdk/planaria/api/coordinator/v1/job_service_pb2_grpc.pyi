@@ -36,7 +36,8 @@ class JobServiceStub:
     CreateJob: _grpc.UnaryUnaryMultiCallable[_job_service_pb2.CreateJobRequest, _job_service_pb2.CreateJobResponse]
     """Submits a job. Idempotent for one request_id.
     Fails with INVALID_JOB, MODEL_DOES_NOT_FIT, FAULT_TOLERANCE_IMPOSSIBLE,
-    NOT_ENOUGH_MICROBATCHES, SCHEDULER_NOT_FOUND or REQUEST_ID_REUSED.
+    NOT_ENOUGH_MICROBATCHES, SCHEDULER_NOT_FOUND or REQUEST_ID_REUSED; for resume_job_id with
+    JOB_NOT_FOUND, or INVALID_ARGUMENT when that job has completed no checkpoint.
     """
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_service_pb2.GetJobRequest, _job_service_pb2.GetJobResponse]
     """Reads a job. Fails with JOB_NOT_FOUND."""
@@ -71,7 +72,8 @@ class JobServiceAsyncStub(JobServiceStub):
     CreateJob: _aio.UnaryUnaryMultiCallable[_job_service_pb2.CreateJobRequest, _job_service_pb2.CreateJobResponse]  # type: ignore[assignment]
     """Submits a job. Idempotent for one request_id.
     Fails with INVALID_JOB, MODEL_DOES_NOT_FIT, FAULT_TOLERANCE_IMPOSSIBLE,
-    NOT_ENOUGH_MICROBATCHES, SCHEDULER_NOT_FOUND or REQUEST_ID_REUSED.
+    NOT_ENOUGH_MICROBATCHES, SCHEDULER_NOT_FOUND or REQUEST_ID_REUSED; for resume_job_id with
+    JOB_NOT_FOUND, or INVALID_ARGUMENT when that job has completed no checkpoint.
     """
     GetJob: _aio.UnaryUnaryMultiCallable[_job_service_pb2.GetJobRequest, _job_service_pb2.GetJobResponse]  # type: ignore[assignment]
     """Reads a job. Fails with JOB_NOT_FOUND."""
@@ -109,7 +111,8 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_job_service_pb2.CreateJobResponse, _abc.Awaitable[_job_service_pb2.CreateJobResponse]]:
         """Submits a job. Idempotent for one request_id.
         Fails with INVALID_JOB, MODEL_DOES_NOT_FIT, FAULT_TOLERANCE_IMPOSSIBLE,
-        NOT_ENOUGH_MICROBATCHES, SCHEDULER_NOT_FOUND or REQUEST_ID_REUSED.
+        NOT_ENOUGH_MICROBATCHES, SCHEDULER_NOT_FOUND or REQUEST_ID_REUSED; for resume_job_id with
+        JOB_NOT_FOUND, or INVALID_ARGUMENT when that job has completed no checkpoint.
         """
 
     @_abc_1.abstractmethod

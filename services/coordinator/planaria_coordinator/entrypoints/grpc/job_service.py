@@ -34,7 +34,10 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         self, request: pb.CreateJobRequest, _context: Context
     ) -> pb.CreateJobResponse:
         submission = await self._jobs.create(
-            from_struct(request.spec), request_id=request.request_id, dry_run=request.dry_run
+            from_struct(request.spec),
+            request_id=request.request_id,
+            dry_run=request.dry_run,
+            resume_job_id=request.resume_job_id,
         )
         plan = None if submission.plan is None else plan_message(submission.plan)
         return pb.CreateJobResponse(job=job_message(submission.job), plan=plan)

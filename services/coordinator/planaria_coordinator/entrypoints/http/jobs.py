@@ -26,7 +26,10 @@ async def create_job(
 ) -> Job | JSONResponse:
     """Submit a job, or only plan it. Repeating a request_id returns the same job."""
     created = await jobs.create(
-        submission.spec, request_id=submission.request_id, dry_run=submission.dry_run
+        submission.spec,
+        request_id=submission.request_id,
+        dry_run=submission.dry_run,
+        resume_job_id=submission.resume_job_id,
     )
     if submission.dry_run:
         return JSONResponse(models.DryRun.model_validate(created).model_dump(mode="json"))

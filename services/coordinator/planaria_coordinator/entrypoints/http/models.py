@@ -294,6 +294,11 @@ class JobSubmission(BaseModel):
         default="", max_length=128, description="Chosen by the caller; repeating it is harmless."
     )
     dry_run: bool = Field(default=False, description="Only plan: nothing is stored or started.")
+    resume_job_id: str = Field(
+        default="",
+        description="Begin from the newest checkpoint of this job, in place of the job file's "
+        "init_from. 422 while it has completed none.",
+    )
 
 
 class Change(BaseModel):

@@ -1,0 +1,46 @@
+"""What another job can go on from: the newest complete checkpoint of this one."""
+
+from pathlib import PurePosixPath
+
+from planaria_coordinator.domain.checkpoint import first_due
+from planaria_coordinator.domain.run import JobRun
+
+
+def resume_advice(run: JobRun) -> str:
+    """Say how to go on when the state of a job is lost."""
+    if run.newest_checkpoint:
+        return (
+            f"the newest complete checkpoint is {run.newest_checkpoint}; "
+            f"`planaria submit --resume {run.job_id}` goes on from there"
+        )
+    if run.requirements.checkpoint_path:
+        return "no checkpoint was complete yet: the job must begin again"
+    return "checkpoint.path was not set: the job must begin again"
+
+
+def resume_problem(run: JobRun) -> str:
+    """Say why nobody can go on from a job's checkpoints; empty when somebody can."""
+    requirements = run.requirements
+    if not requirements.checkpoint_path:
+        return f"{run.job_id} wrote no checkpoints: checkpoint.path was not set"
+    if run.newest_checkpoint or _began_in(requirements.checkpoint_path, requirements.init_from):
+        return ""
+    num_steps = requirements.trained_steps(run.committed_steps)
+    first = first_due(
+        run.base_steps,
+        every_steps=requirements.checkpoint_every_steps,
+        num_steps=requirements.steps,
+    )
+    if run.checkpoints:
+        why = f"that of step {max(run.checkpoints)} is not complete"
+    elif num_steps < first:
+        why = f"its first is due at step {first}, and it is at step {num_steps}"
+    else:
+        events = f"`planaria jobs events {run.job_id}`"
+        why = f"one was due at step {first}; {events} says what became of it"
+    return f"{run.job_id} has completed no checkpoint: {why}"
+
+
+def _began_in(folder: str, init_from: str) -> bool:
+    """Whether a job went on in the folder of another: then the other's checkpoints are there."""
+    return bool(init_from) and PurePosixPath(init_from).is_relative_to(folder)

@@ -1,0 +1,93 @@
+"""Going on from an earlier job's checkpoints: refused at submission while there is none."""
+
+import pytest
+
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.domain.job import JobState
+from unit.coordinator.fakes import job_document
+from unit.coordinator.simulation import World, running_world
+from unit.coordinator.test_checkpoints import FULL, announce, checkpointed_world, tell, write
+
+
+async def refusal(world: World, job_id: str, *, dry_run: bool = False) -> PlanariaError:
+    num_jobs = len(world.database.tables.jobs)
+    with pytest.raises(PlanariaError) as caught:
+        await world.coordinator.jobs.create(job_document(), dry_run=dry_run, resume_job_id=job_id)
+    assert len(world.database.tables.jobs) == num_jobs
+    return caught.value
+
+
+async def beginning(world: World, job_id: str) -> object:
+    """Submit a job that goes on from another one; return where it begins."""
+    submission = await world.coordinator.jobs.create(job_document(), resume_job_id=job_id)
+    return submission.job.spec["init_from"]
+
+
+async def test_a_job_without_checkpoints_is_refused_and_told_so() -> None:
+    world = await running_world(2)
+    for dry_run in (False, True):
+        error = await refusal(world, world.job_id, dry_run=dry_run)
+        assert error.reason is ErrorReason.INVALID_ARGUMENT
+        assert error.message == f"{world.job_id} wrote no checkpoints: checkpoint.path was not set"
+        assert error.metadata == {"field": "resume_job_id", "job_id": world.job_id}
+    await world.stop()
+
+
+async def test_a_job_that_is_not_there_cannot_be_gone_on_from() -> None:
+    world = await running_world(2)
+    assert (await refusal(world, "job-0")).reason is ErrorReason.JOB_NOT_FOUND
+    await world.stop()
+
+
+async def test_until_a_checkpoint_is_complete_the_refusal_says_how_far_it_is() -> None:
+    """Before the first is due, while it is written, and when it has failed."""
+    world = await checkpointed_world()
+    none = f"{world.job_id} has completed no checkpoint: "
+    error = await refusal(world, world.job_id)
+    assert error.message == f"{none}its first is due at step 2, and it is at step 1"
+    await world.train()
+    shares = announce(world, 2)
+    await world.settle()
+    error = await refusal(world, world.job_id)
+    assert error.message == f"{none}that of step 2 is not complete"
+    tell(world, next(iter(world.engines().values())), 2, FULL)
+    await world.settle()
+    error = await refusal(world, world.job_id)
+    events = f"`planaria jobs events {world.job_id}`"
+    assert error.message == f"{none}one was due at step 2; {events} says what became of it"
+    await world.train(2)
+    shares = announce(world, 4)
+    await write(world, 4, shares)
+    assert await beginning(world, world.job_id) == "runs"
+    await world.stop()
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_a_job_that_has_ended_is_asked_for_its_checkpoints_too(is_complete: bool) -> None:
+    """Only the database knows it then; also after the coordinator has started again."""
+    world = await checkpointed_world()
+    await world.train()
+    if is_complete:
+        await write(world, 2, announce(world, 2))
+    await world.coordinator.jobs.cancel(world.job_id)
+    await world.settle()
+    assert world.job_id not in world.coordinator._state.actors
+    await world.crash_coordinator()
+    await world.reconnect()
+    if is_complete:
+        assert await beginning(world, world.job_id) == "runs"
+    else:
+        assert "has completed no checkpoint" in (await refusal(world, world.job_id)).message
+    await world.stop()
+
+
+async def test_a_job_in_the_folder_that_it_began_from_can_be_gone_on_from() -> None:
+    """Its own first checkpoint is not due yet, but that of the job before it is there."""
+    world = await checkpointed_world()
+    await world.train()
+    await write(world, 2, announce(world, 2))
+    document = job_document(checkpoint={"path": "runs"})
+    second = await world.coordinator.jobs.create(document, resume_job_id=world.job_id)
+    assert second.job.state is JobState.PENDING
+    assert await beginning(world, second.job.id) == "runs"
+    await world.stop()
