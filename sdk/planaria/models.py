@@ -55,6 +55,8 @@ class Job(_Resource):
     """How many nodes may be lost at once now."""
     time_seconds: dict[str, float] = {}
     """Wall-clock seconds by what they went to."""
+    waiting_reason: str = ""
+    """Why it is PENDING or WAITING, in words; empty in every other state."""
 
     @property
     def is_done(self) -> bool:

@@ -61,6 +61,7 @@ const job = (id, changes) => ({
   spec: {},
   fault_tolerance: 1,
   time_seconds: { productive: 79.2, starting: 6, quiesce: 0.1, rebuild: 0.4, redone: 0.9 },
+  waiting_reason: "",
   ...changes,
 });
 

@@ -4,7 +4,7 @@ import { render } from "@testing-library/react";
 import type { ReactNode } from "react";
 import { PollingProvider } from "./hooks/polling";
 import type { Node } from "./services/cluster";
-import type { StepMetrics } from "./services/jobs";
+import type { Job, StepMetrics } from "./services/jobs";
 
 export function renderInApp(ui: ReactNode) {
   const queries = new QueryClient({
@@ -29,6 +29,32 @@ export function aNode(id: string, changes: Partial<Node> = {}): Node {
     engines: [],
     heartbeat_time: "2026-01-01T00:00:00Z",
     join_time: "2026-01-01T00:00:00Z",
+    ...changes,
+  };
+}
+
+export function aJob(changes: Partial<Job> = {}): Job {
+  return {
+    id: "job-1",
+    name: "small",
+    state: "RUNNING",
+    step: 3,
+    steps: 10,
+    loss: 2.5,
+    evaluation_loss: null,
+    evaluation_step: null,
+    generation: 2,
+    tokens_per_second: 100,
+    goodput: 0.9,
+    final_digest: "",
+    error: null,
+    create_time: "2026-01-01T00:00:00Z",
+    start_time: "2026-01-01T00:00:01Z",
+    end_time: null,
+    spec: {},
+    fault_tolerance: 1,
+    time_seconds: {},
+    waiting_reason: "",
     ...changes,
   };
 }

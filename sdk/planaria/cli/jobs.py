@@ -92,6 +92,7 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
     facts: dict[str, str | Text] = {
         "job": f"{job.id} ({job.name})",
         "state": state_text(job.state),
+        "waits for": job.waiting_reason,
         "step": f"{job.step} of {job.steps}",
         "loss": number(job.loss, ".4f"),
         "evaluation": evaluation_text(job),

@@ -89,7 +89,7 @@ async def test_a_job_waits_for_as_many_nodes_as_its_fault_tolerance_needs() -> N
     assert (await world.job()).state is JobState.PENDING
     await world.add_node("n1")
     reasons = [e.message for e in world.events if e.type == "job_pending"]
-    assert reasons[-1] == "the job waits: 2 of 3 nodes are free (3 replicas of 1 nodes)"
+    assert reasons[-1] == "the job waits: 2 of 3 nodes are free (3 replicas of 1 node)"
     await world.add_node("n2")
     assert (await world.job()).state is JobState.RUNNING
     await world.stop()

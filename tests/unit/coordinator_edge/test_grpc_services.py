@@ -26,7 +26,7 @@ from planaria_common.grpcserver import GrpcServer
 from planaria_coordinator.entrypoints.grpc.cluster_service import ClusterServicer
 from planaria_coordinator.entrypoints.grpc.job_service import JobServicer
 from unit.coordinator_edge.conftest import TOKEN
-from unit.coordinator_edge.fakes import FakeCoordinator, event
+from unit.coordinator_edge.fakes import FakeCoordinator, event, job
 
 
 @pytest.fixture
@@ -62,11 +62,14 @@ async def channel(
     await server.stop(grace_seconds=0)
 
 
-async def test_a_job_over_grpc(channel: grpc.aio.Channel) -> None:
+async def test_a_job_over_grpc(channel: grpc.aio.Channel, coordinator: FakeCoordinator) -> None:
     """State, times and the job file arrive as the proto has them."""
+    coordinator.jobs.stored["job-1"] = job(waiting_reason="no node is free")
+
     response = await JobServiceStub(channel).GetJob(job_pb.GetJobRequest(job_id="job-1"))
 
     assert response.job.state == resources_pb2.JOB_STATE_RUNNING
+    assert response.job.waiting_reason == "no node is free"
     assert response.job.create_time.ToDatetime().hour == 12
     assert not response.job.HasField("goodput")
     assert not response.job.HasField("end_time")

@@ -122,6 +122,15 @@ def test_only_a_job_that_goes_on_survives_losses(run: Run, coordinator: FakeCoor
         assert ("lost nodes at once" in run("jobs", "get", "job-1")[1]) is is_told
 
 
+def test_a_job_that_waits_is_shown_with_the_reason(run: Run, coordinator: FakeCoordinator) -> None:
+    reason = "2 of 4 nodes are free (2 replicas of 2 nodes)"
+    coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
+    coordinator.answer("GET /jobs/job-1", Answer(body=job(state="PENDING", waiting_reason=reason)))
+    assert f"waits for  {reason}\n" in run("jobs", "get", "job-1")[1]
+    coordinator.answer("GET /jobs/job-1", Answer(body=job(waiting_reason="")))
+    assert "waits for" not in run("jobs", "get", "job-1")[1]
+
+
 def test_a_job_is_shown_with_its_newest_evaluation(run: Run, coordinator: FakeCoordinator) -> None:
     coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
     for loss, shown in ((2.0, "7.39"), (1e6, "inf")):

@@ -9,6 +9,7 @@ export function JobFacts({ job }: { job: Job }) {
         <Fact name="State">
           <StateBadge state={job.state} />
         </Fact>
+        {job.waiting_reason && <Fact name="Waits for">{job.waiting_reason}</Fact>}
         <Fact name="Steps">
           {count(job.step)} of {count(job.steps)}
         </Fact>

@@ -38,7 +38,7 @@ from planaria_coordinator.domain.node import Node
 from planaria_coordinator.domain.opening import question_ahead
 from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.run import JobRun, Moment
-from planaria_coordinator.domain.signals import Signal
+from planaria_coordinator.domain.signals import Signal, StillWaits
 from planaria_coordinator.domain.transition import Decision, decide, give_up
 
 MAX_BATCH = 256
@@ -208,7 +208,9 @@ class JobActor:
                 await asyncio.sleep(self._around.options.store_retry_seconds)
         self._act(decision.actions)
         self.changes.notify()
-        self._around.decided(self)
+        # What the scheduler said itself gives it nothing to do: it would ask and say for ever.
+        if not all(isinstance(signal, StillWaits) for signal in signals):
+            self._around.decided(self)
 
     def _decide(self, signals: Sequence[Signal]) -> Decision:
         clock = self._around.clock

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from planaria_coordinator.domain.job import Job, JobState, StepMetrics
 from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.waiting import waiting_reason
 
 NUM_STEPS_FOR_RATE = 20
 
@@ -39,6 +40,7 @@ def project(job: Job, run: JobRun, newest: Sequence[StepMetrics], now: datetime)
         fault_tolerance=run.placement.plan.fault_tolerance
         if run.placement is not None and holds_state
         else 0,
+        waiting_reason=waiting_reason(run),
         time_seconds={str(name): seconds for name, seconds in totals.items()},
     )
 

@@ -19,7 +19,8 @@ from planaria_coordinator.domain.profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.replicas import holdings_by_node, holdings_of_placement
 from planaria_coordinator.domain.requirements import NodeFacts
 from planaria_coordinator.domain.run import Cause, JobRun, Phase
-from planaria_coordinator.domain.signals import JobFaulted, NodesGranted
+from planaria_coordinator.domain.signals import JobFaulted, NodesGranted, StillWaits
+from planaria_coordinator.domain.waiting import too_few_nodes
 
 _NO_LIMIT = 1 << 30
 
@@ -32,7 +33,6 @@ class Scheduler:
     def __init__(self, state: SharedState) -> None:
         self._state = state
         self._probed: dict[str, tuple[int, frozenset[str]]] = {}
-        self._reasons: dict[str, str] = {}
         self.is_idle = True
 
     async def serve(self) -> None:
@@ -67,7 +67,7 @@ class Scheduler:
         self._forget_ended()
 
     async def _could_not(self, actor: JobActor, error: PlanariaError) -> None:
-        if error.reason is ErrorReason.UNAVAILABLE:
+        if error.reason is ErrorReason.UNAVAILABLE and actor.run.waits:
             await self._explain(actor, error.message)
         elif actor.run.state is JobState.PENDING and error.reason in (
             ErrorReason.MODEL_DOES_NOT_FIT,
@@ -92,11 +92,13 @@ class Scheduler:
         # What the planner has refused before it need not be asked again with as few.
         needed = max(run.requirements.nodes_to_start(nodes_per_replica), run.nodes_per_replica)
         if len(facts) < needed:
-            await self._explain(
-                actor,
-                f"{len(facts)} of {needed} nodes are free "
-                f"({run.requirements.fault_tolerance + 1} replicas of {nodes_per_replica} nodes)",
+            reason = too_few_nodes(
+                len(facts),
+                needed,
+                nodes_per_replica=nodes_per_replica,
+                num_replicas=run.requirements.fault_tolerance + 1,
             )
+            await self._explain(actor, reason)
             return
         await self._grant(
             actor, candidates, needed - len(own), nodes_per_replica, own=tuple(own.values())
@@ -117,14 +119,18 @@ class Scheduler:
         usable = nodes_to_plan_on(run)
         # Nodes whose engines died, or have not started yet, count once they have new ones.
         idle = {n: f for n, f in self._own_nodes(run).items() if n not in usable}
-        missing = run.nodes_per_replica - len(usable)
-        if len(candidates) + len(idle) < missing or not (candidates or idle):
+        needed = run.nodes_per_replica
+        num_nodes = len(usable) + len(idle) + len(candidates)
+        if num_nodes < needed:
+            await self._explain(actor, too_few_nodes(num_nodes, needed, nodes_per_replica=needed))
+            return
+        if not (candidates or idle):
             return
         await self._grant(
             actor,
             candidates,
-            max(0, missing - len(idle)),
-            run.nodes_per_replica,
+            max(0, needed - len(usable) - len(idle)),
+            needed,
             own=tuple(idle.values()),
         )
 
@@ -234,10 +240,9 @@ class Scheduler:
         return replace(decision, node_ids=chosen)
 
     async def _explain(self, actor: JobActor, reason: str) -> None:
-        """Say why a job waits, once for each reason."""
-        if self._reasons.get(actor.job_id) != reason:
-            self._reasons[actor.job_id] = reason
-            await actor.tell("job_pending", f"the job waits: {reason}")
+        """Let a job that waits say why."""
+        if actor.run.waiting_reason != reason:
+            await actor.post(StillWaits(reason=reason))
 
     # -- nodes that leave --------------------------------------------------------------------------
 
@@ -253,9 +258,8 @@ class Scheduler:
                     await state.save_node(replace(entry.node, state=NodeState.DRAINED), [draft])
 
     def _forget_ended(self) -> None:
-        for job_id in (self._probed.keys() | self._reasons.keys()) - self._state.actors.keys():
-            self._probed.pop(job_id, None)
-            self._reasons.pop(job_id, None)
+        for job_id in self._probed.keys() - self._state.actors.keys():
+            del self._probed[job_id]
 
 
 def _may_grow(run: JobRun) -> bool:

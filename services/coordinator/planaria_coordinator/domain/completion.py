@@ -37,6 +37,7 @@ def complete(turn: Turn) -> None:
         state=JobState.RUNNING,
         start_time=turn.run.start_time or first,
         interrupted=None,
+        waiting_reason="",
     )
     turn.because(f"all {len(resumed)} engines have their places")
     if transition.story.cause in _RECOVERIES:

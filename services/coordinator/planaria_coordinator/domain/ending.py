@@ -51,11 +51,15 @@ def _end(turn: Turn, state: JobState, reason: str) -> None:
 
 
 def stand_still(turn: Turn, state: JobState, message: str) -> None:
-    """Leave the transition without a plan: engines stay parked and keep their state."""
+    """Leave the transition without a plan: engines stay parked and keep their state.
+
+    What a job waits for is told by `waiting`.
+    """
     story = turn.transition.story
     waits = state in (JobState.WAITING, JobState.PENDING)
     turn.drop_superseded()
     turn.change(transition=None, state=state, interrupted=story if waits else None)
     turn.account(Activity.WAITING if waits else Activity.PAUSED)
-    turn.emit(f"job_{state.lower()}", message, step=turn.run.committed_steps)
+    if not waits:
+        turn.emit("job_paused", message, step=turn.run.committed_steps)
     turn.because(message)

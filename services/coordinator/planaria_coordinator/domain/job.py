@@ -78,6 +78,8 @@ class Job:
     """How many nodes may be lost at once now."""
     time_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of wall-clock time by name; they add up to the time since submission."""
+    waiting_reason: str = ""
+    """Why it is PENDING or WAITING; empty in every other state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

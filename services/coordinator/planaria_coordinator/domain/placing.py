@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from planaria_common.errors import ErrorReason
+from planaria_common.words import counted
 from planaria_coordinator.domain.activating import begin_activating
 from planaria_coordinator.domain.directive import Copied, Copy
 from planaria_coordinator.domain.ending import fail, stand_still
@@ -25,6 +26,7 @@ from planaria_coordinator.domain.replicas import (
 from planaria_coordinator.domain.run import JobRun, Pending, Phase, Placement, Story
 from planaria_coordinator.domain.signals import PlanRefused
 from planaria_coordinator.domain.turn import Turn
+from planaria_coordinator.domain.waiting import tell_waiting, too_few_nodes
 
 
 def nodes_to_plan_on(run: JobRun) -> tuple[str, ...]:
@@ -78,20 +80,25 @@ def choose_plan(turn: Turn) -> None:
     run = turn.run
     num_nodes = len(nodes_to_plan_on(run))
     if num_nodes < run.nodes_per_replica:
-        state = JobState.WAITING if run.has_trained else JobState.PENDING
-        stand_still(
-            turn,
-            state,
-            f"{num_nodes} nodes are left and the model needs {run.nodes_per_replica}: "
-            "the job waits for nodes",
-        )
+        _wait_for_nodes(turn, num_nodes)
         return
     if turn.transition.phase is not Phase.PLANNING:
-        turn.enter(Phase.PLANNING, f"a plan is needed for {num_nodes} nodes")
+        turn.enter(Phase.PLANNING, f"a plan is needed for {counted(num_nodes, 'node')}")
         turn.account_phase(Activity.PLAN)
     turn.ask(plan_query(turn.run, turn.transition.holdings))
     if turn.transition.answer is not None:
         _adopt(turn, turn.transition.answer)
+
+
+def _wait_for_nodes(turn: Turn, num_nodes: int) -> None:
+    """Too few are left for one replica; how many it takes to start the scheduler says."""
+    needed = turn.run.nodes_per_replica
+    message = f"{counted(num_nodes, 'node')} left, and the model needs {needed}"
+    if turn.run.has_trained:
+        stand_still(turn, JobState.WAITING, message)
+        tell_waiting(turn, too_few_nodes(num_nodes, needed, nodes_per_replica=needed))
+    else:
+        stand_still(turn, JobState.PENDING, message)
 
 
 def plan_arrived(turn: Turn, query: PlanQuery, answer: PlanAnswer) -> None:
@@ -117,7 +124,8 @@ def plan_refused(turn: Turn, signal: PlanRefused) -> None:
         more = len(query.nodes) + 1
         turn.change(nodes_per_replica=max(turn.run.nodes_per_replica, more))
         state = JobState.WAITING if turn.run.has_trained else JobState.PENDING
-        stand_still(turn, state, f"{message}: the job waits for nodes")
+        stand_still(turn, state, message)
+        tell_waiting(turn, message)
     else:
         fail(turn, reason, message, signal.metadata)
 
@@ -192,13 +200,8 @@ def pipelines_in_words(sizes: tuple[int, ...]) -> str:
         return "no pipeline"
     counts = list(Counter(sizes).items())
     (size, count), *others = counts
-    first = f"{count} pipeline{plural(count)} of {size} node{plural(size)}"
+    first = f"{counted(count, 'pipeline')} of {counted(size, 'node')}"
     return ", ".join((first, *(f"{count} of {size}" for size, count in others)))
-
-
-def plural(count: int) -> str:
-    """Return the ending of a noun that is counted."""
-    return "" if count == 1 else "s"
 
 
 # -- copying -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
+from planaria_common.words import counted
 from planaria_coordinator.domain.directive import Base, Failure, Prepared, QuiesceMode
 from planaria_coordinator.domain.ending import fail, stand_still
 from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
@@ -143,12 +144,9 @@ def cancel_join(turn: Turn) -> None:
 def _go_on_with_start(turn: Turn) -> None:
     run = turn.run
     if len(run.usable_nodes) < run.nodes_per_replica:
-        stand_still(
-            turn,
-            JobState.PENDING,
-            f"{len(run.usable_nodes)} nodes are ready and the model needs "
-            f"{run.nodes_per_replica}: the job waits for nodes",
-        )
+        num_nodes = counted(len(run.usable_nodes), "node")
+        message = f"{num_nodes} ready, and the model needs {run.nodes_per_replica}"
+        stand_still(turn, JobState.PENDING, message)  # the scheduler says what it waits for
         return
     if not run.data_digest:
         _take_reference(turn)

@@ -323,6 +323,8 @@ class JobRun:
     transition: Transition | None = None
     interrupted: Story | None = None
     """Of a recovery that waits for nodes."""
+    waiting_reason: str = ""
+    """Why it waits, or did before it began to start; empty once it runs."""
     pause_wanted: bool = False
     committed_steps: int = 0
     last_commit: CommitRecord | None = None
@@ -371,6 +373,11 @@ class JobRun:
     def base_steps(self) -> int:
         """Steps that the job begins at: before the first commit, nothing of it can be lost."""
         return self.base.step if self.base is not None else 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no plan, and goes on by itself when there can be one."""
+        return self.state in (JobState.PENDING, JobState.WAITING)
 
     @property
     def has_trained(self) -> bool:

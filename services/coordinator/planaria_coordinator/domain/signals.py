@@ -25,6 +25,13 @@ class NodesGranted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StillWaits:
+    """The job gets no nodes: why, in words."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
     """A node of the job is gone."""
 
@@ -179,6 +186,7 @@ class Restarted:
 
 Signal = (
     NodesGranted
+    | StillWaits
     | NodeLost
     | EngineLost
     | EnginesStuck

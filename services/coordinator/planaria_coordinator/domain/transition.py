@@ -10,7 +10,7 @@ The phases and rules are those of docs/design.md, each in its module, in the ord
     placing      plan and copy; activating: take a place
     ahead        the next plan is asked for beside training
     handover     its places are made ready beside training, and taken behind a commit
-    completion   training goes on
+    completion   training goes on                       waiting   why it does not yet
     finishing    digest, the last checkpoint, export, stop
 
 and beside them, whatever the phase:
@@ -86,9 +86,11 @@ from planaria_coordinator.domain.signals import (
     Signal,
     Stalled,
     StepCommitted,
+    StillWaits,
     Tick,
 )
 from planaria_coordinator.domain.turn import Turn
+from planaria_coordinator.domain.waiting import still_waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,8 @@ def _wish(turn: Turn, signal: Signal) -> None:
     match signal:
         case NodesGranted():
             wishes.nodes_granted(turn, signal)
+        case StillWaits(reason=reason):
+            still_waits(turn, reason)
         case PauseWanted():
             wishes.pause_wanted(turn)
         case ResumeWanted():

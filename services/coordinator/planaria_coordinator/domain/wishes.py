@@ -52,7 +52,7 @@ def pause_wanted(turn: Turn) -> None:
     if run.pause_wanted or run.state is JobState.PAUSED:
         return
     turn.change(pause_wanted=True)
-    if run.state in (JobState.PENDING, JobState.WAITING) and run.transition is None:
+    if run.waits and run.transition is None:
         turn.set_state(JobState.PAUSED)
         turn.account(Activity.PAUSED)
         turn.emit("job_paused", "the job stands still")

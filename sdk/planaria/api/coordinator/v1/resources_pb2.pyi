@@ -181,6 +181,7 @@ class Job(_message.Message):
     TIME_SECONDS_FIELD_NUMBER: _builtins.int
     EVALUATION_LOSS_FIELD_NUMBER: _builtins.int
     EVALUATION_STEP_FIELD_NUMBER: _builtins.int
+    WAITING_REASON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -207,6 +208,8 @@ class Job(_message.Message):
     """Mean loss of the newest evaluation; absent before the first."""
     evaluation_step: _builtins.int
     """Number of committed steps in the parameters that were evaluated then; absent with it."""
+    waiting_reason: _builtins.str
+    """Why it is PENDING or WAITING, in words; empty in every other state."""
     @_builtins.property
     def error(self) -> Global___JobError:
         """Why it failed; absent otherwise."""
@@ -255,10 +258,11 @@ class Job(_message.Message):
         time_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         evaluation_loss: _builtins.float | None = ...,
         evaluation_step: _builtins.int | None = ...,
+        waiting_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "goodput", b"goodput", "loss", b"loss", "spec", b"spec", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "fault_tolerance", b"fault_tolerance", "final_digest", b"final_digest", "generation", b"generation", "goodput", b"goodput", "id", b"id", "loss", b"loss", "name", b"name", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "steps", b"steps", "time_seconds", b"time_seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "fault_tolerance", b"fault_tolerance", "final_digest", b"final_digest", "generation", b"generation", "goodput", b"goodput", "id", b"id", "loss", b"loss", "name", b"name", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "steps", b"steps", "time_seconds", b"time_seconds", "tokens_per_second", b"tokens_per_second", "waiting_reason", b"waiting_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluation_loss: _TypeAlias = _typing.Literal["evaluation_loss"]  # noqa: Y015
     _WhichOneofArgType__evaluation_loss: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss"]  # noqa: Y015

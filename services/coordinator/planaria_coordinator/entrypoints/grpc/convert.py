@@ -74,6 +74,7 @@ def job_message(job: Job) -> resources_pb2.Job:
         spec=struct(job.spec),
         fault_tolerance=job.fault_tolerance,
         time_seconds=job.time_seconds,
+        waiting_reason=job.waiting_reason,
     )
 
 

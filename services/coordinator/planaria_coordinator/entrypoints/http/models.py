@@ -87,6 +87,9 @@ class Job(Body):
     evaluation_step: int | None = Field(
         description="Number of committed steps in the parameters that were evaluated then."
     )
+    waiting_reason: str = Field(
+        description="Why it is PENDING or WAITING, in words; empty in every other state."
+    )
 
 
 class NodeEngine(Body):

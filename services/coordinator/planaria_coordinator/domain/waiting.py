@@ -1,0 +1,44 @@
+"""Why a job waits: told once for each reason, and shown for as long as it waits."""
+
+from planaria_common.words import counted
+from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.turn import Turn
+
+
+def still_waits(turn: Turn, reason: str) -> None:
+    """The scheduler has nothing for the job; meanwhile it may have ended, or paused."""
+    if turn.run.waits and turn.run.transition is None:
+        tell_waiting(turn, reason)
+
+
+def tell_waiting(turn: Turn, reason: str) -> None:
+    """Say why the job waits, unless nothing else was the reason since it last ran.
+
+    It may have tried to start meanwhile: nodes that come and go are no news.
+    """
+    if turn.run.waiting_reason == reason:
+        return
+    message = f"the job waits: {reason}"
+    turn.change(waiting_reason=reason)
+    turn.emit(f"job_{turn.run.state.lower()}", message, step=turn.run.committed_steps)
+    turn.because(message)
+
+
+def waiting_reason(run: JobRun) -> str:
+    """Return why a job waits at this moment; empty when it does not."""
+    if not run.waits:
+        return ""
+    if run.transition is not None:
+        return f"engines start on {', '.join(run.transition.awaited_nodes)}"
+    return run.waiting_reason
+
+
+def too_few_nodes(
+    num_nodes: int, num_needed: int, *, nodes_per_replica: int, num_replicas: int = 1
+) -> str:
+    """Say how many nodes a job could use, how many it takes, and for what."""
+    if num_nodes == 0:
+        return "no node is free"
+    verb = "is" if num_nodes == 1 else "are"
+    replicas = f"{counted(num_replicas, 'replica')} of {counted(nodes_per_replica, 'node')}"
+    return f"{num_nodes} of {counted(num_needed, 'node')} {verb} free ({replicas})"

@@ -1,0 +1,127 @@
+"""A job that waits says for what: in what is read of it, and in one event for each reason."""
+
+from itertools import count
+
+from planaria_coordinator.application.policy import BuiltInPolicy
+from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
+from planaria_coordinator.domain.job import JobState
+from unit.coordinator.simulation import World, running_world
+
+IN_THREES = {
+    "resilience": {"fault_tolerance": 0},
+    "resources": {"min_nodes": 3, "min_nodes_per_pipeline": 3},
+}
+TWO_OF_THREE = "2 of 3 nodes are free (1 replica of 3 nodes)"
+
+
+def told(world: World) -> list[str]:
+    waiting = ("job_pending", "job_waiting")
+    return [event.message for event in world.events if event.type in waiting]
+
+
+async def state_and_reason(world: World) -> tuple[JobState, str]:
+    job = await world.job()
+    return job.state, job.waiting_reason
+
+
+async def pending_world() -> World:
+    world = World()
+    await world.start(2)
+    await world.submit(**IN_THREES)
+    return world
+
+
+async def waiting_world() -> World:
+    """Two of four nodes are left, with every layer; the planner wants three."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
+    world.planner.min_size = 3
+    await lose(world, "n0", "n3")  # a half of either pipeline
+    return world
+
+
+async def lose(world: World, *node_ids: str) -> None:
+    """They are gone without a word, all at once, until their leases have run out."""
+    for node_id in node_ids:
+        world.agents.pop(node_id).disconnect()
+    await world.advance(12)
+
+
+async def test_a_pending_job_says_for_what_it_waits_until_it_starts() -> None:
+    world = await pending_world()
+    assert await state_and_reason(world) == (JobState.PENDING, TWO_OF_THREE)
+    await world.add_node("n2", "prepare")
+    assert await state_and_reason(world) == (JobState.STARTING, "")
+    world.agents["n2"].release()
+    await world.settle()
+    assert await state_and_reason(world) == (JobState.RUNNING, "")
+    assert told(world) == [f"the job waits: {TWO_OF_THREE}"]
+    await world.stop()
+
+
+async def test_nodes_that_come_and_go_before_it_runs_are_no_news() -> None:
+    world = await pending_world()
+    for node_id in ("n2", "n3"):
+        await world.add_node(node_id, "prepare")
+        assert (await world.job()).state is JobState.STARTING
+        await lose(world, node_id)
+        assert await state_and_reason(world) == (JobState.PENDING, TWO_OF_THREE)
+    assert told(world) == [f"the job waits: {TWO_OF_THREE}"]
+    await world.stop()
+
+
+async def test_another_reason_is_news() -> None:
+    world = await pending_world()
+    await lose(world, "n1")
+    one = "1 of 3 nodes is free (1 replica of 3 nodes)"
+    assert await state_and_reason(world) == (JobState.PENDING, one)
+    assert told(world) == [f"the job waits: {reason}" for reason in (TWO_OF_THREE, one)]
+    await world.stop()
+
+
+async def test_a_job_that_has_trained_says_how_many_nodes_it_needs_to_go_on() -> None:
+    world = await waiting_world()
+    assert await state_and_reason(world) == (JobState.WAITING, TWO_OF_THREE)
+    before = told(world)
+    assert before[-1] == f"the job waits: {TWO_OF_THREE}"
+    await world.add_node("n8", "prepare")
+    assert await state_and_reason(world) == (JobState.WAITING, "engines start on n8")
+    await lose(world, "n8")
+    assert await state_and_reason(world) == (JobState.WAITING, TWO_OF_THREE)
+    assert told(world) == before
+    await world.add_node("n9")
+    assert await state_and_reason(world) == (JobState.RUNNING, "")
+    assert world.run.waiting_reason == "", "the next time it is told anew"
+    await world.stop()
+
+
+async def test_a_job_that_stands_still_on_purpose_waits_for_nothing() -> None:
+    world = await pending_world()
+    await world.coordinator.jobs.pause(world.job_id)
+    await world.settle()
+    assert await state_and_reason(world) == (JobState.PAUSED, "")
+    await world.coordinator.jobs.resume(world.job_id)
+    await world.settle()
+    assert await state_and_reason(world) == (JobState.PENDING, TWO_OF_THREE)
+    await world.stop()
+
+
+class Undecided(BuiltInPolicy):
+    """A scheduler that says something else each time."""
+
+    def __init__(self) -> None:
+        self.reasons = (f"reason {number}" for number in count(1))
+
+    async def choose_nodes(self, question: NodesQuestion) -> NodesDecision:
+        return NodesDecision(node_ids=(), reason=next(self.reasons))
+
+
+async def test_a_scheduler_is_not_asked_again_because_of_what_it_has_said() -> None:
+    world = World()
+    world.policy = Undecided()
+    world.coordinator = world._new_coordinator()
+    await world.start(2)
+    await world.submit()
+    state, reason = await state_and_reason(world)
+    assert (state, told(world)[-1]) == (JobState.PENDING, f"the job waits: {reason}")
+    assert len(told(world)) < 5, "a round for each thing that has changed, and no more"
+    await world.stop()
