@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from planaria._words import counted
+
 
 def _refuse_truth_values(value: object) -> object:
     if isinstance(value, bool):
@@ -407,8 +409,9 @@ def _check_replicas(job: JobSpec) -> None:
     if job.resources.max_nodes is not None and job.resources.max_nodes < needed:
         raise _problem(
             "resources.max_nodes",
-            f"{job.resources.max_nodes} nodes cannot hold the {replicas} pipelines of "
-            f"resilience.fault_tolerance {replicas - 1}; it must be at least {needed}",
+            f"{counted(job.resources.max_nodes, 'node')} cannot hold the "
+            f"{counted(replicas, 'pipeline')} of resilience.fault_tolerance {replicas - 1}; "
+            f"it must be at least {needed}",
         )
 
 

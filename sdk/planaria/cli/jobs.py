@@ -9,6 +9,7 @@ from rich.text import Text
 from planaria import _calls, tracking
 from planaria._calls import Call
 from planaria._connection import read
+from planaria._words import counted
 from planaria.cli import options
 from planaria.cli.output import (
     console,
@@ -97,7 +98,7 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
         "loss": number(job.loss, ".4f"),
         "evaluation": evaluation_text(job),
         "generation": str(job.generation),
-        "survives": "" if job.is_done else f"{job.fault_tolerance} lost nodes at once",
+        "survives": "" if job.is_done else f"{counted(job.fault_tolerance, 'lost node')} at once",
         "tokens/s": number(job.tokens_per_second or None, ",.0f"),
         "goodput": number(job.goodput, ".1%"),
         "time": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in job.time_seconds.items()),

@@ -1,5 +1,6 @@
 """Plans for people: a line for each pipeline, its stages from left to right."""
 
+from planaria._words import counted
 from planaria.cli.output import console, print_table
 from planaria.models import Plan, Stage
 
@@ -24,7 +25,7 @@ def print_plan(plan: Plan) -> None:
         out.print(f"idle: {', '.join(plan.idle_node_ids)}")
     out.print(
         f"one step is predicted to take {plan.iteration_seconds:.4f} s; "
-        f"{plan.fault_tolerance} nodes may be lost at once"
+        f"{counted(plan.fault_tolerance, 'node')} may be lost at once"
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planaria_common.words import counted
 from planaria_planner.cost import PipelineCost, Stage
 from planaria_planner.nodes import Node
 from planaria_planner.plans import Choice, Selector, select
@@ -175,12 +176,12 @@ class _Builder:
         crews, _ = self._refilled(list(self.situation.free))
         crews = [crew for crew in crews if self._fronts(crew)]
         if crews:
-            sizes = " and ".join(str(len(crew)) for crew in crews)
+            sizes = " and ".join(counted(len(crew), "node") for crew in crews)
             yield from self._with_groups(
                 CandidateKind.SHRINK,
                 self.situation.whole,
                 crews,
-                f"broken pipelines go on with {sizes} nodes",
+                f"broken pipelines go on with {sizes}",
             )
 
     def borrow(self) -> Iterator[Target]:
@@ -212,7 +213,8 @@ class _Builder:
             CandidateKind.BORROW,
             kept,
             [*crews, *smaller],
-            f"broken pipelines borrow {num_borrowed} node(s) from {len(smaller)} whole ones",
+            f"broken pipelines borrow {counted(num_borrowed, 'node')} from "
+            f"{counted(len(smaller), 'whole one')}",
         )
 
     def replan(self, num_dissolved: int) -> Iterator[Target]:

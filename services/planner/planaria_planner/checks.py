@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.words import counted
 from planaria_planner.candidates import RunningPipeline
 from planaria_planner.inventory import Holdings
 from planaria_planner.problem import Problem
@@ -49,7 +50,9 @@ def check_running(problem: Problem, running: Sequence[RunningPipeline]) -> None:
                 field, f"its stages cover {end} of {problem.profile.num_layers} layers"
             )
         if node + 1 != len(pipeline.node_ids):
-            raise invalid_argument(field, f"{len(pipeline.node_ids)} nodes, stages on {node + 1}")
+            raise invalid_argument(
+                field, f"{counted(len(pipeline.node_ids), 'node')}, stages on {node + 1}"
+            )
         for node_id in pipeline.node_ids:
             if node_id in seen:
                 raise invalid_argument(field, f"the node {node_id} comes twice")

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from planaria_common.words import counted
 from planaria_planner.cost import CostModel, Stage
 from planaria_planner.instantiate import Instantiation
 from planaria_planner.problem import Pipeline
@@ -38,8 +39,9 @@ def draw_plan(answer: Instantiation, console: Console | None = None) -> None:
     if len(groups) > _SHOWN:
         out.print(f"... and {len(plan.pipelines) - groups[_SHOWN][0]} more pipelines")
     out.print(
-        f"one step takes {plan.iteration_seconds:.6g} s; {len(plan.idle_node_ids)} nodes idle;"
-        f" {plan.fault_tolerance} nodes may be lost at once"
+        f"one step takes {plan.iteration_seconds:.6g} s;"
+        f" {counted(len(plan.idle_node_ids), 'node')} idle;"
+        f" {counted(plan.fault_tolerance, 'node')} may be lost at once"
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from planaria_common.words import counted
 from planaria_planner.cost import CostModel
 from planaria_planner.instantiate import Instantiation
 from planaria_planner.next_best import NextBest, next_best
@@ -73,7 +74,7 @@ def in_words(answer: Instantiation, explanation: Explanation) -> str:
         f"pipeline {explanation.pipeline} is the slowest, bound by stage {explanation.stage}"
         f" (layers {stage.first_layer} to {stage.end_layer - 1} on"
         f" {slowest.node_ids[stage.node]}: {explanation.stage_seconds:.6g} s a microbatch)",
-        f"tolerating {problem.fault_tolerance} lost nodes costs"
+        f"tolerating {counted(problem.fault_tolerance, 'lost node')} costs"
         f" {explanation.fault_tolerance_seconds:.6g} s a step",
     ]
     words.append(_next_best_in_words(explanation.next_best))

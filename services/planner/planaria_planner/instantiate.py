@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.words import counted
 from planaria_planner.bounds import is_proven, lower_bound_seconds
 from planaria_planner.kinds import MAX_KINDS, MOST_PURE_KINDS, are_few, merge_kinds
 from planaria_planner.nodes import Node, check_nodes, in_order, nodes_per_kind
@@ -222,8 +223,8 @@ def _refusal(
     need = nodes_needed(problem, templates, selector, nodes, wanted + 1)
     return PlanariaError(
         ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE,
-        f"fault_tolerance: {wanted} needs {wanted + 1} pipelines on {need} nodes, have"
-        f" {len(nodes)}: {possible} is possible",
+        f"fault_tolerance: {wanted} needs {counted(wanted + 1, 'pipeline')} on"
+        f" {counted(need, 'node')}, have {len(nodes)}: {possible} is possible",
         {
             "fault_tolerance": str(wanted),
             "possible": str(possible),

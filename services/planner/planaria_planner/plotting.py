@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from planaria_common.words import counted
 from planaria_planner.cost import CostModel
 from planaria_planner.drawing import look, stage_loads
 from planaria_planner.instantiate import Instantiation
@@ -37,7 +38,7 @@ class _Drawn:
     @property
     def name(self) -> str:
         nodes, share = len(self.pipeline.node_ids), len(self.pipeline.microbatches)
-        return f"{self.count} x {nodes} nodes\n{share} microbatches"
+        return f"{self.count} x {counted(nodes, 'node')}\n{share} microbatches"
 
 
 def plot_plan(answer: Instantiation, path: Path) -> None:
@@ -81,8 +82,10 @@ def _title(answer: Instantiation, num_hidden: int) -> str:
     plan = answer.plan
     more = f"; {num_hidden} more sorts of pipeline" if num_hidden else ""
     return (
-        f"one step takes {plan.iteration_seconds:.6g} s; {len(plan.pipelines)} pipelines,"
-        f" {len(plan.idle_node_ids)} nodes idle, {plan.fault_tolerance} may be lost at once{more}"
+        f"one step takes {plan.iteration_seconds:.6g} s;"
+        f" {counted(len(plan.pipelines), 'pipeline')},"
+        f" {counted(len(plan.idle_node_ids), 'node')} idle,"
+        f" {plan.fault_tolerance} may be lost at once{more}"
     )
 
 

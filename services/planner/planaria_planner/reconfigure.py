@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.words import counted
 from planaria_planner.candidates import (
     CandidateKind,
     PipelineCosts,
@@ -365,8 +366,8 @@ def _reason(
     sizes = sizes_in_words(len(pipeline.node_ids) for pipeline in plan.pipelines)
     copied = sum(copy.num_bytes for copy in chosen.copies)
     words = [
-        f"{len(situation.whole)} pipelines are whole, {len(situation.broken)} broken,"
-        f" {len(situation.free)} nodes free",
+        f"{counted(len(situation.whole), 'pipeline')} whole, {len(situation.broken)} broken,"
+        f" {counted(len(situation.free), 'node')} free",
         f"{chosen.kind.value}: {chosen.moves}; pipelines of {sizes},"
         f" {plan.iteration_seconds:.6g} s a step, {copied} bytes to copy, there in"
         f" {chosen.transition_seconds:.3g} s, {chosen.steps_within_horizon:.6g} steps within"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planaria_common.words import counted
+from planaria_common.words import counted, counted_of
 
 
 @pytest.mark.parametrize(
@@ -10,3 +10,9 @@ from planaria_common.words import counted
 )
 def test_one_is_singular(number: int, words: str) -> None:
     assert counted(number, "node") == words
+
+
+def test_the_verb_goes_with_the_part() -> None:
+    parts = [counted_of(number, 4, "node") for number in (0, 1, 2)]
+    assert parts == ["0 of 4 nodes are", "1 of 4 nodes is", "2 of 4 nodes are"]
+    assert counted_of(0, 1, "node") == "0 of 1 node are"

@@ -257,7 +257,7 @@ async def test_f_that_cannot_be_met_any_more_is_said_loudly_and_training_goes_on
     assert job.state is JobState.RUNNING
     assert job.fault_tolerance == 1
     told = [e.message for e in world.events if e.type == "fault_tolerance_reduced"]
-    assert told == ["the job survives losing 1 nodes at once now; 2 are wanted"]
+    assert told == ["the job survives losing 1 node at once now; 2 wanted"]
     await world.add_node("n9")
     await world.train(2)
     assert "fault_tolerance_restored" in world.event_types()

@@ -187,7 +187,7 @@ def plan_decision(question: pb.DecisionRequest, plan: object = None) -> pb.Decis
     [
         (("a", "x"), "chose x, not among the candidates"),
         (("a", "a"), "chose a node twice"),
-        (("a",), "chose 1 nodes; the job takes 2 to 2"),
+        (("a",), "chose 1 node; the job takes 2 to 2"),
         (("a", "b", "c"), "chose 3 nodes; the job takes 2 to 2"),
     ],
 )

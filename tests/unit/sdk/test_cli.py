@@ -119,7 +119,7 @@ def test_only_a_job_that_goes_on_survives_losses(run: Run, coordinator: FakeCoor
     coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
     for state, is_told in (("RUNNING", True), ("FAILED", False), ("SUCCEEDED", False)):
         coordinator.answer("GET /jobs/job-1", Answer(body=job(state=state)))
-        assert ("lost nodes at once" in run("jobs", "get", "job-1")[1]) is is_told
+        assert ("1 lost node at once" in run("jobs", "get", "job-1")[1]) is is_told
 
 
 def test_a_job_that_waits_is_shown_with_the_reason(run: Run, coordinator: FakeCoordinator) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from planaria.job import JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.words import counted_of
 from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.application.requests import Request
@@ -157,7 +158,7 @@ class Jobs:
         """Return the plan on the cluster as it is: what it cannot do now is refused now."""
         nodes = self._schedulable_nodes()
         if len(nodes) < requirements.min_nodes:
-            return None, f"{len(nodes)} of {requirements.min_nodes} nodes are ready"
+            return None, f"{counted_of(len(nodes), requirements.min_nodes, 'node')} ready"
         if not requirements.layers:
             return None, "the first engines build the model; then its layers are known"
         chosen = nodes[: requirements.max_nodes]

@@ -1,5 +1,6 @@
 """The built-in scheduling policy."""
 
+from planaria_common.words import counted, counted_of
 from planaria_coordinator.application.ports import (
     NodesDecision,
     NodesQuestion,
@@ -19,11 +20,11 @@ class BuiltInPolicy:
     async def choose_nodes(self, question: NodesQuestion) -> NodesDecision:
         node_ids = tuple(node.id for node in question.candidates[: question.max_nodes])
         if len(node_ids) < question.min_nodes:
-            return NodesDecision(
-                node_ids=(), reason=f"{len(node_ids)} of {question.min_nodes} nodes are free"
-            )
+            free = counted_of(len(node_ids), question.min_nodes, "node")
+            return NodesDecision(node_ids=(), reason=f"{free} free")
         return NodesDecision(
-            node_ids=node_ids, reason=f"{len(node_ids)} of {len(question.candidates)} free nodes"
+            node_ids=node_ids,
+            reason=f"{len(node_ids)} of {counted(len(question.candidates), 'free node')}",
         )
 
     async def choose_plan(self, question: PlanQuestion) -> PlanDecision:

@@ -6,6 +6,7 @@ import re
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_common.version import PROTOCOL_VERSION
+from planaria_common.words import counted
 from planaria_coordinator.application.agents import (
     CheckpointReport,
     EngineExited,
@@ -349,8 +350,8 @@ def _end_in_words(exited: EngineExited) -> str:
 def _joined(state: SharedState, hello: Hello) -> EventDraft:
     return state.draft(
         "node_joined",
-        f"{hello.node_id} at {hello.advertise_address} joined with {hello.num_accelerators} "
-        f"{hello.accelerator_kind} accelerator{'' if hello.num_accelerators == 1 else 's'}",
+        f"{hello.node_id} at {hello.advertise_address} joined with "
+        f"{counted(hello.num_accelerators, f'{hello.accelerator_kind} accelerator')}",
         node_id=hello.node_id,
     )
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from planaria_common.words import counted
 from planaria_coordinator.domain.accounting import recovery_record
 from planaria_coordinator.domain.actions import RecordRecovery
 from planaria_coordinator.domain.job import JobState
@@ -117,14 +118,14 @@ def tell_of_fault_tolerance(turn: Turn, placement: Placement) -> None:
     if now < wanted and now != reference:
         turn.emit(
             "fault_tolerance_reduced" if now < reference else "fault_tolerance_improved",
-            f"the job survives losing {now} nodes at once now; {wanted} are wanted",
+            f"the job survives losing {counted(now, 'node')} at once now; {wanted} wanted",
             fault_tolerance=now,
             wanted=wanted,
         )
     elif now >= wanted > reference:
         turn.emit(
             "fault_tolerance_restored",
-            f"the job survives losing {now} nodes at once again",
+            f"the job survives losing {counted(now, 'node')} at once again",
             fault_tolerance=now,
             wanted=wanted,
         )

@@ -1,6 +1,6 @@
 """Why a job waits: told once for each reason, and shown for as long as it waits."""
 
-from planaria_common.words import counted
+from planaria_common.words import counted, counted_of
 from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.turn import Turn
 
@@ -39,6 +39,5 @@ def too_few_nodes(
     """Say how many nodes a job could use, how many it takes, and for what."""
     if num_nodes == 0:
         return "no node is free"
-    verb = "is" if num_nodes == 1 else "are"
     replicas = f"{counted(num_replicas, 'replica')} of {counted(nodes_per_replica, 'node')}"
-    return f"{num_nodes} of {counted(num_needed, 'node')} {verb} free ({replicas})"
+    return f"{counted_of(num_nodes, num_needed, 'node')} free ({replicas})"

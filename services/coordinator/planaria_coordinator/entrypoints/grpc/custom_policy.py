@@ -7,6 +7,7 @@ from datetime import timedelta
 from google.protobuf.duration_pb2 import Duration
 
 from planaria.api.coordinator.v1 import scheduler_service_pb2 as pb
+from planaria_common.words import counted
 from planaria_coordinator.application.policy import DEFAULT_SCHEDULER, BuiltInPolicy
 from planaria_coordinator.application.ports import (
     NodesDecision,
@@ -117,7 +118,7 @@ def _check_nodes(node_ids: tuple[str, ...], question: NodesQuestion) -> None:
         raise NoAnswerError("chose a node twice")
     if node_ids and not question.min_nodes <= len(node_ids) <= question.max_nodes:
         raise NoAnswerError(
-            f"chose {len(node_ids)} nodes; the job takes {question.min_nodes} "
+            f"chose {counted(len(node_ids), 'node')}; the job takes {question.min_nodes} "
             f"to {question.max_nodes}, or none to wait"
         )
 
