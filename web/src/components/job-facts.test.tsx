@@ -16,3 +16,12 @@ test("a job that runs waits for nothing", () => {
   render(<JobFacts job={aJob()} />);
   expect(screen.queryByText("Waits for")).toBeNull();
 });
+
+test("only a job that goes on survives losses", () => {
+  const { rerender } = render(<JobFacts job={aJob()} />);
+  expect(screen.getByText("Nodes it can lose at once")).toBeTruthy();
+  for (const state of ["SUCCEEDED", "FAILED", "CANCELLED"] as const) {
+    rerender(<JobFacts job={aJob({ state })} />);
+    expect(screen.queryByText("Nodes it can lose at once")).toBeNull();
+  }
+});

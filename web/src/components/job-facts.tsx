@@ -1,5 +1,5 @@
 import { count, percent, seconds } from "../services/format";
-import type { Job } from "../services/jobs";
+import { isOver, type Job } from "../services/jobs";
 import { StateBadge } from "./state-badge";
 
 export function JobFacts({ job }: { job: Job }) {
@@ -22,7 +22,7 @@ export function JobFacts({ job }: { job: Job }) {
         <Fact name="Tokens/s">{job.tokens_per_second ? count(job.tokens_per_second) : "—"}</Fact>
         <Fact name="Goodput">{typeof job.goodput === "number" ? percent(job.goodput) : "—"}</Fact>
         <Fact name="Generation">{job.generation}</Fact>
-        <Fact name="Nodes it can lose at once">{job.fault_tolerance}</Fact>
+        {!isOver(job) && <Fact name="Nodes it can lose at once">{job.fault_tolerance}</Fact>}
         {job.final_digest && (
           <Fact name="SHA-256 of the final parameters">
             <code className="digest">{job.final_digest}</code>

@@ -17,6 +17,11 @@ export type Stage = Pipeline["stages"][number];
 export type StepMetrics = Body<"/api/v1/jobs/{job_id}/metrics">["metrics"][number];
 export type Recovery = Body<"/api/v1/jobs/{job_id}/recoveries">["recoveries"][number];
 
+/** Whether a job has ended, one way or another. */
+export function isOver(job: Job): boolean {
+  return job.state === "SUCCEEDED" || job.state === "FAILED" || job.state === "CANCELLED";
+}
+
 const byId = (jobId: string) => ({ path: { job_id: jobId } });
 
 /** The newest jobs: one page. */
