@@ -3,8 +3,9 @@
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -126,10 +127,23 @@ def _section(location: Sequence[str]) -> type[BaseModel]:
     if location[:1] == ["model"]:
         return MODEL_KINDS[location[1]]
     for name in location:
-        annotation = section.model_fields[name].annotation
-        choices = getattr(annotation, "__args__", (annotation,))
-        section = next(c for c in choices if isinstance(c, type) and issubclass(c, BaseModel))
+        section = next(_groups(section, name))
     return section
+
+
+def _groups(section: type[BaseModel], name: str) -> Iterator[type[BaseModel]]:
+    """Yield the class of a field that is a group of fields; nothing for any other."""
+    choices = _choices(section, name)
+    return (c for c in choices if isinstance(c, type) and issubclass(c, BaseModel))
+
+
+def _choices(section: type[BaseModel], name: str) -> tuple[object, ...]:
+    """Return the types that a field may have; none for an unknown field."""
+    if name not in section.model_fields:
+        return ()
+    annotation = section.model_fields[name].annotation
+    choices: tuple[object, ...] = getattr(annotation, "__args__", (annotation,))
+    return choices
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -159,7 +173,9 @@ def _load_yaml(path: Path) -> object:
     if len(raw) > _MAX_BYTES:
         raise refuse(f"a job file has at most {_MAX_BYTES} bytes")
     try:
-        return yaml.load(raw.decode("utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+        loader = _UniqueKeyLoader(raw.decode("utf-8"))
+        root = loader.get_single_node()
+        document = None if root is None else loader.construct_document(root)
     except UnicodeDecodeError as error:
         raise refuse(f"is not UTF-8 text (byte {error.start})") from None
     except yaml.MarkedYAMLError as error:
@@ -168,6 +184,31 @@ def _load_yaml(path: Path) -> object:
         raise refuse(f"{line}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise refuse(" ".join(str(error).split())) from None
+    empty = list(_empty_groups(root, JobSpec))
+    if empty:
+        raise InvalidJobError(empty, source=str(path))
+    return document
+
+
+def _empty_groups(
+    node: yaml.Node | None, section: type[BaseModel], prefix: str = ""
+) -> Iterator[FieldProblem]:
+    """Find groups of fields below whose name nothing is written.
+
+    They read as null, which means none to whoever writes it. A name alone means that its fields
+    were forgotten, or are commented out.
+    """
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        for group in _groups(section, key.value):
+            field = prefix + key.value
+            yield from _empty_groups(value, group, f"{field}.")
+            is_empty = isinstance(value, yaml.ScalarNode) and value.value == ""
+            if is_empty and NoneType in _choices(section, key.value):
+                known = ", ".join(group.model_fields)
+                message = f"must be a group of fields ({known}); leave the line out for none"
+                yield FieldProblem(field=field, message=message)
 
 
 def _with_huggingface_config(document: object, folder: Path, *, source: str) -> object:

@@ -268,6 +268,50 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_job_file(tmp_path / "binary.yaml")
 
 
+EMPTY = [
+    (
+        "checkpoint:\n  # path: runs/x\n",
+        "checkpoint: must be a group of fields (path, every_steps, keep, deadline_seconds); "
+        "leave the line out for none",
+    ),
+    (
+        "evaluation:\n",
+        "evaluation: must be a group of fields (every_steps, data, fraction, num_sequences); "
+        "leave the line out for none",
+    ),
+    (
+        "evaluation: {fraction: 0.1, data: }\n",
+        "evaluation.data: must be a group of fields (path); leave the line out for none",
+    ),
+    (
+        "training:\n",
+        "training: must be a group of fields (steps, global_batch_size, microbatch_size, seed, "
+        "dtype, activation_checkpointing, reproducible, buckets_in_flight, optimizer), not None",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), EMPTY)
+def test_a_section_without_fields_is_no_silent_none(
+    job_file: Path, text: str, message: str
+) -> None:
+    name = text.partition(":")[0]
+    others = (line for line in JOB_FILE.splitlines() if not line.startswith(f"{name}:"))
+    job_file.write_text("\n".join((*others, text)))
+    with pytest.raises(InvalidJobError) as caught:
+        load_job_file(job_file)
+    assert [str(problem) for problem in caught.value.problems] == [message]
+
+
+def test_a_section_that_is_null_in_so_many_words_is_none(job_file: Path) -> None:
+    """So a job as the coordinator shows it is a job file."""
+    job_file.write_text(JOB_FILE + "checkpoint: null\nevaluation: ~\nresources: {max_nodes: }\n")
+    job = load_job_file(job_file)
+    assert (job.checkpoint, job.evaluation, job.resources.max_nodes) == (None, None, None)
+    job_file.write_text(json.dumps(job.to_document()))
+    assert load_job_file(job_file) == job
+
+
 def test_yaml_cannot_run_code(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: !!python/object/apply:os.system ['true']\n")
