@@ -116,6 +116,7 @@ class Rank:
             engine_id=view.engine_id,
             host="127.0.0.1",
             device=torch.device("cpu"),
+            transport="gloo",
             operation_timeout_seconds=TIMEOUT_SECONDS,
             failpoints=Failpoints(),
         )

@@ -16,6 +16,9 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import LogFormat, LogLevel
 
 AcceleratorKind = Literal["cpu", "cuda"]
+Transport = Literal["nccl", "gloo", "gloo_via_host"]
+"""What moves tensors between engines. gloo itself moves those of CPUs alone: between CUDA devices
+they go by way of host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,8 @@ class EngineConfig:
     accelerator: int = 0
     """Index of the accelerator on the node."""
     accelerator_kind: AcceleratorKind = "cpu"
+    transport: Transport = "gloo"
+    """The same for all engines of the job."""
     advertise_address: str = "127.0.0.1"
     """Where peers reach this engine; it listens there and nowhere else."""
     socket_path: str

@@ -45,6 +45,9 @@ JOB_SPEC = {
 }
 
 
+MACHINE = Machine(num_accelerators=1, accelerator_kind="cpu", memory_bytes=2**30, transport="gloo")
+
+
 def launch_fake(folder: Path) -> EngineProcess:
     """Start an engine without a model where the agent would start a real one."""
     with (folder / LOG_FILE).open("ab") as log:
@@ -76,9 +79,8 @@ class Node:
             coordinator=f"127.0.0.1:{self.port}", node_id="node-0", data_dir=self.data_dir
         )
         outbox = Outbox()
-        machine = Machine(num_accelerators=1, accelerator_kind="cpu", memory_bytes=2**30)
         self.agent = Agent(
-            settings=settings, machine=machine, outbox=outbox, pid=os.getpid(), launch=launch_fake
+            settings=settings, machine=MACHINE, outbox=outbox, pid=os.getpid(), launch=launch_fake
         )
         self.agent.engines.adopt()
         session = Session(
@@ -294,7 +296,6 @@ async def test_an_agent_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: 
 
 def _silent_agent(tmp_path: Path) -> Agent:
     settings = WorkerSettings(coordinator="unused:1", node_id="node-9", data_dir=tmp_path / "n9")
-    machine = Machine(num_accelerators=1, accelerator_kind="cpu", memory_bytes=2**30)
     return Agent(
-        settings=settings, machine=machine, outbox=Outbox(), pid=os.getpid(), launch=launch_fake
+        settings=settings, machine=MACHINE, outbox=Outbox(), pid=os.getpid(), launch=launch_fake
     )

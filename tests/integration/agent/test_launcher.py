@@ -4,6 +4,8 @@ import asyncio
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -14,6 +16,20 @@ from planaria_worker.agent.engine_process import LOG_FILE, find_engine
 from planaria_worker.agent.launcher import Launcher
 
 pytestmark = pytest.mark.integration
+
+_CODE = """
+import torch
+asked = []
+torch.cuda.is_available = lambda: bool(asked.append("is_available"))
+torch.cuda.device_count = lambda: int(bool(asked.append("device_count")))
+import planaria_worker.engine.preload
+assert not asked, asked
+"""
+
+
+def test_what_engines_are_forked_from_asks_nothing_of_cuda() -> None:
+    """A process that has done so cannot be forked into one that uses a GPU."""
+    subprocess.run([sys.executable, "-c", _CODE], check=True)
 
 
 async def test_an_engine_is_forked_found_again_and_its_end_is_known(tmp_path: Path) -> None:

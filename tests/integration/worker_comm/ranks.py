@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
-from planaria_worker.engine.communication import Communicators, StoreServer
+from planaria_worker.engine.communication import Communicators, GroupBroken, StoreServer
 from planaria_worker.engine.copying import CommitFeed, CopyServer
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine_config import Transport
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers
 
 GLOO_TIMEOUT_SECONDS = 90.0
@@ -46,6 +47,7 @@ class Member:
     """What a process holds; its methods are the orders."""
 
     engine_id: str
+    device: str = "cpu"
     store: StoreServer | None = None
     sets: dict[str, Communicators] = field(default_factory=dict)
     storm: "Storm | None" = None
@@ -84,11 +86,17 @@ class Member:
         store_address: str,
         timeout_seconds: float = GLOO_TIMEOUT_SECONDS,
         failpoints: tuple[Failpoint, ...] = (),
+        transport: Transport = "gloo",
+        device: str = "cpu",
     ) -> list[str]:
+        if transport == "nccl":
+            os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # heeded from NCCL 2.30 on
+        self.device = device
         self.sets[generation] = Communicators(
             engine_id=self.engine_id,
             host=HOST,
-            device=torch.device("cpu"),
+            device=torch.device(device),
+            transport=transport,
             operation_timeout_seconds=GLOO_TIMEOUT_SECONDS,
             failpoints=Failpoints(failpoints),
         )
@@ -101,24 +109,32 @@ class Member:
         return list(groups)
 
     def all_reduce(self, generation: str, group: str, values: list[float], dtype: str) -> list[Any]:
-        tensor = torch.tensor(values, dtype=getattr(torch, dtype))
+        tensor = torch.tensor(values, dtype=getattr(torch, dtype), device=self.device)
         self.sets[generation].groups[group].all_reduce(tensor)
-        return list(tensor.tolist())
+        return self._arrived(tensor, generation, group)
 
     def all_reduce_many(self, generation: str, group: str, count: int, size: int) -> float:
-        tensors = [torch.full((size,), float(index)) for index in range(count)]
+        tensors = [torch.full((size,), float(index), device=self.device) for index in range(count)]
         works = [self.sets[generation].groups[group].iall_reduce(t) for t in tensors]
         for work in works:
             work.wait()
         return sum(float(tensor[0]) for tensor in tensors)
 
     def send(self, generation: str, group: str, dst: int, values: list[float]) -> None:
-        self.sets[generation].groups[group].send(torch.tensor(values, dtype=torch.float32), dst)
+        tensor = torch.tensor(values, dtype=torch.float32, device=self.device)
+        self.sets[generation].groups[group].send(tensor, dst)
 
     def recv(self, generation: str, group: str, src: int, size: int) -> list[Any]:
-        tensor = torch.zeros(size)
+        tensor = torch.zeros(size, device=self.device)
         self.sets[generation].groups[group].recv(tensor, src)
-        return list(tensor.tolist())
+        return self._arrived(tensor, generation, group)
+
+    def _arrived(self, tensor: torch.Tensor, generation: str, group: str) -> list[Any]:
+        """As in the engine: over NCCL only this waits for it, and notices an aborted group."""
+        values: list[Any] = tensor.tolist()
+        if self.sets[generation].groups[group].is_shut:
+            raise GroupBroken("shut meanwhile")
+        return values
 
     def shut(self, generation: str) -> None:
         self.sets[generation].shut()

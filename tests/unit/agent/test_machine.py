@@ -20,6 +20,31 @@ def test_cuda_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         describe_machine(settings(accelerator_kind="cuda"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "transport", "expected"),
+    [
+        ("cpu", "auto", "gloo"),
+        ("cpu", "gloo", "gloo"),
+        ("cuda", "auto", "nccl"),
+        ("cuda", "nccl", "nccl"),
+        ("cuda", "gloo", "gloo_via_host"),
+    ],
+)
+def test_the_transport_follows_from_the_accelerator_unless_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, transport: str, expected: str
+) -> None:
+    driver = tmp_path / "version"
+    driver.touch()
+    monkeypatch.setattr(machine, "_NVIDIA_DRIVER", driver)
+    wanted = settings(accelerator_kind=kind, transport=transport)
+    assert describe_machine(wanted).transport == expected
+
+
+def test_nccl_between_cpus_is_refused_at_the_start() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"--transport nccl: .* use gloo or auto"):
+        describe_machine(settings(accelerator_kind="cpu", transport="nccl"))
+
+
 def test_memory_is_shared_among_the_ranks_of_a_cpu_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_NVIDIA_DRIVER", Path("/nonexistent"))
     one = describe_machine(settings())

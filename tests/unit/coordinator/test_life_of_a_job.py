@@ -209,6 +209,22 @@ async def test_an_environment_that_differs_fails_only_a_reproducible_job() -> No
     await world.stop()
 
 
+async def test_engines_that_cannot_talk_to_each_other_fail_any_job() -> None:
+    """NCCL and gloo do not meet, whatever is said of the arithmetic."""
+    world = World()
+    await world.start(2)
+    world.agents["n0"].fingerprint = {"transport": "gloo_via_host"}
+    world.agents["n1"].fingerprint = {"transport": "nccl"}
+    await world.submit(training={"reproducible": False})
+    job = await world.job()
+    assert job.error is not None
+    assert job.error.reason is ErrorReason.ENVIRONMENT_MISMATCH
+    assert job.error.message == (
+        "n1 has transport nccl, n0 has gloo_via_host: every job needs them equal"
+    )
+    await world.stop()
+
+
 async def test_unusable_data_fails_the_job_with_what_the_agent_says() -> None:
     world = World()
     await world.start(2)

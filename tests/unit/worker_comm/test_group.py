@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from planaria_worker.engine.communication import Group, GroupBroken, Work
+from planaria_worker.engine.communication.backends import GroupBackend
 from planaria_worker.engine.communication.gloo import GlooBackend
+from planaria_worker.engine.communication.host_memory import HostMemoryBackend
 
 BOUND_SECONDS = 30.0
 START: dict[str, Callable[[Group], Work]] = {
@@ -98,15 +100,23 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield near, far
 
 
-@pytest.fixture
-def group(fake: FakeProcessGroup, ends: tuple[socket.socket, socket.socket]) -> Iterator[Group]:
+@pytest.fixture(params=["gloo", "gloo_via_host"])
+def group(
+    request: pytest.FixtureRequest,
+    fake: FakeProcessGroup,
+    ends: tuple[socket.socket, socket.socket],
+) -> Iterator[Group]:
+    backend: GroupBackend = GlooBackend(Handle(fake), [ends[0].dup()], BOUND_SECONDS)
+    if request.param == "gloo_via_host":
+        backend = HostMemoryBackend(backend)
     made = Group(
         name="g",
         members=("0", "1"),
         rank=0,
-        backend=GlooBackend(Handle(fake), [ends[0].dup()], BOUND_SECONDS),
+        backend=backend,
         timeout_seconds=BOUND_SECONDS,
     )
+    del backend
     yield made
     made.shut()
 

@@ -36,7 +36,7 @@ from planaria_worker.agent.machine import Machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.preparation import PreparedData, prepare_data
 from planaria_worker.agent.settings import WorkerSettings
-from planaria_worker.engine_config import AcceleratorKind, EngineConfig
+from planaria_worker.engine_config import EngineConfig
 
 NUM_KEPT_RESULTS = 1_000
 NUM_TAIL_LINES = 20
@@ -167,7 +167,6 @@ class Agent:
 
     def _engine_config(self, directive: Directive, data: PreparedData) -> EngineConfig:
         prepare = directive.prepare
-        kind: AcceleratorKind = "cuda" if self._machine.accelerator_kind == "cuda" else "cpu"
         folder = self.engines.folder(directive.engine_id)
         return EngineConfig(
             engine_id=directive.engine_id,
@@ -177,7 +176,8 @@ class Agent:
             job_spec=prepare.job_spec,
             job_secret=prepare.job_secret,
             accelerator=prepare.accelerator,
-            accelerator_kind=kind,
+            accelerator_kind=self._machine.accelerator_kind,
+            transport=self._machine.transport,
             advertise_address=self._settings.advertise_address,
             socket_path=str(folder / SOCKET_FILE),
             data_path=str(data.path),

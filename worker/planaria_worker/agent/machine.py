@@ -9,6 +9,7 @@ import psutil
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.agent.settings import WorkerSettings
+from planaria_worker.engine_config import AcceleratorKind, Transport
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -18,19 +19,20 @@ class Machine:
     """The accelerators of a node; `memory_bytes` is that of one of them."""
 
     num_accelerators: int
-    accelerator_kind: str
+    accelerator_kind: AcceleratorKind
     memory_bytes: int
+    transport: Transport
+    """What moves tensors from and to its engines."""
 
 
 def describe_machine(settings: WorkerSettings) -> Machine:
     """Tell what the node offers: the settings first, then what the machine says.
 
     Raises:
-        InvalidArgumentError: CUDA was asked for and no NVIDIA driver is loaded.
+        InvalidArgumentError: CUDA was asked for and no NVIDIA driver is loaded, or NCCL without
+            CUDA.
     """
-    kind = settings.accelerator_kind
-    if kind == "auto":
-        kind = "cuda" if _NVIDIA_DRIVER.exists() else "cpu"
+    kind = _accelerator_kind(settings)
     if kind == "cuda" and not _NVIDIA_DRIVER.exists():
         raise PlanariaError(
             ErrorReason.INVALID_ARGUMENT,
@@ -39,8 +41,30 @@ def describe_machine(settings: WorkerSettings) -> Machine:
         )
     memory = settings.accelerator_memory_bytes or _memory_bytes(kind, settings.num_accelerators)
     return Machine(
-        num_accelerators=settings.num_accelerators, accelerator_kind=kind, memory_bytes=memory
+        num_accelerators=settings.num_accelerators,
+        accelerator_kind=kind,
+        memory_bytes=memory,
+        transport=_transport(settings, kind),
     )
+
+
+def _accelerator_kind(settings: WorkerSettings) -> AcceleratorKind:
+    if settings.accelerator_kind != "auto":
+        return settings.accelerator_kind
+    return "cuda" if _NVIDIA_DRIVER.exists() else "cpu"
+
+
+def _transport(settings: WorkerSettings, kind: AcceleratorKind) -> Transport:
+    if kind == "cuda":
+        return "gloo_via_host" if settings.transport == "gloo" else "nccl"
+    if settings.transport == "nccl":
+        raise PlanariaError(
+            ErrorReason.INVALID_ARGUMENT,
+            "--transport nccl: NCCL moves tensors between CUDA devices only, and the accelerator "
+            "kind is cpu; use gloo or auto",
+            {"field": "--transport"},
+        )
+    return "gloo"
 
 
 def _memory_bytes(kind: str, num_accelerators: int) -> int:

@@ -37,6 +37,11 @@ class WorkerSettings(ServiceSettings):
     accelerator_kind: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="auto takes CUDA where an NVIDIA driver is loaded."
     )
+    transport: Literal["auto", "nccl", "gloo"] = Field(
+        default="auto",
+        description="What moves tensors between engines: auto takes nccl with CUDA, else gloo. "
+        "With CUDA, gloo goes by way of host memory, for engines that share a GPU.",
+    )
     accelerator_memory_bytes: int = Field(
         default=0, ge=0, description="Memory of one accelerator; 0 asks the machine."
     )

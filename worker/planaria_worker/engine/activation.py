@@ -18,6 +18,7 @@ from planaria_worker.engine.plan_view import (
     view_plan,
 )
 from planaria_worker.engine.promise import Promise
+from planaria_worker.engine_config import Transport
 from planaria_worker.models.stage import hosted_layers
 
 
@@ -56,6 +57,7 @@ class Builder:
 
     engine_id: str
     host: str
+    transport: Transport
     around: Surroundings
     clock: Clock
     operation_timeout_seconds: float
@@ -75,7 +77,7 @@ class Builder:
                 num_microbatches=job.num_microbatches,
                 hosted_layers=lambda first, count: hosted_layers(job.model, first, count),
                 followers=activation.followers,
-                separate_directions=job.device.type == "cuda",
+                separate_directions=self.transport == "nccl",
             )
         except PlanError as error:
             raise PlanariaError(ErrorReason.INVALID_ARGUMENT, str(error)) from None
@@ -101,6 +103,7 @@ class Builder:
             engine_id=self.engine_id,
             host=self.host,
             device=self.around.job.device,
+            transport=self.transport,
             operation_timeout_seconds=self.operation_timeout_seconds,
             failpoints=self.around.failpoints,
         )

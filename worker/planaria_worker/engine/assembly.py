@@ -187,6 +187,7 @@ class Engine:
         self._trainer = Trainer(
             engine_id=config.engine_id,
             host=config.advertise_address,
+            transport=config.transport,
             job_secret=config.job_secret,
             job=self._job,
             store=store,
@@ -224,7 +225,7 @@ class Engine:
             engine=snapshot,
             data_digest=self._config.data_digest,
             num_tokens=len(self._job.dataset.file.tokens),
-            fingerprint=fingerprint(str(self._job.device)),
+            fingerprint=fingerprint(self._job.device.type, self._config.transport),
             measured_layers=[_measured(*item) for item in self._measured.items()],
             model_digest=self._job.model_digest,
             peak_flops_per_second=self._peak_flops_per_second,

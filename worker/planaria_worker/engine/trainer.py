@@ -55,6 +55,7 @@ from planaria_worker.engine.step import (
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine.whole_sums import WholeSums, whole_sums
+from planaria_worker.engine_config import Transport
 
 _log = get_logger("trainer")
 
@@ -86,6 +87,7 @@ class Trainer:
         *,
         engine_id: str,
         host: str,
+        transport: Transport,
         job_secret: str,
         job: Job,
         store: LayerStore,
@@ -119,6 +121,7 @@ class Trainer:
         self._builder = Builder(
             engine_id=engine_id,
             host=host,
+            transport=transport,
             around=self._around,
             clock=clock,
             operation_timeout_seconds=operation_timeout_seconds,

@@ -70,6 +70,7 @@ def _run(name: str, store_address: str, device_name: str) -> list[list[float]]:
         engine_id=name,
         host=_HOST,
         device=device,
+        transport="nccl" if device.type == "cuda" else "gloo",
         operation_timeout_seconds=_TIMEOUT_SECONDS,
         failpoints=Failpoints(),
     )

@@ -10,10 +10,12 @@ from planaria_coordinator.domain.ending import fail, stand_still
 from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.profile import reported_layers
-from planaria_coordinator.domain.run import Engine, Pending, Phase
+from planaria_coordinator.domain.run import Engine, JobRun, Pending, Phase
 from planaria_coordinator.domain.turn import Turn
 
 _WORTH_ANOTHER_TRY = (ErrorReason.ENGINE_FAILED, ErrorReason.UNAVAILABLE, ErrorReason.INTERNAL)
+_NEEDED_TO_TALK = frozenset({"transport"})
+"""Entries of a fingerprint that are compared whatever the job: engines with others never meet."""
 
 
 def begin_preparing(turn: Turn, node_ids: tuple[str, ...]) -> None:
@@ -211,15 +213,20 @@ def _difference(turn: Turn, engine: Engine) -> Failure | None:
             f"{run.reference_node_id}: they must be the same on all nodes",
             metadata={"node_id": engine.node_id, "path": path},
         )
-    if not run.requirements.reproducible:
-        return None
-    for name in sorted(run.fingerprint.keys() | engine.fingerprint.keys()):
+    return _environment_difference(run, engine)
+
+
+def _environment_difference(run: JobRun, engine: Engine) -> Failure | None:
+    who, names = "every job", _NEEDED_TO_TALK
+    if run.requirements.reproducible:
+        who, names = "a reproducible job", run.fingerprint.keys() | engine.fingerprint.keys()
+    for name in sorted(names):
         mine, reference = engine.fingerprint.get(name, ""), run.fingerprint.get(name, "")
         if mine != reference:
             return Failure(
                 reason=ErrorReason.ENVIRONMENT_MISMATCH,
                 message=f"{engine.node_id} has {name} {mine or 'unset'}, {run.reference_node_id} "
-                f"has {reference or 'unset'}: a reproducible job needs them equal",
+                f"has {reference or 'unset'}: {who} needs them equal",
                 metadata={"node_id": engine.node_id, "field": name},
             )
     return None

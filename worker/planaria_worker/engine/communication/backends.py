@@ -1,4 +1,4 @@
-"""What a group needs of the library that moves its tensors: gloo between CPUs, NCCL between GPUs.
+"""What a group needs of the library that moves its tensors: gloo, or NCCL between GPUs.
 
 A connector is one end of a group that is being made, a backend that of one that stands. Both can be
 cut from any thread, which makes every operation blocked in them fail at once.
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Store
 from torch._C._distributed_c10d import Work as BackendWork
+
+from planaria_worker.engine_config import Transport
 
 TAG = 0
 """Between two ranks, messages of one direction arrive in the order in which they were sent."""
@@ -35,7 +37,7 @@ class Pending(Protocol):
 
 
 class GroupBackend(Protocol):
-    """One rank's end of a group. Operations only start: none of these calls blocks."""
+    """One rank's end of a group. Operations only start: none of these calls waits for a peer."""
 
     def send(self, tensor: Tensor, dst: int) -> Pending: ...
 
@@ -95,13 +97,15 @@ class DirectWait:
 
 
 def open_connector(
-    device: torch.device, host: str, *, operation_timeout_seconds: float
+    transport: Transport, device: torch.device, host: str, *, operation_timeout_seconds: float
 ) -> Connector:
-    """Opens this rank's end of a new group, by the kind of its accelerator."""
-    if device.type == "cuda":
+    """Opens this rank's end of a new group."""
+    if transport == "nccl":
         from planaria_worker.engine.communication.nccl import NcclConnector
 
         return NcclConnector(device, operation_timeout_seconds)
     from planaria_worker.engine.communication.gloo import GlooConnector
+    from planaria_worker.engine.communication.host_memory import HostMemoryConnector
 
-    return GlooConnector(host, operation_timeout_seconds)
+    connector = GlooConnector(host, operation_timeout_seconds)
+    return HostMemoryConnector(connector) if transport == "gloo_via_host" else connector

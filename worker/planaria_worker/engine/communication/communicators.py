@@ -19,6 +19,7 @@ from planaria_worker.engine.communication.group import Group
 from planaria_worker.engine.communication.store import Rendezvous
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine_config import Transport
 
 _GRACE_SECONDS = 1.0
 """The building thread bounds itself; this much later it is taken to be stuck and left behind."""
@@ -33,6 +34,7 @@ class Communicators:
         engine_id: str,
         host: str,
         device: torch.device,
+        transport: Transport,
         operation_timeout_seconds: float,
         failpoints: Failpoints,
     ) -> None:
@@ -41,7 +43,8 @@ class Communicators:
         Args:
             engine_id: this engine, among the members of each group.
             host: address on which peers connect.
-            device: its kind chooses gloo or NCCL.
+            device: where the tensors are.
+            transport: what moves them; the same on all engines.
             operation_timeout_seconds: bound of every wait, the last resort: whoever learns of a
                 loss shuts the groups long before.
             failpoints: hit at `rebuild`, between meeting the peers and connecting to them.
@@ -49,6 +52,7 @@ class Communicators:
         self._engine_id = engine_id
         self._host = host
         self._device = device
+        self._transport = transport
         self._operation_timeout_seconds = operation_timeout_seconds
         self._failpoints = failpoints
         self._lock = threading.Lock()
@@ -180,7 +184,10 @@ class Communicators:
 
     def _open(self, spec: GroupSpec, rendezvous: Rendezvous) -> Connector:
         connector = open_connector(
-            self._device, self._host, operation_timeout_seconds=self._operation_timeout_seconds
+            self._transport,
+            self._device,
+            self._host,
+            operation_timeout_seconds=self._operation_timeout_seconds,
         )
         with self._lock:
             self._require_open()

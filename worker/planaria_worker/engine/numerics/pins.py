@@ -33,7 +33,7 @@ def pin_numerics(num_threads: int = 1) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def fingerprint(device: str = "cpu") -> dict[str, str]:
+def fingerprint(device_type: str = "cpu", transport: str = "gloo") -> dict[str, str]:
     """Everything that the bits may depend on besides the job; nodes that differ do not mix.
 
     Keys are sorted, so two fingerprints are compared, and shown, line by line.
@@ -41,17 +41,18 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
     entries = {
         "attention": ATTENTION_IMPLEMENTATION,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": device,
+        "device": device_type,
         "libc": " ".join(platform.libc_ver()),
         "machine": platform.machine(),
         "processor": _processor(),
         "python": platform.python_version(),
         "threads": str(torch.get_num_threads()),
+        "transport": transport,  # sums of floats depend on the order in which it adds them
     }
     entries |= {f"library {name}": version(name) for name in _LIBRARIES}
     entries["library torch"] = torch.__version__  # with its build
     entries |= {f"environment {name}": os.environ.get(name, "") for name in _VARIABLES}
-    if device.startswith("cuda"):
+    if device_type == "cuda":
         entries["gpu"] = torch.cuda.get_device_name()
         entries["cuda"] = str(torch.version.cuda)
     return dict(sorted(entries.items()))

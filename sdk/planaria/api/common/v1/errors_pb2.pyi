@@ -102,6 +102,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_ENVIRONMENT_MISMATCH: _ErrorReason.ValueType  # 20
     """A node's processor or library versions differ from those recorded for a reproducible job.
+    Or what moves its tensors differs, which no job can do with.
     {"reason": "ENVIRONMENT_MISMATCH", "metadata": {"node_id": "node-2", "field": "torch"}}
     """
     ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 21
@@ -235,6 +236,7 @@ ERROR_REASON_DATA_MISMATCH: ErrorReason.ValueType  # 19
 """
 ERROR_REASON_ENVIRONMENT_MISMATCH: ErrorReason.ValueType  # 20
 """A node's processor or library versions differ from those recorded for a reproducible job.
+Or what moves its tensors differs, which no job can do with.
 {"reason": "ENVIRONMENT_MISMATCH", "metadata": {"node_id": "node-2", "field": "torch"}}
 """
 ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 21
