@@ -121,9 +121,10 @@ class Reduction:
         self._attempt = _Attempt(ledger=ledger, check=check, counts=counts, order=order)
 
     def complete(self, layer: int) -> None:
-        """The local sum of a layer is complete: starts what may start now. Never waits, or raises.
+        """The local sum of a layer is complete: starts what may start now; never raises.
 
-        It comes from within a backward pass, whose gradients stay true whatever becomes of sums.
+        It comes from within a backward pass, whose gradients stay true whatever becomes of sums, and
+        waits for nobody; over gloo a GPU is waited for, until it has come so far.
         """
         attempt = self._attempt
         if attempt is None or attempt.failure is not None:

@@ -101,8 +101,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     {"reason": "DATA_MISMATCH", "metadata": {"node_id": "node-2", "path": "corpus/*.txt"}}
     """
     ERROR_REASON_ENVIRONMENT_MISMATCH: _ErrorReason.ValueType  # 20
-    """A node's processor or library versions differ from those recorded for a reproducible job.
-    Or what moves its tensors differs, which no job can do with.
+    """A node's processor or library versions differ from those recorded for a reproducible job, or
+    what moves its tensors from what moves those of the other nodes.
     {"reason": "ENVIRONMENT_MISMATCH", "metadata": {"node_id": "node-2", "field": "torch"}}
     """
     ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 21
@@ -235,8 +235,8 @@ ERROR_REASON_DATA_MISMATCH: ErrorReason.ValueType  # 19
 {"reason": "DATA_MISMATCH", "metadata": {"node_id": "node-2", "path": "corpus/*.txt"}}
 """
 ERROR_REASON_ENVIRONMENT_MISMATCH: ErrorReason.ValueType  # 20
-"""A node's processor or library versions differ from those recorded for a reproducible job.
-Or what moves its tensors differs, which no job can do with.
+"""A node's processor or library versions differ from those recorded for a reproducible job, or
+what moves its tensors from what moves those of the other nodes.
 {"reason": "ENVIRONMENT_MISMATCH", "metadata": {"node_id": "node-2", "field": "torch"}}
 """
 ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 21
