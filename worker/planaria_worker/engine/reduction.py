@@ -123,8 +123,8 @@ class Reduction:
     def complete(self, layer: int) -> None:
         """The local sum of a layer is complete: starts what may start now; never raises.
 
-        It comes from within a backward pass, whose gradients stay true whatever becomes of sums, and
-        waits for nobody; over gloo a GPU is waited for, until it has come so far.
+        It comes from within a backward pass, whose gradients stay true whatever becomes of sums. It
+        waits for no peer; over gloo, for the GPU to have come so far.
         """
         attempt = self._attempt
         if attempt is None or attempt.failure is not None:
