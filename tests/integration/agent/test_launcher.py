@@ -27,6 +27,7 @@ assert not asked, asked
 """
 
 
+@pytest.mark.slow
 def test_what_engines_are_forked_from_asks_nothing_of_cuda() -> None:
     """A process that has done so cannot be forked into one that uses a GPU."""
     subprocess.run([sys.executable, "-c", _CODE], check=True)

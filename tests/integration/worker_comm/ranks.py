@@ -129,6 +129,19 @@ class Member:
         self.sets[generation].groups[group].recv(tensor, src)
         return self._arrived(tensor, generation, group)
 
+    def exchange(
+        self, generation: str, outgoing: str, incoming: str, peer: int, messages: list[list[float]]
+    ) -> list[list[Any]]:
+        """Sends messages and receives as many of the same sizes, all under way at once."""
+        groups = self.sets[generation].groups
+        sent = [torch.tensor(values, device=self.device) for values in messages]
+        received = [torch.zeros_like(tensor) for tensor in sent]
+        works = [groups[outgoing].isend(tensor, peer) for tensor in sent]
+        works += [groups[incoming].irecv(tensor, peer) for tensor in received]
+        for work in works:
+            work.wait()
+        return [self._arrived(tensor, generation, incoming) for tensor in received]
+
     def _arrived(self, tensor: torch.Tensor, generation: str, group: str) -> list[Any]:
         """As in the engine: over NCCL only this waits for it, and notices an aborted group."""
         values: list[Any] = tensor.tolist()

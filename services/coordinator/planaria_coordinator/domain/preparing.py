@@ -14,7 +14,7 @@ from planaria_coordinator.domain.run import Engine, JobRun, Pending, Phase
 from planaria_coordinator.domain.turn import Turn
 
 _WORTH_ANOTHER_TRY = (ErrorReason.ENGINE_FAILED, ErrorReason.UNAVAILABLE, ErrorReason.INTERNAL)
-_NEEDED_TO_TALK = frozenset({"transport"})
+_NEEDED_TO_TALK = ("transport",)
 """Entries of a fingerprint that are compared whatever the job: engines with others never meet."""
 
 
@@ -217,9 +217,9 @@ def _difference(turn: Turn, engine: Engine) -> Failure | None:
 
 
 def _environment_difference(run: JobRun, engine: Engine) -> Failure | None:
-    who, names = "every job", _NEEDED_TO_TALK
+    who, names = "every job", {*_NEEDED_TO_TALK}
     if run.requirements.reproducible:
-        who, names = "a reproducible job", run.fingerprint.keys() | engine.fingerprint.keys()
+        who, names = "a reproducible job", {*run.fingerprint, *engine.fingerprint}
     for name in sorted(names):
         mine, reference = engine.fingerprint.get(name, ""), run.fingerprint.get(name, "")
         if mine != reference:
