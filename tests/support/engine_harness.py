@@ -49,7 +49,7 @@ from planaria.api.worker.v1.report_pb2 import (
 )
 from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE
 from planaria_worker.engine.numerics.digest import final_digest
-from planaria_worker.engine_config import EngineConfig
+from planaria_worker.engine_config import EngineConfig, Transport
 from planaria_worker.link import receive_message, send_message, socket_address
 from support.engine_zygote import EngineProcess, Zygote
 
@@ -178,8 +178,17 @@ class EngineCluster:
         members: engines of the newest plan, dead or alive.
     """
 
-    def __init__(self, folder: Path, job: JobFiles, zygote: Zygote, *, mutant: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        job: JobFiles,
+        zygote: Zygote,
+        *,
+        mutant: str = "",
+        transport: Transport = "gloo",
+    ) -> None:
         self.job = job
+        self._transport = transport
         self._zygote = zygote
         self._mutant = mutant
         self.engines: dict[str, TestEngine] = {}
@@ -501,6 +510,7 @@ class EngineCluster:
             data_path=str(self.job.data_path),
             evaluation_data_path=str(self.job.evaluation_data_path or ""),
             lease_seconds=600.0,
+            transport=self._transport,
         )
         config.dump(folder / "config.json")
         (folder / "engine.log").touch()
