@@ -18,7 +18,8 @@ from planaria_worker.engine import (
     pipeline,
     reduction,
     staging,
-    trainer,
+    standing,
+    training,
 )
 from planaria_worker.engine.checkpointing import checkpointer
 from planaria_worker.engine.commit import CommitRecord
@@ -79,11 +80,10 @@ def promise_for_ever() -> None:
     """A straggler that is told of a commit goes on in the generation that the commit has ended."""
 
     def promise_behind(self: Any, _record: CommitRecord) -> Any:
-        promise = self._standing.promise
-        return promise and promise.after_commit()
+        return self.promise and self.promise.after_commit()
 
-    mutant: Any = trainer.Trainer
-    mutant._promise_behind = promise_behind
+    mutant: Any = standing.Standing
+    mutant.promise_behind = promise_behind
 
 
 def hearsay() -> None:
@@ -121,14 +121,14 @@ def torn_copy() -> None:
 
 def next_owners_write() -> None:
     """Behind a commit that changes the plan, the owners in the next plan write its version."""
-    mutant: Any = trainer.Trainer
+    mutant: Any = training.TrainingLoop
     go_on = mutant._go_on
 
     def go_on_in_the_next_view(self: Any, place: Any, done: Any) -> Any:
         announce = self._checkpointer.announce
 
         def announce_next(_view: Any, version: int) -> Any:
-            next_place = self.handover.behind(done.record)
+            next_place = self._handover.behind(done.record)
             return announce(next_place.view if next_place else place.view, version)
 
         self._checkpointer.announce = announce_next

@@ -6,41 +6,34 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
-from google.protobuf.message import Message
 
 from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
 from planaria.api.worker.v1.report_pb2 import (
-    CheckpointReport,
-    CheckpointTaken,
-    DirectiveResult,
     EngineSnapshot,
     EngineState,
     MeasuredLayer,
-    PeerLost,
     Prepared,
 )
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine import convert
-from planaria_worker.engine.checkpointing import Checkpointer, CheckpointError
-from planaria_worker.engine.checkpointing.errors import checkpoint_failed
-from planaria_worker.engine.checkpointing.manifest import LayerEntry
+from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.communication import StoreServer
 from planaria_worker.engine.copying import CommitFeed, CopyServer
 from planaria_worker.engine.directives import Directives
 from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layer_work import LayerWork
 from planaria_worker.engine.lone_layer import LayerCost
 from planaria_worker.engine.numerics.pins import fingerprint, pin_numerics
 from planaria_worker.engine.peer_watch import PeerWatch
+from planaria_worker.engine.reports import Reports
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.storage import checkpoint_plan, job_base
-from planaria_worker.engine.trainer import StepDone, Trainer
+from planaria_worker.engine.trainer import Trainer
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine.warmup import peak_flops_per_second, warm_up
 from planaria_worker.engine.watchdog import Watchdog
@@ -51,70 +44,6 @@ _log = get_logger("engine")
 
 OPERATION_TIMEOUT_SECONDS = 300.0
 """The last resort of every wait between engines; whoever learns of a loss ends it long before."""
-
-
-class Reports:
-    """Turns what the engine's threads meet into events for the agent."""
-
-    def __init__(
-        self, config: EngineConfig, post: Callable[[EngineEvent], None], fence: Fence, clock: Clock
-    ) -> None:
-        self._config = config
-        self._post = post
-        self._fence = fence
-        self._clock = clock
-
-    def step_done(self, done: StepDone) -> None:
-        record = done.record
-        evaluation = record.evaluation_loss
-        evaluated = {} if evaluation is None else {"evaluation_loss": round(evaluation, 4)}
-        _log.info("step", step=record.step, loss=round(record.loss, 4), **evaluated)
-        report = convert.step_report(self._config.job_id, self._config.engine_id, done)
-        self._post(EngineEvent(step_report=report))
-
-    def fault(self, generation: int, fault: Fault) -> None:
-        event = convert.engine_fault(
-            self._config.job_id, self._config.engine_id, generation, fault, self._clock.now()
-        )
-        self._post(EngineEvent(fault=event))
-
-    def hang(self, fault: Fault) -> None:
-        _log.error("hangs", cause=fault.message)
-        self.fault(self._fence.newest, fault)
-
-    def peer_lost(self, lost_engine_id: str, detect_time: datetime) -> None:
-        lost = PeerLost(
-            job_id=self._config.job_id,
-            engine_id=self._config.engine_id,
-            lost_engine_id=lost_engine_id,
-            generation=self._fence.newest,
-            detect_time=convert.timestamp(detect_time),
-        )
-        self._post(EngineEvent(peer_lost=lost))
-
-    def taken(self, version: int, layers: tuple[int, ...]) -> None:
-        self._checkpoint(version, taken=CheckpointTaken(layers=layers))
-
-    def written(self, version: int, entry: LayerEntry) -> None:
-        self._checkpoint(version, written=convert.layer_written(entry))
-
-    def failed(self, version: int, error: CheckpointError) -> None:
-        cause = checkpoint_failed(error)
-        _log.warning("checkpoint_failed", version=version, cause=cause.message)
-        failure = convert.failure(cause.reason, cause.message, cause.metadata)
-        self._checkpoint(version, failure=failure)
-
-    def _checkpoint(self, version: int, **report: Message) -> None:
-        message = CheckpointReport(
-            job_id=self._config.job_id,
-            engine_id=self._config.engine_id,
-            version=version,
-            **report,  # type: ignore[arg-type]  # one field of the oneof, by its name
-        )
-        self._post(EngineEvent(checkpoint_report=message))
-
-    def answer(self, result: DirectiveResult) -> None:
-        self._post(EngineEvent(result=result))
 
 
 class Engine:

@@ -6,12 +6,14 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.activation import Activation
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.links import Links
 from planaria_worker.engine.place import Place
 from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.trace import Trace
 from planaria_worker.engine.vitals import Vitals
+from planaria_worker.engine.whole_sums import WholeSums, whole_sums
 
 
 class Standing:
@@ -22,6 +24,7 @@ class Standing:
         place: what the engine trains in; None while it stands still.
         promise: what the engine goes on with; None when its pipeline is broken, or it has none.
         last_commit: the newest that the engine has made, been told of, or taken its place behind.
+        sums: what a witness's record could be committed from while the training thread rests.
     """
 
     def __init__(self, *, vitals: Vitals, trace: Trace, num_commits: int) -> None:
@@ -29,6 +32,8 @@ class Standing:
         self.place: Place | None = None
         self.promise: Promise | None = None
         self.last_commit: CommitRecord | None = None
+        self.sums: WholeSums | None = None
+        self._last_ledger = Ledger(step=0, generation=0)
         self._vitals = vitals
         self._trace = trace
         self._num_commits = num_commits
@@ -36,6 +41,12 @@ class Standing:
     @property
     def committed_steps(self) -> int:
         return self._vitals.committed_steps
+
+    @property
+    def ledger(self) -> Ledger:
+        """That of the step in flight, or of the last one."""
+        place = self.place
+        return self._last_ledger if place is None else place.ledger
 
     @property
     def is_finished(self) -> bool:
@@ -79,9 +90,23 @@ class Standing:
                 self.place.halt.set()
             return self.place
 
-    def drop(self) -> None:
-        """Gives up the place."""
+    def promise_behind(self, record: CommitRecord) -> Promise | None:
+        """Behind a commit that ends the generation nothing is promised: the promise was for it."""
+        promise = self.promise
+        return None if promise is None or record.ends_generation else promise.after_commit()
+
+    def keep_sums(self) -> None:
+        """Keeps the sums of the step in flight, if it could be committed from them."""
         with self.lock:
+            if self.place is not None:
+                self.sums = whole_sums(self.place, self.committed_steps)
+
+    def drop(self) -> None:
+        """Gives up the place, its gradients and activations; whole sums stay."""
+        with self.lock:
+            if self.place is not None:
+                self.keep_sums()
+                self._last_ledger = self.place.ledger
             self.place = self.promise = None
 
     def require_promise(

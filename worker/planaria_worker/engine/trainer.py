@@ -9,34 +9,22 @@ its place and its gradients until it is told how the step is to be finished.
 """
 
 import queue
-import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
-from planaria_common.logging import get_logger
-from planaria_worker.engine.activation import (
-    Activation,
-    Answer,
-    Builder,
-    promised,
-)
+from planaria_worker.engine.activation import Activation, Answer, Builder, promised
 from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord, RollForward, roll_forward
 from planaria_worker.engine.communication import Communicators, GroupBroken
 from planaria_worker.engine.copying import CommitFeed
-from planaria_worker.engine.exchange import ExchangeMismatchError
 from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.faults import Fault, fault_of
 from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.links import Links
-from planaria_worker.engine.numerics.optimizer import learning_rate
+from planaria_worker.engine.listener import Listener, Teller
 from planaria_worker.engine.peer_watch import PeerWatch
 from planaria_worker.engine.place import Place, Surroundings, renew_place, take_place
 from planaria_worker.engine.plan_view import PlanView
@@ -44,39 +32,11 @@ from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.staging import NextPlace
 from planaria_worker.engine.standing import Standing
 from planaria_worker.engine.state import LayerStore
-from planaria_worker.engine.step import (
-    CommittedStep,
-    VoidAttempt,
-    apply_step,
-    attempt,
-    begin_step,
-    compute,
-)
+from planaria_worker.engine.step import apply_step
 from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.engine.training import TrainingLoop
 from planaria_worker.engine.vitals import Vitals
-from planaria_worker.engine.whole_sums import WholeSums, whole_sums
 from planaria_worker.engine_config import Transport
-
-_log = get_logger("trainer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepDone:
-    """A committed step, as the last stage of a pipeline reports it."""
-
-    record: CommitRecord
-    learning_rate: float
-    step_seconds: float
-    seconds: dict[str, float]
-    commit_time: datetime
-
-
-class Listener(Protocol):
-    """Who is told what the training thread meets; called from that thread, never blocks."""
-
-    def step_done(self, done: StepDone) -> None: ...
-
-    def fault(self, generation: int, fault: Fault) -> None: ...
 
 
 class Trainer:
@@ -106,7 +66,6 @@ class Trainer:
         self._store = store
         self._fence = fence
         self._vitals = vitals
-        self._listener = listener
         self._checkpointer = checkpointer
         self._clock = clock
         self._stopwatch = stopwatch
@@ -137,16 +96,22 @@ class Trainer:
             peer_watch=peer_watch,
             on_join=lambda *what: self.submit(lambda: self._join(*what)),
         )
-        self._sums: WholeSums | None = None
-        self._step_started = time.perf_counter()
-        self._last_ledger = Ledger(step=0, generation=0)
+        self._loop = TrainingLoop(
+            builder=self._builder,
+            standing=self._standing,
+            handover=self.handover,
+            checkpointer=checkpointer,
+            vitals=vitals,
+            teller=Teller(self._around, listener, clock),
+            clock=clock,
+            halt=self.halt,
+        )
         self.park_time = clock.now()
 
     @property
     def ledger(self) -> Ledger:
         """That of the step in flight, or of the last one."""
-        place = self._standing.place
-        return self._last_ledger if place is None else place.ledger
+        return self._standing.ledger
 
     @property
     def promise(self) -> Promise | None:
@@ -207,7 +172,7 @@ class Trainer:
         """
         self._fence.begin_commit(generation)
         try:
-            sums = self._sums
+            sums = self._standing.sums
             todo = roll_forward(
                 record,
                 committed_steps=self._vitals.committed_steps,
@@ -218,14 +183,14 @@ class Trainer:
             elif todo is RollForward.STALE:
                 self.halt("its layers are of another step")
             if todo is not RollForward.NOTHING:
-                self._sums = None
+                self._standing.sums = None
                 self.submit(self._catch_up)  # before the new promise: an Activate comes behind it
-                self._standing.enter_commit(record, self._promise_behind(record))
+                self._standing.enter_commit(record, self._standing.promise_behind(record))
                 if todo is RollForward.APPLY and sums is not None:
                     to_write = self._checkpointer.announce(sums.view, record.step + 1)
                     self._checkpointer.take(record.step + 1, to_write)
-                if self._standing.promise is None and self._standing.place is not None:
-                    self._drop(self._standing.place)
+                if self._standing.promise is None:
+                    self._standing.drop()
                 self._rest()
             version = self._vitals.committed_steps
             return [layer for layer, held in self._store.held().items() if held != version]
@@ -282,9 +247,9 @@ class Trainer:
                 return
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._stopwatch.lap("idle")
-            self._sums = None
+            self._standing.sums = None
             renew_place(place, view=view, generation=activation.generation, awaited=awaited)
-            self._train(place, view.pipeline.first_microbatches)
+            self._loop.train(place, view.pipeline.first_microbatches)
         finally:
             self._rest()
             self._fence.end()
@@ -299,8 +264,7 @@ class Trainer:
         self._fence.resume()
         try:
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
-            self._begin_step(place)
-            self._train(place, place.view.pipeline.microbatches)
+            self._loop.train_on(place)
         finally:
             self._rest()
             self._fence.end()
@@ -325,9 +289,7 @@ class Trainer:
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             answer(self._builder.activated(start_time, num_groups, activation.committed_steps))
             if not self._standing.is_finished:
-                self._begin_step(place)
-                first = () if view.is_follower else view.pipeline.first_microbatches
-                self._train(place, first)
+                self._loop.train_from_start(place)
         finally:
             self._rest()
             self._fence.end()
@@ -337,7 +299,7 @@ class Trainer:
         self._store.keep(view.hosted_layers)
         self.halt("the plan changed")
         self._clear_away()
-        self._sums = None
+        self._standing.sums = None
         self._vitals.committed_steps = activation.committed_steps
         communicators = self._builder.communicators()
         self._links.join_pipeline(())
@@ -360,86 +322,6 @@ class Trainer:
             self._standing.take(place, promise, self._fence)
         return place, len(groups)
 
-    def _begin_step(self, place: Place) -> None:
-        self._step_started = time.perf_counter()
-        begin_step(place, self._vitals.committed_steps)
-
-    def _train(self, place: Place, microbatches: Sequence[int]) -> None:
-        """Steps until the job is done, everybody parks, or something breaks."""
-        try:
-            while True:
-                compute(place, place.ledger.missing(microbatches))
-                done = attempt(place)
-                if isinstance(done, VoidAttempt):
-                    self._stand(place, done)
-                    return
-                next_place = self._go_on(place, done)
-                if next_place is None:
-                    return
-                place = next_place
-                self._begin_step(place)
-                microbatches = () if place.view.is_follower else place.view.pipeline.microbatches
-        except Exception as error:
-            self._break_off(error, place)
-
-    def _go_on(self, place: Place, done: CommittedStep) -> Place | None:
-        """Enters a commit; returns the place in which the next step begins, if one does."""
-        record, view = done.record, place.view
-        self.handover.settle_in(place)
-        next_place = self.handover.behind(record) if done.broken is None else None
-        is_kept = next_place is not None and self.handover.renew(place, next_place, record)
-        if not is_kept:
-            promise = self._promise_behind(record) if done.broken is None else None
-            self._standing.enter_commit(record, promise)
-        to_write = self._checkpointer.announce(view, record.step + 1)
-        self._fence.settle()
-        self._checkpointer.take(record.step + 1, to_write)
-        if place.view.is_last and not place.view.is_follower:
-            self._report(done)
-        if done.broken is not None:
-            self._break_off(done.broken, place)
-        elif next_place is not None and is_kept:
-            self._around.failpoints.hit("switch", record.step)
-            self._switched(next_place, self._clock.now(), record)
-            return place
-        elif next_place is not None and not next_place.view.keeps_step:
-            self._drop(place)
-            return self._change_over(next_place, record)
-        elif record.ends_generation or self._standing.is_finished:
-            self._drop(place)
-        elif place.halt.is_set():
-            self._break_off(FencedError(place.generation, self._fence.newest), place)
-        else:
-            return place
-        return None
-
-    def _promise_behind(self, record: CommitRecord) -> Promise | None:
-        """Behind a commit that ends the generation nothing is promised: the promise was for it."""
-        promise = self._standing.promise
-        return None if promise is None or record.ends_generation else promise.after_commit()
-
-    def _change_over(self, next_place: NextPlace, record: CommitRecord) -> Place | None:
-        """Takes another place behind a commit; returns it, unless it cannot be taken."""
-        start_time = self._clock.now()
-        self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
-        try:
-            self._around.failpoints.hit("switch", record.step)
-            place = self.handover.take(next_place, record)
-        except Exception as error:
-            next_place.finish(error)
-            next_place.drop()
-            self.halt(str(error))
-            self._meet(error, next_place.generation, record.step + 1)
-            return None
-        self._stopwatch.lap("rebuild")
-        self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
-        self._switched(next_place, start_time, record)
-        return place
-
-    def _switched(self, next_place: NextPlace, start_time: datetime, record: CommitRecord) -> None:
-        num_groups = len(next_place.communicators.groups)
-        next_place.finish(self._builder.activated(start_time, num_groups, record.step + 1))
-
     def _join(self, next_place: NextPlace, record: CommitRecord) -> None:
         """Takes a place behind a commit that others made, and trains."""
         if self.handover.behind(record) is not next_place:
@@ -451,68 +333,22 @@ class Trainer:
         try:
             self._stopwatch.lap("idle")
             self._clear_away()
-            self._sums = None
-            place = self._change_over(next_place, record)
+            self._standing.sums = None
+            place = self._loop.change_over(next_place, record)
             if place is not None:
-                self._begin_step(place)
-                first = () if place.view.is_follower else place.view.pipeline.first_microbatches
-                self._train(place, first)
+                self._loop.train_from_start(place)
         finally:
             self._rest()
             self._fence.end()
-
-    def _stand(self, place: Place, done: VoidAttempt) -> None:
-        """Waits for the next Activate with all that is computed, if the pipeline is whole."""
-        if done.cause is not None:
-            self._meet(done.cause, place.generation, place.ledger.step)
-        if place.pipeline is None or place.halt.is_set():
-            self._drop(place)
-
-    def _break_off(self, error: Exception, place: Place) -> None:
-        # Only here: at a regular end, peers may still be reading the last verdict.
-        self.halt(str(error))
-        self._drop(place)
-        self._meet(error, place.generation, place.ledger.step)
-
-    def _meet(self, error: Exception, generation: int, step: int) -> None:
-        """Says what broke, unless a fence broke it."""
-        is_torn_off = isinstance(error, GroupBroken | ExchangeMismatchError)
-        if isinstance(error, FencedError) or (is_torn_off and self._fence.is_fenced(generation)):
-            _log.info("fenced", generation=generation, cause=str(error))
-            return
-        fault = fault_of(error, step)
-        _log.warning("attempt_failed", cause=fault.message, fatal=fault.is_fatal, exc_info=error)
-        self._listener.fault(generation, fault)
-
-    def _report(self, done: CommittedStep) -> None:
-        self._listener.step_done(
-            StepDone(
-                record=done.record,
-                learning_rate=self._learning_rate(done.record.step),
-                step_seconds=time.perf_counter() - self._step_started,
-                seconds=self._stopwatch.seconds,
-                commit_time=self._clock.now(),
-            )
-        )
-
-    def _learning_rate(self, step: int) -> float:
-        return 0.0 if self._job.is_closing(step) else learning_rate(self._job.optimizer, step)
 
     def _clear_away(self) -> None:
         """Drops a place that was halted while the training thread stood still."""
         place = self._standing.place
         if place is not None and place.halt.is_set():
-            self._drop(place)
-
-    def _drop(self, place: Place) -> None:
-        """Gives up gradients and activations; whole sums stay, for a witness's record."""
-        self._sums = whole_sums(place, self._standing.committed_steps)
-        self._last_ledger = place.ledger
-        self._standing.drop()
+            self._standing.drop()
 
     def _rest(self) -> None:
-        if self._standing.place is not None:
-            self._sums = whole_sums(self._standing.place, self._standing.committed_steps)
+        self._standing.keep_sums()
         self.park_time = self._clock.now()
         self._stopwatch.trace.event("rest")
         is_finished = self._standing.is_finished

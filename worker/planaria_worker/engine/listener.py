@@ -1,0 +1,77 @@
+"""Whom the training thread tells what it has done and met."""
+
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from planaria_common.clock import Clock
+from planaria_common.logging import get_logger
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.communication import GroupBroken
+from planaria_worker.engine.exchange import ExchangeMismatchError
+from planaria_worker.engine.faults import Fault, fault_of
+from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.numerics.optimizer import learning_rate
+from planaria_worker.engine.place import Surroundings
+
+_log = get_logger("trainer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """A committed step, as the last stage of a pipeline reports it."""
+
+    record: CommitRecord
+    learning_rate: float
+    step_seconds: float
+    seconds: dict[str, float]
+    commit_time: datetime
+
+
+class Listener(Protocol):
+    """Who is told what the training thread meets; called from that thread, never blocks."""
+
+    def step_done(self, done: StepDone) -> None: ...
+
+    def fault(self, generation: int, fault: Fault) -> None: ...
+
+
+class Teller:
+    """Tells a listener; methods are called by the training thread."""
+
+    def __init__(self, around: Surroundings, listener: Listener, clock: Clock) -> None:
+        self._around = around
+        self._listener = listener
+        self._clock = clock
+        self._step_started = time.perf_counter()
+
+    def step_begins(self) -> None:
+        """A step is timed from here on."""
+        self._step_started = time.perf_counter()
+
+    def step_done(self, record: CommitRecord) -> None:
+        """The step that began last is committed."""
+        done = StepDone(
+            record=record,
+            learning_rate=self._learning_rate(record.step),
+            step_seconds=time.perf_counter() - self._step_started,
+            seconds=self._around.stopwatch.seconds,
+            commit_time=self._clock.now(),
+        )
+        self._listener.step_done(done)
+
+    def met(self, error: Exception, generation: int, step: int) -> None:
+        """Something broke; nobody need be told if it was a fence that broke it."""
+        is_torn_off = isinstance(error, GroupBroken | ExchangeMismatchError)
+        is_fenced = is_torn_off and self._around.fence.is_fenced(generation)
+        if isinstance(error, FencedError) or is_fenced:
+            _log.info("fenced", generation=generation, cause=str(error))
+            return
+        fault = fault_of(error, step)
+        _log.warning("attempt_failed", cause=fault.message, fatal=fault.is_fatal, exc_info=error)
+        self._listener.fault(generation, fault)
+
+    def _learning_rate(self, step: int) -> float:
+        job = self._around.job
+        return 0.0 if job.is_closing(step) else learning_rate(job.optimizer, step)

@@ -1,0 +1,90 @@
+"""What the engine's threads meet, told to the agent."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from google.protobuf.message import Message
+
+from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
+from planaria.api.worker.v1.report_pb2 import (
+    CheckpointReport,
+    CheckpointTaken,
+    DirectiveResult,
+    PeerLost,
+)
+from planaria_common.clock import Clock
+from planaria_common.logging import get_logger
+from planaria_worker.engine import convert
+from planaria_worker.engine.checkpointing import CheckpointError
+from planaria_worker.engine.checkpointing.errors import checkpoint_failed
+from planaria_worker.engine.checkpointing.manifest import LayerEntry
+from planaria_worker.engine.faults import Fault
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.listener import StepDone
+from planaria_worker.engine_config import EngineConfig
+
+_log = get_logger("engine")
+
+
+class Reports:
+    """Turns what the engine's threads meet into events for the agent."""
+
+    def __init__(
+        self, config: EngineConfig, post: Callable[[EngineEvent], None], fence: Fence, clock: Clock
+    ) -> None:
+        self._config = config
+        self._post = post
+        self._fence = fence
+        self._clock = clock
+
+    def step_done(self, done: StepDone) -> None:
+        record = done.record
+        evaluation = record.evaluation_loss
+        evaluated = {} if evaluation is None else {"evaluation_loss": round(evaluation, 4)}
+        _log.info("step", step=record.step, loss=round(record.loss, 4), **evaluated)
+        report = convert.step_report(self._config.job_id, self._config.engine_id, done)
+        self._post(EngineEvent(step_report=report))
+
+    def fault(self, generation: int, fault: Fault) -> None:
+        event = convert.engine_fault(
+            self._config.job_id, self._config.engine_id, generation, fault, self._clock.now()
+        )
+        self._post(EngineEvent(fault=event))
+
+    def hang(self, fault: Fault) -> None:
+        _log.error("hangs", cause=fault.message)
+        self.fault(self._fence.newest, fault)
+
+    def peer_lost(self, lost_engine_id: str, detect_time: datetime) -> None:
+        lost = PeerLost(
+            job_id=self._config.job_id,
+            engine_id=self._config.engine_id,
+            lost_engine_id=lost_engine_id,
+            generation=self._fence.newest,
+            detect_time=convert.timestamp(detect_time),
+        )
+        self._post(EngineEvent(peer_lost=lost))
+
+    def taken(self, version: int, layers: tuple[int, ...]) -> None:
+        self._checkpoint(version, taken=CheckpointTaken(layers=layers))
+
+    def written(self, version: int, entry: LayerEntry) -> None:
+        self._checkpoint(version, written=convert.layer_written(entry))
+
+    def failed(self, version: int, error: CheckpointError) -> None:
+        cause = checkpoint_failed(error)
+        _log.warning("checkpoint_failed", version=version, cause=cause.message)
+        failure = convert.failure(cause.reason, cause.message, cause.metadata)
+        self._checkpoint(version, failure=failure)
+
+    def _checkpoint(self, version: int, **report: Message) -> None:
+        message = CheckpointReport(
+            job_id=self._config.job_id,
+            engine_id=self._config.engine_id,
+            version=version,
+            **report,  # type: ignore[arg-type]  # one field of the oneof, by its name
+        )
+        self._post(EngineEvent(checkpoint_report=message))
+
+    def answer(self, result: DirectiveResult) -> None:
+        self._post(EngineEvent(result=result))

@@ -1,0 +1,149 @@
+"""The loop over steps: what the training thread does in a place, and between two places."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from planaria.api.worker.v1.report_pb2 import EngineState
+from planaria_common.clock import Clock
+from planaria_worker.engine.activation import Builder
+from planaria_worker.engine.checkpointing import Checkpointer
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.handover import Handover
+from planaria_worker.engine.listener import Teller
+from planaria_worker.engine.place import Place
+from planaria_worker.engine.staging import NextPlace
+from planaria_worker.engine.standing import Standing
+from planaria_worker.engine.step import CommittedStep, VoidAttempt, attempt, begin_step, compute
+from planaria_worker.engine.vitals import Vitals
+
+
+class TrainingLoop:
+    """Trains in a place until the engine must stand still; for the training thread alone."""
+
+    def __init__(
+        self,
+        *,
+        builder: Builder,
+        standing: Standing,
+        handover: Handover,
+        checkpointer: Checkpointer,
+        vitals: Vitals,
+        teller: Teller,
+        clock: Clock,
+        halt: Callable[[str], None],
+    ) -> None:
+        self._builder = builder
+        self._around = builder.around
+        self._standing = standing
+        self._handover = handover
+        self._checkpointer = checkpointer
+        self._vitals = vitals
+        self._teller = teller
+        self._clock = clock
+        self._halt = halt
+
+    def train_from_start(self, place: Place) -> None:
+        """Trains in a new place: its first step may be one that others have begun."""
+        self._begin_step(place)
+        is_follower = place.view.is_follower
+        self.train(place, () if is_follower else place.view.pipeline.first_microbatches)
+
+    def train_on(self, place: Place) -> None:
+        """Trains in a place that is kept, from the next step on."""
+        self._begin_step(place)
+        self.train(place, place.view.pipeline.microbatches)
+
+    def train(self, place: Place, microbatches: Sequence[int]) -> None:
+        """Steps until the job is done, everybody parks, or something breaks.
+
+        Args:
+            place: where.
+            microbatches: those of the step in flight.
+        """
+        try:
+            while True:
+                compute(place, place.ledger.missing(microbatches))
+                done = attempt(place)
+                if isinstance(done, VoidAttempt):
+                    self._stand(place, done)
+                    return
+                next_place = self._go_on(place, done)
+                if next_place is None:
+                    return
+                place = next_place
+                self._begin_step(place)
+                microbatches = () if place.view.is_follower else place.view.pipeline.microbatches
+        except Exception as error:
+            self._break_off(error, place)
+
+    def change_over(self, next_place: NextPlace, record: CommitRecord) -> Place | None:
+        """Takes another place behind a commit; returns it, unless it cannot be taken."""
+        start_time = self._clock.now()
+        self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
+        try:
+            self._around.failpoints.hit("switch", record.step)
+            place = self._handover.take(next_place, record)
+        except Exception as error:
+            next_place.finish(error)
+            next_place.drop()
+            self._halt(str(error))
+            self._teller.met(error, next_place.generation, record.step + 1)
+            return None
+        self._around.stopwatch.lap("rebuild")
+        self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
+        self._switched(next_place, start_time, record)
+        return place
+
+    def _begin_step(self, place: Place) -> None:
+        self._teller.step_begins()
+        begin_step(place, self._vitals.committed_steps)
+
+    def _go_on(self, place: Place, done: CommittedStep) -> Place | None:
+        """Enters a commit; returns the place in which the next step begins, if one does."""
+        record, view = done.record, place.view
+        self._handover.settle_in(place)
+        next_place = self._handover.behind(record) if done.broken is None else None
+        is_kept = next_place is not None and self._handover.renew(place, next_place, record)
+        if not is_kept:
+            promise = self._standing.promise_behind(record) if done.broken is None else None
+            self._standing.enter_commit(record, promise)
+        to_write = self._checkpointer.announce(view, record.step + 1)
+        self._around.fence.settle()
+        self._checkpointer.take(record.step + 1, to_write)
+        if place.view.is_last and not place.view.is_follower:
+            self._teller.step_done(record)
+        if done.broken is not None:
+            self._break_off(done.broken, place)
+        elif next_place is not None and is_kept:
+            self._around.failpoints.hit("switch", record.step)
+            self._switched(next_place, self._clock.now(), record)
+            return place
+        elif next_place is not None and not next_place.view.keeps_step:
+            self._standing.drop()
+            return self.change_over(next_place, record)
+        elif record.ends_generation or self._standing.is_finished:
+            self._standing.drop()
+        elif place.halt.is_set():
+            fenced = FencedError(place.generation, self._around.fence.newest)
+            self._break_off(fenced, place)
+        else:
+            return place
+        return None
+
+    def _switched(self, next_place: NextPlace, start_time: datetime, record: CommitRecord) -> None:
+        num_groups = len(next_place.communicators.groups)
+        next_place.finish(self._builder.activated(start_time, num_groups, record.step + 1))
+
+    def _stand(self, place: Place, done: VoidAttempt) -> None:
+        """Waits for the next Activate with all that is computed, if the pipeline is whole."""
+        if done.cause is not None:
+            self._teller.met(done.cause, place.generation, place.ledger.step)
+        if place.pipeline is None or place.halt.is_set():
+            self._standing.drop()
+
+    def _break_off(self, error: Exception, place: Place) -> None:
+        # Only here: at a regular end, peers may still be reading the last verdict.
+        self._halt(str(error))
+        self._standing.drop()
+        self._teller.met(error, place.generation, place.ledger.step)
