@@ -153,6 +153,42 @@ def test_who_waits_for_a_lost_operation_is_woken(
 
 
 @pytest.mark.parametrize("operation", START)
+def test_a_lost_end_of_a_connection_is_noticed(
+    fake: FakeProcessGroup,
+    group: Group,
+    ends: tuple[socket.socket, socket.socket],
+    operation: str,
+) -> None:
+    """gloo may not tell that a peer has shut its end. Guard: `_look_up` asks the kernel."""
+    thread, raised = wait_in_thread(START[operation](group))
+    fake.works[0].is_waited_for.wait(BOUND_SECONDS)
+
+    ends[1].shutdown(socket.SHUT_RDWR)
+
+    thread.join(BOUND_SECONDS / 2)
+    assert [reason.rpartition(": ")[2] for reason in raised] == ["a peer ended its connection"]
+    assert not fake.works[0].has_ended.is_set()
+
+
+@pytest.mark.parametrize("operation", START)
+def test_what_came_before_the_end_is_received(
+    fake: FakeProcessGroup,
+    group: Group,
+    ends: tuple[socket.socket, socket.socket],
+    operation: str,
+) -> None:
+    """A peer sends its last message and shuts its end: the message still counts."""
+    work = START[operation](group)
+    ends[1].shutdown(socket.SHUT_RDWR)
+    thread, raised = wait_in_thread(work)
+    fake.works[0].is_waited_for.wait(BOUND_SECONDS)
+    fake.works[0].end()
+    thread.join(BOUND_SECONDS)
+    assert raised == []
+    assert not group.is_shut
+
+
+@pytest.mark.parametrize("operation", START)
 def test_a_failure_shuts_the_group(
     fake: FakeProcessGroup,
     group: Group,

@@ -3,7 +3,8 @@
 Not even then do all its waits end. When a connection ends while gloo's loop takes a message off its
 list of waiting ones, it can lose it, and tells nobody: who waits for that send or receive, directly
 or within an all-reduce, waits for the timeout. With traffic both ways on a loaded machine, every
-twentieth cut had such a victim. Hence no thread of ours waits in gloo without a way out.
+twentieth cut had such a victim. Hence no thread of ours waits in gloo without a way out, and
+whoever waits looks for himself whether the group was shut here, or a connection ended by a peer.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from planaria_worker.engine.communication.backends import TAG, Pending, RawProce
 from planaria_worker.engine.communication.sockets import (
     cut,
     find_connections,
+    has_end,
     listening_addresses,
     open_sockets,
 )
@@ -31,6 +33,9 @@ from planaria_worker.engine.communication.sockets import (
 _MAX_DEVICE_ATTEMPTS = 10
 _LOOK_UP_SECONDS = 0.02
 """How often a wait looks whether the group was shut; until then, gloo had its chance to say so."""
+_LOST_SECONDS = 1.0
+"""How long gloo has to read what came before a peer ended a connection, or to tell of the end."""
+_ENDED = "a peer ended its connection"
 
 
 class GlooConnector:
@@ -89,7 +94,7 @@ class GlooBackend:
         self._connections = connections
         self._options = AllreduceOptions()
         self._options.timeout = timedelta(seconds=timeout_seconds)
-        self._messages = _Messages(timeout_seconds)
+        self._messages = _Messages(timeout_seconds, connections)
 
     def send(self, tensor: Tensor, dst: int) -> Pending:
         return self._messages.add(self._process_group.send([tensor], dst, TAG), ("send", dst))
@@ -98,7 +103,8 @@ class GlooBackend:
         return self._messages.add(self._process_group.recv([tensor], src, TAG), ("recv", src))
 
     def all_reduce(self, tensor: Tensor) -> Pending:
-        return _AllReduce(self._process_group.allreduce([tensor], self._options))
+        work = self._process_group.allreduce([tensor], self._options)
+        return _AllReduce(work, self._connections)
 
     def cut(self) -> None:
         while self._connections:
@@ -110,11 +116,12 @@ class GlooBackend:
 class _AllReduce:
     """A collective runs in a thread of gloo's, so that to stop waiting for it costs nothing."""
 
-    def __init__(self, work: BackendWork) -> None:
+    def __init__(self, work: BackendWork, connections: Collection[socket.socket]) -> None:
         self._work = work
+        self._connections = connections
 
     def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:
-        return _look_up(self._is_done, timeout_seconds, shut)
+        return _look_up(self._is_done, timeout_seconds, shut, self._connections)
 
     def is_over(self) -> bool:
         return self._work.is_completed()
@@ -129,13 +136,14 @@ class _AllReduce:
 class _Message:
     """A message that may not have left, or arrived, yet."""
 
-    def __init__(self, work: BackendWork) -> None:
+    def __init__(self, work: BackendWork, connections: Collection[socket.socket]) -> None:
         self.work: BackendWork | None = work
+        self._connections = connections
         self.failure: str | None = None
         self.has_ended = threading.Event()
 
     def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:
-        is_done = _look_up(self.has_ended.wait, timeout_seconds, shut)
+        is_done = _look_up(self.has_ended.wait, timeout_seconds, shut, self._connections)
         if self.failure is not None:
             raise RuntimeError(self.failure)
         return is_done
@@ -150,13 +158,14 @@ class _Messages:
     To stop waiting for a message in gloo itself is to lose the group.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, connections: Collection[socket.socket]) -> None:
         self._timeout = timedelta(seconds=timeout_seconds)
+        self._connections = connections
         self._waiting: dict[_Line, queue.SimpleQueue[_Message | None]] = {}
         self._is_closed = False
 
     def add(self, work: BackendWork, line: "_Line") -> _Message:
-        message = _Message(work)
+        message = _Message(work, self._connections)
         waiting = self._waiting.get(line)
         if waiting is None:
             waiting = self._waiting[line] = queue.SimpleQueue()
@@ -190,17 +199,22 @@ def _wait_for_messages(waiting: "queue.SimpleQueue[_Message | None]", timeout: t
 
 
 def _look_up(
-    is_done: Callable[[float], bool], timeout_seconds: float, shut: threading.Event
+    is_done: Callable[[float], bool],
+    timeout_seconds: float,
+    shut: threading.Event,
+    connections: Collection[socket.socket],
 ) -> bool:
     """Waits, and now and then looks whether the group was shut; once it was, one more time."""
-    deadline = time.monotonic() + timeout_seconds
+    deadline, failure = time.monotonic() + timeout_seconds, f"timed out after {timeout_seconds:g} s"
     was_shut = False
     while not is_done(_LOOK_UP_SECONDS):
         if was_shut:
             return False
         if time.monotonic() > deadline:
-            raise RuntimeError(f"timed out after {timeout_seconds:g} s")
+            raise RuntimeError(failure)
         was_shut = shut.is_set()
+        if failure != _ENDED and has_end(list(connections)):
+            deadline, failure = min(deadline, time.monotonic() + _LOST_SECONDS), _ENDED
     return True
 
 

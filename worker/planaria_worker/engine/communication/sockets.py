@@ -9,9 +9,10 @@ copies and an agent, and to cut one of those would hang the recovery.
 
 import contextlib
 import os
+import select
 import socket
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from planaria_worker.engine.communication.addresses import Address, plain
 
@@ -61,6 +62,15 @@ def listening_addresses(beside: Collection[str] = ()) -> set[Address]:
             if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 addresses.add(plain(duplicate.getsockname()))
     return addresses
+
+
+def has_end(connections: Iterable[socket.socket]) -> bool:
+    """Whether a connection was ended, by a peer or here; what it brought may still be unread."""
+    poll = select.poll()
+    for connection in connections:
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def cut(connection: socket.socket) -> None:
