@@ -79,7 +79,7 @@ def test_steps_are_the_engines_own_and_have_at_most_so_many_microbatches() -> No
 
 def test_the_link_is_measured_between_two_processes() -> None:
     link = measure_link(CPU)
-    assert link.description == "gloo over loopback"
+    assert link.description == "TCP over loopback"
     assert 1e6 < link.bytes_per_second < 1e12
     assert 0 < link.latency_seconds < 1
 

@@ -13,8 +13,11 @@ from planaria_worker.engine.plan_view import GroupSpec
 pytestmark = pytest.mark.integration
 
 
-def spec(name: str, *members: int) -> GroupSpec:
-    return GroupSpec(name=name, members=tuple(map(str, members)))
+def spec(name: str, *members: int, is_line: bool = False) -> GroupSpec:
+    return GroupSpec(name=name, members=tuple(map(str, members)), is_line=is_line)
+
+
+both_kinds = pytest.mark.parametrize("is_line", [False, True], ids=["gloo", "line"])
 
 
 def build(ranks: list[Rank], generation: str, *specs: GroupSpec) -> str:
@@ -39,7 +42,8 @@ def all_reduce(ranks: list[Rank], group: str, generation: str = "1") -> list[Pen
 def test_groups_sum_and_send(start_ranks: StartRanks) -> None:
     """Sums are exact in every type, and messages arrive in order, in several groups at once."""
     ranks = start_ranks(3)
-    build(ranks, "1", spec("pair", 0, 1), spec("other-pair", 1, 2), spec("all", 0, 1, 2))
+    line = spec("line", 0, 1, 2, is_line=True)
+    build(ranks, "1", spec("pair", 0, 1), line, spec("other-pair", 1, 2), spec("all", 0, 1, 2))
 
     for dtype in ("int64", "float32", "float64"):
         sums = [
@@ -52,16 +56,21 @@ def test_groups_sum_and_send(start_ranks: StartRanks) -> None:
     ranks[1].start("send", generation="1", group="pair", dst=0, values=[1, 2])
     ranks[1].start("send", generation="1", group="pair", dst=0, values=[3, 4])
     ranks[2].start("send", generation="1", group="other-pair", dst=0, values=[5])
+    ranks[2].start("send", generation="1", group="line", dst=1, values=[6])
     assert ranks[0].do("recv", generation="1", group="pair", src=1, size=2) == [1, 2]
     assert ranks[0].do("recv", generation="1", group="pair", src=1, size=2) == [3, 4]
     assert ranks[1].do("recv", generation="1", group="other-pair", src=1, size=1) == [5]
+    assert ranks[1].do("recv", generation="1", group="line", src=2, size=1) == [6]
 
 
-def test_a_killed_member_wakes_all_without_being_told(start_ranks: StartRanks) -> None:
+@both_kinds
+def test_a_killed_member_wakes_all_without_being_told(
+    start_ranks: StartRanks, is_line: bool
+) -> None:
     """3 dies; 2 waits for it, 1 waits for 2, 0 for 1: all return. Guard: an error shuts the group
     (`Group._broken`)."""
     ranks = start_ranks(4)
-    build(ranks, "1", spec("all", 0, 1, 2, 3))
+    build(ranks, "1", spec("all", 0, 1, 2, 3, is_line=is_line))
     waiting = [
         rank.start("recv", generation="1", group="all", src=index + 1, size=4)
         for index, rank in enumerate(ranks[:3])
@@ -94,11 +103,12 @@ def test_all_reduce_ends_when_shut(start_ranks: StartRanks, stopped: bool) -> No
     assert [one.error().kind for one in waiting] == ["GroupBroken"] * 3
 
 
-def test_one_shut_wakes_those_who_wait_for_it(start_ranks: StartRanks) -> None:
+@both_kinds
+def test_one_shut_wakes_those_who_wait_for_it(start_ranks: StartRanks, is_line: bool) -> None:
     """3 is stopped, only 2 is told: 1, which waits for 2, and 0, which waits for 1, return too.
     Guard: an error shuts the group. (Nobody but a fence wakes who waits for 3 itself.)"""
     ranks = start_ranks(4)
-    build(ranks, "1", spec("all", 0, 1, 2, 3))
+    build(ranks, "1", spec("all", 0, 1, 2, 3, is_line=is_line))
     waiting = [
         rank.start("recv", generation="1", group="all", src=index + 1, size=4)
         for index, rank in enumerate(ranks[:3])
@@ -216,11 +226,16 @@ def test_a_fence_interrupts_connecting(start_ranks: StartRanks, action: Action) 
     assert [one.result() for one in all_reduce(ranks[:2], "all", "2")] == [[2]] * 2
 
 
-def test_connecting_is_bounded_without_a_fence(start_ranks: StartRanks) -> None:
+@both_kinds
+def test_connecting_is_bounded_without_a_fence(start_ranks: StartRanks, is_line: bool) -> None:
     """A member stops while connecting and nobody tells: the timeout of the directive holds."""
     ranks = start_ranks(2)
     address = ranks[0].do("open_store")
-    arguments = {"specs": [spec("all", 0, 1)], "store_address": address, "generation": "1"}
+    arguments = {
+        "specs": [spec("all", 1, 0, is_line=is_line)],
+        "store_address": address,
+        "generation": "1",
+    }
     ranks[1].start("build", failpoints=(Failpoint(at="rebuild", action="stop"),), **arguments)
     pending = ranks[0].start("build", timeout_seconds=2.0, **arguments)
 
@@ -314,13 +329,12 @@ def test_generations_leave_nothing_behind(start_ranks: StartRanks) -> None:
     """Descriptors and threads of shut groups are given back, without a garbage collection. Guard:
     `Group.shut` drops the last reference."""
     ranks = start_ranks(2)
-    address = build(ranks, "0", spec("all", 0, 1))
+    specs = [spec("all", 0, 1), spec("line", 0, 1, is_line=True)]
+    address = build(ranks, "0", *specs)
     before = {}
     for generation in map(str, range(1, 9)):
         built = [
-            rank.start(
-                "build", generation=generation, specs=[spec("all", 0, 1)], store_address=address
-            )
+            rank.start("build", generation=generation, specs=specs, store_address=address)
             for rank in ranks
         ]
         for one in built:

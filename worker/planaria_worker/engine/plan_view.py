@@ -67,6 +67,8 @@ class GroupSpec:
 
     name: str
     members: tuple[str, ...]
+    is_line: bool = False
+    """Whether members send messages to their neighbours, and sum nothing: a pipeline's group."""
 
     def rank(self, engine_id: str) -> int:
         return self.members.index(engine_id)
@@ -343,7 +345,9 @@ def _pipeline_group(
     if row >= len(pipelines):
         return None
     members = tuple(place.engine_id for place in pipelines[row].stages)
-    return GroupSpec(name=f"{direction}-{row}", members=members) if len(members) > 1 else None
+    if len(members) < 2:
+        return None
+    return GroupSpec(name=f"{direction}-{row}", members=members, is_line=True)
 
 
 def _owner_groups(runs: Iterable[Run]) -> tuple[GroupSpec, ...]:

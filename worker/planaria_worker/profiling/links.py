@@ -1,7 +1,7 @@
 """The link between two accelerators of this machine, measured with the groups that engines use.
 
 Two processes send a message back and forth: over NCCL between two CUDA devices where there are two,
-else over gloo and loopback, as between the CPU engines of one node.
+else over TCP and loopback, as between the CPU engines of one node.
 
     python -m planaria_worker.profiling.links STORE_ADDRESS DEVICE      the other process
 """
@@ -21,7 +21,7 @@ from planaria_worker.profiling.timing import timing
 
 _HOST = "127.0.0.1"
 _HERE, _PEER = "here", "peer"
-_GROUP = GroupSpec(name="link", members=(_HERE, _PEER))
+_GROUP = GroupSpec(name="link", members=(_HERE, _PEER), is_line=True)
 _TIMEOUT_SECONDS = 120.0
 """Importing torch in the other process takes seconds, more where the machine is busy."""
 
@@ -54,7 +54,7 @@ def measure_link(device: torch.device) -> LinkMeasurement:
     latency = small.median_seconds
     on_the_way = max(large.median_seconds - latency, large.median_seconds / 2)
     return LinkMeasurement(
-        description="NCCL between two devices" if is_nccl else "gloo over loopback",
+        description="NCCL between two devices" if is_nccl else "TCP over loopback",
         bytes_per_second=_LARGE_BYTES / on_the_way,
         latency_seconds=latency,
         spread=large.spread,

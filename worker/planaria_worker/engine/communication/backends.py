@@ -1,4 +1,5 @@
-"""What a group needs of the library that moves its tensors: gloo, or NCCL between GPUs.
+"""What a group needs of whatever moves its tensors: NCCL between GPUs; between CPUs connections of
+our own along a pipeline, and gloo for sums.
 
 A connector is one end of a group that is being made, a backend that of one that stands. Both can be
 cut from any thread, which makes every operation blocked in them fail at once.
@@ -97,15 +98,29 @@ class DirectWait:
 
 
 def open_connector(
-    transport: Transport, device: torch.device, host: str, *, operation_timeout_seconds: float
+    transport: Transport,
+    device: torch.device,
+    host: str,
+    *,
+    is_line: bool,
+    operation_timeout_seconds: float,
 ) -> Connector:
-    """Opens this rank's end of a new group."""
+    """Opens this rank's end of a new group, by how it is used."""
     if transport == "nccl":
         from planaria_worker.engine.communication.nccl import NcclConnector
 
         return NcclConnector(device, operation_timeout_seconds)
-    from planaria_worker.engine.communication.gloo import GlooConnector
-    from planaria_worker.engine.communication.host_memory import HostMemoryConnector
+    connector: Connector
+    if is_line:
+        from planaria_worker.engine.communication.line import LineConnector
 
-    connector = GlooConnector(host, operation_timeout_seconds)
-    return HostMemoryConnector(connector) if transport == "gloo_via_host" else connector
+        connector = LineConnector(host, operation_timeout_seconds)
+    else:
+        from planaria_worker.engine.communication.gloo import GlooConnector
+
+        connector = GlooConnector(host, operation_timeout_seconds)
+    if transport == "gloo_via_host":
+        from planaria_worker.engine.communication.host_memory import HostMemoryConnector
+
+        return HostMemoryConnector(connector)
+    return connector

@@ -187,6 +187,7 @@ class Communicators:
             self._transport,
             self._device,
             self._host,
+            is_line=spec.is_line,
             operation_timeout_seconds=self._operation_timeout_seconds,
         )
         with self._lock:

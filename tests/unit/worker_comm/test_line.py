@@ -1,0 +1,224 @@
+"""A pipeline's messages, over real connections of this machine."""
+
+import gc
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from planaria_worker.engine.communication import Group, GroupBroken
+from planaria_worker.engine.communication.line import LineConnector
+
+HOST = "127.0.0.1"
+BOUND_SECONDS = 30.0
+LARGE = 6_000_000
+"""Floats: more than the buffers of a connection take."""
+
+Line = list[Group]
+BuildLine = Callable[[int], Line]
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    """The threads of other ranks."""
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def connect(pool: ThreadPoolExecutor, connectors: list[LineConnector]) -> Line:
+    addresses = [connector.address for connector in connectors]
+    members = tuple(map(str, range(len(connectors))))
+    pending = [
+        pool.submit(connector.connect, HashStore(), rank, addresses, timeout_seconds=BOUND_SECONDS)
+        for rank, connector in enumerate(connectors)
+    ]
+    return [
+        Group(
+            name="line",
+            members=members,
+            rank=rank,
+            backend=one.result(),
+            timeout_seconds=BOUND_SECONDS,
+        )
+        for rank, one in enumerate(pending)
+    ]
+
+
+@pytest.fixture
+def build_line(elsewhere: ThreadPoolExecutor) -> Iterator[BuildLine]:
+    built: Line = []
+
+    def build(size: int) -> Line:
+        line = connect(elsewhere, [LineConnector(HOST, BOUND_SECONDS) for _ in range(size)])
+        built.extend(line)
+        return line
+
+    yield build
+    for group in built:
+        group.shut()
+
+
+def until_blocked(future: Future[Any]) -> None:
+    """Lets a thread that has begun come to where it waits, if it is not there yet."""
+    assert not future.done()
+    threading.Event().wait(0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_messages_come_in_order_and_bit_by_bit(build_line: BuildLine, dtype: torch.dtype) -> None:
+    line = build_line(3)
+    sent = [torch.randn(2, 3).mul(100).to(dtype), torch.tensor(7).to(dtype), torch.zeros(0, 4)]
+    for tensor in sent:
+        line[1].send(tensor, 2)
+        line[1].send(tensor, 0)
+    for receiver in (line[0], line[2]):
+        for tensor in sent:
+            received = torch.empty_like(tensor)
+            receiver.recv(received, 1)
+            assert torch.equal(received, tensor)
+
+
+def test_receipts_are_filled_in_the_order_of_the_calls(build_line: BuildLine) -> None:
+    line = build_line(2)
+    first, second = torch.zeros(2), torch.zeros(3)
+    works = [line[1].irecv(first, 0), line[1].irecv(second, 0)]
+    line[0].send(torch.ones(2), 1)
+    line[0].send(torch.full((3,), 2.0), 1)
+    for work in reversed(works):
+        work.wait()
+    assert (first.tolist(), second.tolist()) == ([1, 1], [2, 2, 2])
+
+
+def test_two_may_send_more_than_fits_to_each_other(build_line: BuildLine) -> None:
+    """Nobody reads before both have sent: what does not fit leaves beside, in order. Guard: the
+    writer's thread."""
+    line = build_line(2)
+    tensors = [torch.arange(LARGE, dtype=torch.float32), torch.ones(5)]
+    works = [group.isend(t, 1 - rank) for rank, group in enumerate(line) for t in tensors]
+    for rank, group in enumerate(line):
+        for tensor in tensors:
+            received = torch.zeros_like(tensor)
+            group.recv(received, 1 - rank)
+            assert torch.equal(received, tensor)
+    for work in works:
+        work.wait()
+
+
+def receive(group: Group) -> None:
+    group.recv(torch.zeros(4), 1)
+
+
+def send_too_much(group: Group) -> None:
+    group.send(torch.zeros(LARGE), 1)
+
+
+@pytest.mark.parametrize("wait", [receive, send_too_much])
+@pytest.mark.parametrize("by", [0, 1], ids=["here", "by the neighbour"])
+def test_a_shut_wakes_whoever_waits(
+    build_line: BuildLine, elsewhere: ThreadPoolExecutor, wait: Callable[[Group], None], by: int
+) -> None:
+    """Guard: `LineBackend.cut` ends the connections."""
+    line = build_line(2)
+    waiting = elsewhere.submit(wait, line[0])
+    until_blocked(waiting)
+    line[by].shut("fenced")
+    with pytest.raises(GroupBroken, match="fenced" if by == 0 else "neighbour|reset|pipe"):
+        waiting.result(BOUND_SECONDS)
+    assert line[0].is_shut
+
+
+def test_what_was_sent_before_the_end_arrives(build_line: BuildLine) -> None:
+    """A peer sends its last message and shuts its end."""
+    line = build_line(2)
+    line[1].send(torch.ones(4), 0)
+    line[1].shut()
+    received = torch.zeros(4)
+    line[0].recv(received, 1)
+    assert received.tolist() == [1] * 4
+    with pytest.raises(GroupBroken, match="the neighbour ended the connection"):
+        line[0].recv(received, 1)
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(1), torch.zeros(LARGE)], ids=["small", "large"])
+def test_a_shut_group_sends_nothing(build_line: BuildLine, tensor: Tensor) -> None:
+    line = build_line(2)
+    work = line[0].isend(torch.zeros(LARGE), 1)
+    line[0].shut("fenced")
+    with pytest.raises(GroupBroken, match="fenced"):
+        work.wait()
+    with pytest.raises(GroupBroken, match="fenced"):
+        line[0].send(tensor, 1)
+
+
+@pytest.mark.parametrize("start", ["isend", "irecv"])
+def test_a_wait_is_bounded(build_line: BuildLine, start: str) -> None:
+    line = build_line(2)
+    work = getattr(line[0], start)(torch.zeros(LARGE), 1)
+    with pytest.raises(GroupBroken, match=r"timed out after 0\.1 s"):
+        work.wait(timeout_seconds=0.1)
+    assert line[0].is_shut
+
+
+def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
+    """Guard: the token."""
+    connectors = [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)]
+    host, _, port = connectors[1].address.partition("/")[0].rpartition(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(b"0" * 16)
+        line = connect(elsewhere, connectors)
+        line[0].send(torch.ones(1), 1)
+        received = torch.zeros(1)
+        line[1].recv(received, 0)
+        assert received.tolist() == [1]
+        assert stranger.recv(1) == b""
+    for group in line:
+        group.shut()
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["cut", "in time"])
+def test_who_waits_for_a_neighbour_is_not_held(
+    elsewhere: ThreadPoolExecutor, is_told: bool
+) -> None:
+    connector = LineConnector(HOST, BOUND_SECONDS)
+    waiting = elsewhere.submit(
+        connector.connect,
+        HashStore(),
+        1,
+        ["nobody", connector.address],
+        timeout_seconds=BOUND_SECONDS if is_told else 0.2,
+    )
+    if is_told:
+        until_blocked(waiting)
+        connector.cut()
+    with pytest.raises(RuntimeError, match="a neighbour did not come"):
+        waiting.result(BOUND_SECONDS / 2)
+
+
+def test_nothing_is_left_behind(build_line: BuildLine, elsewhere: ThreadPoolExecutor) -> None:
+    """Without a garbage collection, though a thread was blocked in a connection."""
+    gc.disable()
+    try:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        line = connect(elsewhere, [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)])
+        waiting = elsewhere.submit(receive, line[0])
+        until_blocked(waiting)
+        for group in line:
+            group.shut()
+        assert isinstance(waiting.exception(BOUND_SECONDS), GroupBroken)
+        del waiting
+        line.clear()
+        deadline = threading.Event()
+        for _ in range(200):
+            if len(list(Path("/proc/self/fd").iterdir())) <= before:
+                break
+            deadline.wait(0.05)
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    finally:
+        gc.enable()
