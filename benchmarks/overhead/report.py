@@ -87,7 +87,8 @@ def _markdown(
             f"# Step time without failures: {configuration.name}\n",
             f"{configuration.description}\n",
             f"Pipelines: {configuration.num_pipelines}, of {configuration.num_stages} stages; a "
-            "process for each rank, gloo over loopback, one thread a rank. "
+            "process for each rank on one machine, one thread a rank. All sum over gloo; plain and "
+            "torch's schedule send over it, Planaria over its own connections. "
             f"{configuration.num_microbatches} microbatches a step of "
             f"{configuration.tokens_per_microbatch} tokens. {len(blocks)} blocks in turn, median "
             f"load {load:.1f}. In each cell the median and the 95 % interval (bootstrap over "
