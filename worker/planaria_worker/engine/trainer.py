@@ -9,7 +9,8 @@ its place and its gradients until it is told how the step is to be finished.
 """
 
 import queue
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
@@ -240,7 +241,7 @@ class Trainer:
 
         Fenced again or not, the engine makes its passes and the attempt: its pipeline does.
         """
-        try:
+        with self._training():
             place = self._standing.place
             if place is None or place.halt.is_set():
                 awaited.shut("the pipeline is broken")
@@ -250,9 +251,6 @@ class Trainer:
             self._standing.sums = None
             renew_place(place, view=view, generation=activation.generation, awaited=awaited)
             self._loop.train(place, view.pipeline.first_microbatches)
-        finally:
-            self._rest()
-            self._fence.end()
 
     def _catch_up(self) -> None:
         """Having been told of a commit, begins the next step, as those do who passed it."""
@@ -262,12 +260,9 @@ class Trainer:
         if place.ledger.step == self._vitals.committed_steps:
             return
         self._fence.resume()
-        try:
+        with self._training():
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._loop.train_on(place)
-        finally:
-            self._rest()
-            self._fence.end()
 
     def _take_and_train(self, activation: Activation, view: PlanView, answer: Answer) -> None:
         """Takes a new place and trains until the engine must stand still.
@@ -277,7 +272,7 @@ class Trainer:
             PlanariaError: the place cannot be taken.
         """
         self._fence.begin(activation.generation)
-        try:
+        with self._training():
             self._stopwatch.lap("idle")
             self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
             start_time = self._clock.now()
@@ -290,9 +285,6 @@ class Trainer:
             answer(self._builder.activated(start_time, num_groups, activation.committed_steps))
             if not self._standing.is_finished:
                 self._loop.train_from_start(place)
-        finally:
-            self._rest()
-            self._fence.end()
 
     def _rebuild(self, activation: Activation, view: PlanView) -> tuple[Place, int]:
         self._builder.require_layers(view, activation.committed_steps)
@@ -330,22 +322,28 @@ class Trainer:
             self._fence.begin(next_place.generation)
         except FencedError:
             return
-        try:
+        with self._training():
             self._stopwatch.lap("idle")
             self._clear_away()
             self._standing.sums = None
             place = self._loop.change_over(next_place, record)
             if place is not None:
                 self._loop.train_from_start(place)
-        finally:
-            self._rest()
-            self._fence.end()
 
     def _clear_away(self) -> None:
         """Drops a place that was halted while the training thread stood still."""
         place = self._standing.place
         if place is not None and place.halt.is_set():
             self._standing.drop()
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Whatever ends it, the engine rests then."""
+        try:
+            yield
+        finally:
+            self._rest()
+            self._fence.end()
 
     def _rest(self) -> None:
         self._standing.keep_sums()
