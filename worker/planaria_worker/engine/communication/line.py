@@ -269,7 +269,7 @@ def _write_all(dispatches: "queue.SimpleQueue[_Dispatch | None]", connection: _C
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
 def _end(opened: socket.socket) -> None:
