@@ -1,4 +1,4 @@
-"""Groups of any device by way of host memory, over a backend that knows no other: gloo.
+"""Groups of any device by way of host memory, over a backend that knows no other.
 
 Several engines can share a GPU like this, which NCCL refuses. A tensor is copied to a buffer before
 it is sent; what has come is copied to its tensor by whoever waits for it, on that thread's current
