@@ -202,11 +202,13 @@ class Storm:
         self._stopped.set()
         for thread in self._threads[1:]:
             thread.join()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
         self._listener.close()
         return self._num_connections, self._failures
 
     def _accept(self) -> None:
-        while not self._stopped.is_set():
+        while True:  # to the end: who has connected waits for the echo
             try:
                 connection, _ = self._listener.accept()
             except OSError:
