@@ -266,6 +266,6 @@ class Scenario:
 
     def _wait_until_lost(self, node_id: str) -> None:
         client = self._pool.client
-        self._pool.wait_for(
+        self._pace.wait_for(  # who stood at a gate all the while would be taken to hang
             f"{node_id} to be lost", lambda: client.get_node(node_id).state == "LOST"
         )
