@@ -173,6 +173,8 @@ class Scenario:
     def _place_failures(self, pipelines: list[Pipeline]) -> list[int]:
         """Add the lines of the script that fail; the first one's pipeline comes first."""
         if not self._is_in_step:
+            if self._case.place.is_once and self._case.count is Count.TWO:
+                return [self._add(f"*/{node_id}/*") for node_id in self._random.sample(NODES, 2)]
             return [self._fail_any()]
         match self._case.count:
             case Count.ONE:
@@ -226,7 +228,7 @@ class Scenario:
         """Wait until the failures have happened, and do what is done from outside."""
         faults = [self._pace.wait_for_mark(line) for line in lines]
         self._hurt_nodes(faults)
-        if not self._is_in_step and self._case.count is Count.TWO:
+        if not self._is_in_step and len(faults) < self._case.count.num_at_once:
             another = self._fail_any(but=faults[0].node_id)
             faults.append(self._pace.wait_for_mark(another))
             self._hurt_nodes(faults[1:])

@@ -35,6 +35,8 @@ class Place:
     """It is passed only when staging has failed: then everybody stands still for the change."""
     is_lone: bool = False
     """Two cannot fail there: nobody else passes it, or only once."""
+    is_once: bool = False
+    """All pass it at the same moment, and not again when the first has failed."""
     has_microbatch: bool = False
 
 
@@ -51,7 +53,7 @@ PLACES = (
     Place(
         name="serving-a-copy", at="serve_copy", during=During.CHANGE, is_unstaged=True, is_lone=True
     ),
-    Place(name="staging", at="stage", during=During.CHANGE),
+    Place(name="staging", at="stage", during=During.CHANGE, is_once=True),
     Place(name="following", at="follow", during=During.CHANGE, is_staged=True, is_lone=True),
     Place(name="serving-a-follower", at="serve_follow", during=During.CHANGE, is_staged=True),
     Place(name="switching", at="switch", during=During.CHANGE, is_staged=True),
@@ -125,6 +127,11 @@ class Count(Enum):
     TWO = "two-at-once"
     SECOND = "second-during-recovery"
     """An engine was killed a moment before; this one fails in the recovery."""
+
+    @property
+    def num_at_once(self) -> int:
+        """How many fail before anybody can do anything about it."""
+        return 2 if self is Count.TWO else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

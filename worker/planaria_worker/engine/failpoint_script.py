@@ -10,6 +10,7 @@ import contextlib
 import fnmatch
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Line:
             "microbatch": microbatch,
         }
         # Complete as soon as it is there: whoever waits for it reads it at once.
-        draft = mark(self.script, self.number).with_suffix(f".{os.getpid()}")
+        draft = mark(self.script, self.number).with_suffix(f".{threading.get_native_id()}")
         draft.write_text(json.dumps(said), encoding="utf-8")
         try:
             with contextlib.suppress(FileExistsError):
