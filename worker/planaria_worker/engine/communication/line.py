@@ -32,11 +32,12 @@ class LineConnector:
     """One rank's end: listens for the rank before it, calls the rank behind it."""
 
     def __init__(self, host: str, operation_timeout_seconds: float) -> None:
+        self._opened: list[socket.socket] = []
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
+        self._opened.append(self._listener)
         self._token = secrets.token_hex(_TOKEN_BYTES // 2)
         self._operation_timeout_seconds = operation_timeout_seconds
-        self._opened: list[socket.socket] = [self._listener]
         self._is_cut = False
         self.address = f"{format_address(host, self._listener.getsockname()[1])}/{self._token}"
 
@@ -88,15 +89,14 @@ class LineConnector:
 
     def _answer(self, deadline: float) -> socket.socket:
         """Waits for whoever knows the token; others are turned away."""
-        while True:
-            self._listener.settimeout(max(deadline - time.monotonic(), 0.1))
+        while (seconds_left := deadline - time.monotonic()) > 0:
+            self._listener.settimeout(seconds_left)
             connection = self._noted(self._listener.accept()[0])
-            connection.settimeout(_GREETING_SECONDS)
             with contextlib.suppress(OSError):
-                greeting = connection.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
-                if hmac.compare_digest(greeting, self._token.encode()):
+                if hmac.compare_digest(_greeting(connection), self._token.encode()):
                     return connection
             connection.close()
+        raise TimeoutError("timed out")
 
     def _noted(self, opened: socket.socket) -> socket.socket:
         self._opened.append(opened)
@@ -257,6 +257,15 @@ class _Receipt:
             if count == 0:
                 raise ConnectionError("the neighbour ended the connection")
             self._rest = self._rest[count:]
+
+
+def _greeting(connection: socket.socket) -> bytes:
+    """What a caller says first, which may come in pieces; shorter if he ends the connection."""
+    connection.settimeout(_GREETING_SECONDS)
+    greeting = b""
+    while len(greeting) < _TOKEN_BYTES and (piece := connection.recv(_TOKEN_BYTES - len(greeting))):
+        greeting += piece
+    return greeting
 
 
 def _write_all(dispatches: "queue.SimpleQueue[_Dispatch | None]", connection: _Connection) -> None:
