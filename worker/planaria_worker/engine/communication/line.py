@@ -133,6 +133,7 @@ class _Line:
         self._last_receipt: _Receipt | None = None
         self._last_dispatch: _Dispatch | None = None
         self._writer: queue.SimpleQueue[_Dispatch | None] | None = None
+        self._is_cut = False
 
     def send(self, tensor: Tensor) -> Pending:
         """Gives the kernel what it takes; a thread of its own sees to the rest."""
@@ -157,6 +158,7 @@ class _Line:
         return self._last_receipt
 
     def cut(self) -> None:
+        self._is_cut = True
         _end(self._connection.reader)
         if self._writer is not None:
             self._writer.put(None)
@@ -168,6 +170,8 @@ class _Line:
                 target=_write_all, args=(self._writer, self._connection), name="line", daemon=True
             ).start()
         self._writer.put(dispatch)
+        if self._is_cut:  # meanwhile
+            self._writer.put(None)
 
 
 class _Connection:
@@ -273,6 +277,9 @@ def _write_all(dispatches: "queue.SimpleQueue[_Dispatch | None]", connection: _C
         try:
             dispatch.write(connection.writer)
         except OSError as error:
+            _end(
+                connection.writer
+            )  # a part may have left: what comes behind it would fill the rest
             dispatch.fail(str(error))
         del dispatch
 
