@@ -212,7 +212,7 @@ class Scheduler:
                 await self._explain(actor, decision.reason or "the scheduler gives it no nodes")
                 return
         granted = (*own, *(entry.facts for entry in chosen if entry.takes_work))
-        if granted:
+        if granted and not actor.run.state.is_terminal:  # cancelled meanwhile: nobody would answer
             await actor.post(
                 NodesGranted(nodes=granted, nodes_per_replica=nodes_per_replica, reason=reason)
             )
@@ -240,8 +240,8 @@ class Scheduler:
         return replace(decision, node_ids=chosen)
 
     async def _explain(self, actor: JobActor, reason: str) -> None:
-        """Let a job that waits say why."""
-        if actor.run.waiting_reason != reason:
+        """Let a job that waits say why; it may have been cancelled, and nobody would answer."""
+        if actor.run.waits and actor.run.waiting_reason != reason:
             await actor.post(StillWaits(reason=reason))
 
     # -- nodes that leave --------------------------------------------------------------------------
