@@ -17,8 +17,9 @@ from planaria_common.logging import LogFormat, LogLevel
 
 AcceleratorKind = Literal["cpu", "cuda"]
 Transport = Literal["nccl", "gloo", "gloo_via_host"]
-"""What moves tensors between engines. gloo itself moves those of CPUs alone: between CUDA devices
-they go by way of host memory."""
+"""What moves tensors between engines. With gloo, which sums, a pipeline's messages go over
+connections of our own. Both move tensors of CPUs alone: those of CUDA devices go by way of host
+memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -277,9 +277,8 @@ def _write_all(dispatches: "queue.SimpleQueue[_Dispatch | None]", connection: _C
         try:
             dispatch.write(connection.writer)
         except OSError as error:
-            _end(
-                connection.writer
-            )  # a part may have left: what comes behind it would fill the rest
+            # A part may have left: what is sent behind it would fill its rest.
+            _end(connection.writer)
             dispatch.fail(str(error))
         del dispatch
 
