@@ -182,6 +182,40 @@ def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
         group.shut()
 
 
+def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
+    """Guard: `_greeting` reads on."""
+    connector = LineConnector(HOST, BOUND_SECONDS)
+    waiting = elsewhere.submit(
+        connector.connect,
+        HashStore(),
+        1,
+        ["nobody", connector.address],
+        timeout_seconds=BOUND_SECONDS,
+    )
+    where, _, token = connector.address.partition("/")
+    host, _, port = where.rpartition(":")
+    with socket.create_connection((host, int(port))) as neighbour:
+        neighbour.sendall(token[:5].encode())
+        until_blocked(waiting)
+        neighbour.sendall(token[5:].encode())
+        waiting.result(BOUND_SECONDS).cut()
+
+
+def test_nothing_is_sent_behind_a_part_of_a_message(elsewhere: ThreadPoolExecutor) -> None:
+    """The neighbour would take it for the rest. Guard: the writer ends the connection."""
+    line = connect(elsewhere, [LineConnector(HOST, 0.1) for _ in range(2)])
+    work = line[0].isend(torch.zeros(LARGE), 1)
+    until_over = threading.Event()
+    while not work.is_over:  # the writer's time is over before anybody reads
+        until_over.wait(0.01)
+    with pytest.raises(GroupBroken, match="the neighbour is gone"):
+        line[0].isend(torch.ones(1), 1)
+    received = torch.zeros(LARGE)
+    with pytest.raises(GroupBroken, match=r"neighbour|reset"):
+        line[1].recv(received, 0)
+    assert not received.any()
+
+
 @pytest.mark.parametrize("is_told", [True, False], ids=["cut", "in time"])
 def test_who_waits_for_a_neighbour_is_not_held(
     elsewhere: ThreadPoolExecutor, is_told: bool
