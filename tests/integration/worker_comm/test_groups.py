@@ -42,8 +42,9 @@ def all_reduce(ranks: list[Rank], group: str, generation: str = "1") -> list[Pen
 def test_groups_sum_and_send(start_ranks: StartRanks) -> None:
     """Sums are exact in every type, and messages arrive in order, in several groups at once."""
     ranks = start_ranks(3)
-    line = spec("line", 0, 1, 2, is_line=True)
-    build(ranks, "1", spec("pair", 0, 1), line, spec("other-pair", 1, 2), spec("all", 0, 1, 2))
+    line, pair = spec("line", 0, 1, 2, is_line=True), spec("pair", 0, 1, is_line=True)
+    other_pair = spec("other-pair", 1, 2, is_line=True)
+    build(ranks, "1", pair, line, other_pair, spec("all", 0, 1, 2))
 
     for dtype in ("int64", "float32", "float64"):
         sums = [
@@ -63,14 +64,11 @@ def test_groups_sum_and_send(start_ranks: StartRanks) -> None:
     assert ranks[1].do("recv", generation="1", group="line", src=2, size=1) == [6]
 
 
-@both_kinds
-def test_a_killed_member_wakes_all_without_being_told(
-    start_ranks: StartRanks, is_line: bool
-) -> None:
+def test_a_killed_member_wakes_all_without_being_told(start_ranks: StartRanks) -> None:
     """3 dies; 2 waits for it, 1 waits for 2, 0 for 1: all return. Guard: an error shuts the group
     (`Group._broken`)."""
     ranks = start_ranks(4)
-    build(ranks, "1", spec("all", 0, 1, 2, 3, is_line=is_line))
+    build(ranks, "1", spec("all", 0, 1, 2, 3, is_line=True))
     waiting = [
         rank.start("recv", generation="1", group="all", src=index + 1, size=4)
         for index, rank in enumerate(ranks[:3])
@@ -103,12 +101,11 @@ def test_all_reduce_ends_when_shut(start_ranks: StartRanks, stopped: bool) -> No
     assert [one.error().kind for one in waiting] == ["GroupBroken"] * 3
 
 
-@both_kinds
-def test_one_shut_wakes_those_who_wait_for_it(start_ranks: StartRanks, is_line: bool) -> None:
+def test_one_shut_wakes_those_who_wait_for_it(start_ranks: StartRanks) -> None:
     """3 is stopped, only 2 is told: 1, which waits for 2, and 0, which waits for 1, return too.
     Guard: an error shuts the group. (Nobody but a fence wakes who waits for 3 itself.)"""
     ranks = start_ranks(4)
-    build(ranks, "1", spec("all", 0, 1, 2, 3, is_line=is_line))
+    build(ranks, "1", spec("all", 0, 1, 2, 3, is_line=True))
     waiting = [
         rank.start("recv", generation="1", group="all", src=index + 1, size=4)
         for index, rank in enumerate(ranks[:3])

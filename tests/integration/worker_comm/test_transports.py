@@ -13,7 +13,10 @@ from support.gpus import require_gpus
 
 pytestmark = pytest.mark.integration
 
-SPECS = [GroupSpec(name=name, members=("0", "1")) for name in ("forward", "backward")]
+SPECS = [
+    *(GroupSpec(name=name, members=("0", "1"), is_line=True) for name in ("forward", "backward")),
+    GroupSpec(name="sums", members=("0", "1")),
+]
 """NCCL does the operations of a group one after the other: a group for each direction."""
 
 
@@ -76,9 +79,7 @@ def build(ranks: list[Rank], way: Way, generation: str) -> None:
 
 def all_reduce(ranks: list[Rank], generation: str, dtype: str = "int64") -> list[Pending]:
     return [
-        rank.start(
-            "all_reduce", generation=generation, group="forward", values=[2, -3], dtype=dtype
-        )
+        rank.start("all_reduce", generation=generation, group="sums", values=[2, -3], dtype=dtype)
         for rank in ranks
     ]
 
@@ -91,7 +92,7 @@ def test_sums_and_messages(start_ranks: StartRanks, way: Way) -> None:
     for dtype in ("int64", "float32"):
         assert [one.result() for one in all_reduce(ranks, "1", dtype)] == [[4, -6]] * 2
     many = [
-        rank.start("all_reduce_many", generation="1", group="forward", count=7, size=100_000)
+        rank.start("all_reduce_many", generation="1", group="sums", count=7, size=100_000)
         for rank in ranks
     ]
     assert [one.result() for one in many] == [2 * sum(range(7))] * 2

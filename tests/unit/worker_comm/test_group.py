@@ -15,18 +15,12 @@ from planaria_worker.engine.communication.gloo import GlooBackend
 from planaria_worker.engine.communication.host_memory import HostMemoryBackend
 
 BOUND_SECONDS = 30.0
-START: dict[str, Callable[[Group], Work]] = {
-    "send": lambda group: group.isend(torch.zeros(1), 1),
-    "recv": lambda group: group.irecv(torch.zeros(1), 1),
-    "all_reduce": lambda group: group.iall_reduce(torch.zeros(1)),
-}
 
 
 class FakeWork:
     """What gloo gives for an operation; ends when the test says so."""
 
-    def __init__(self, *, collective: bool) -> None:
-        self._collective = collective
+    def __init__(self) -> None:
         self.has_ended = threading.Event()
         self.failure: str | None = None
         self.is_waited_for = threading.Event()
@@ -44,7 +38,7 @@ class FakeWork:
         return True
 
     def is_completed(self) -> bool:
-        return self._collective and self.has_ended.is_set()
+        return self.has_ended.is_set()
 
 
 class FakeProcessGroup:
@@ -56,9 +50,9 @@ class FakeProcessGroup:
         self.dropped_by: list[str] = []
         self.was_dropped = threading.Event()
 
-    def start(self, *, collective: bool) -> Any:
+    def start(self) -> Any:
         self.launch()
-        self.works.append(FakeWork(collective=collective))
+        self.works.append(FakeWork())
         return self.works[-1]
 
 
@@ -69,12 +63,12 @@ class Handle:
         self._fake = fake
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        return self._fake.start(collective=False)
+        raise AssertionError("messages have a line")
 
     recv = send
 
     def allreduce(self, tensors: Any, options: Any) -> Any:
-        return self._fake.start(collective=True)
+        return self._fake.start()
 
     def abort(self) -> None:
         raise AssertionError("gloo's abort does nothing")
@@ -121,6 +115,10 @@ def group(
     made.shut()
 
 
+def start(group: Group) -> Work:
+    return group.iall_reduce(torch.zeros(1))
+
+
 def wait_in_thread(work: Work) -> tuple[threading.Thread, list[str]]:
     raised: list[str] = []
 
@@ -135,13 +133,10 @@ def wait_in_thread(work: Work) -> tuple[threading.Thread, list[str]]:
     return thread, raised
 
 
-@pytest.mark.parametrize("operation", START)
-def test_who_waits_for_a_lost_operation_is_woken(
-    fake: FakeProcessGroup, group: Group, operation: str
-) -> None:
+def test_who_waits_for_a_lost_operation_is_woken(fake: FakeProcessGroup, group: Group) -> None:
     """gloo may never end an operation whose connection was cut. Guard: no wait within gloo is
-    without a way out (`_Messages`, `_look_up`)."""
-    thread, raised = wait_in_thread(START[operation](group))
+    without a way out (`_look_up`)."""
+    thread, raised = wait_in_thread(start(group))
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
 
     group.shut("fenced")
@@ -152,15 +147,13 @@ def test_who_waits_for_a_lost_operation_is_woken(
     assert not fake.works[0].has_ended.is_set()
 
 
-@pytest.mark.parametrize("operation", START)
 def test_a_lost_end_of_a_connection_is_noticed(
     fake: FakeProcessGroup,
     group: Group,
     ends: tuple[socket.socket, socket.socket],
-    operation: str,
 ) -> None:
     """gloo may not tell that a peer has shut its end. Guard: `_look_up` asks the kernel."""
-    thread, raised = wait_in_thread(START[operation](group))
+    thread, raised = wait_in_thread(start(group))
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
 
     ends[1].shutdown(socket.SHUT_RDWR)
@@ -170,15 +163,13 @@ def test_a_lost_end_of_a_connection_is_noticed(
     assert not fake.works[0].has_ended.is_set()
 
 
-@pytest.mark.parametrize("operation", START)
 def test_what_came_before_the_end_is_received(
     fake: FakeProcessGroup,
     group: Group,
     ends: tuple[socket.socket, socket.socket],
-    operation: str,
 ) -> None:
     """A peer sends its last message and shuts its end: the message still counts."""
-    work = START[operation](group)
+    work = start(group)
     ends[1].shutdown(socket.SHUT_RDWR)
     thread, raised = wait_in_thread(work)
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
@@ -188,15 +179,13 @@ def test_what_came_before_the_end_is_received(
     assert not group.is_shut
 
 
-@pytest.mark.parametrize("operation", START)
 def test_a_failure_shuts_the_group(
     fake: FakeProcessGroup,
     group: Group,
     ends: tuple[socket.socket, socket.socket],
-    operation: str,
 ) -> None:
     """And so wakes the neighbours. Guard: `Group._broken`, and that shutting cuts."""
-    work = START[operation](group)
+    work = start(group)
     fake.works[0].end("Connection closed by peer\nand a long trace")
     for _ in range(2):
         with pytest.raises(GroupBroken, match=r": Connection closed by peer$"):
@@ -204,14 +193,11 @@ def test_a_failure_shuts_the_group(
     assert group.is_shut
     assert ends[1].recv(1) == b""
     with pytest.raises(GroupBroken, match=r"^group g: .*: Connection closed by peer$"):
-        START[operation](group)
+        start(group)
 
 
-@pytest.mark.parametrize("operation", START)
-def test_a_finished_operation_may_be_waited_for_again(
-    fake: FakeProcessGroup, group: Group, operation: str
-) -> None:
-    work = START[operation](group)
+def test_a_finished_operation_may_be_waited_for_again(fake: FakeProcessGroup, group: Group) -> None:
+    work = start(group)
     thread, raised = wait_in_thread(work)
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
     fake.works[0].end()
@@ -221,9 +207,8 @@ def test_a_finished_operation_may_be_waited_for_again(
     assert not group.is_shut
 
 
-@pytest.mark.parametrize("operation", START)
-def test_a_wait_is_bounded(fake: FakeProcessGroup, group: Group, operation: str) -> None:
-    work = START[operation](group)
+def test_a_wait_is_bounded(fake: FakeProcessGroup, group: Group) -> None:
+    work = start(group)
     with pytest.raises(GroupBroken, match=r"timed out after 0\.1 s"):
         work.wait(timeout_seconds=0.1)
     assert group.is_shut
@@ -234,8 +219,8 @@ def test_a_refused_start_breaks_the_group(fake: FakeProcessGroup, group: Group) 
         raise RuntimeError("pair is closed")
 
     fake.launch = refuse
-    with pytest.raises(GroupBroken, match="receiving from 1: pair is closed"):
-        group.recv(torch.zeros(1), 1)
+    with pytest.raises(GroupBroken, match="all-reduce: pair is closed"):
+        group.all_reduce(torch.zeros(1))
 
 
 def test_a_wrong_tensor_costs_nothing(group: Group) -> None:
@@ -255,7 +240,7 @@ def test_a_shut_group_is_dropped_elsewhere(fake: FakeProcessGroup, group: Group)
         may_start.wait(BOUND_SECONDS)
 
     fake.launch = launch
-    thread = threading.Thread(target=lambda: group.irecv(torch.zeros(1), 1))
+    thread = threading.Thread(target=lambda: start(group))
     thread.start()
     is_starting.wait(BOUND_SECONDS)
     group.shut()

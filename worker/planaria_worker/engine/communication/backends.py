@@ -17,9 +17,6 @@ from torch._C._distributed_c10d import Work as BackendWork
 
 from planaria_worker.engine_config import Transport
 
-TAG = 0
-"""Between two ranks, messages of one direction arrive in the order in which they were sent."""
-
 
 class Pending(Protocol):
     """An operation under way."""
@@ -33,7 +30,7 @@ class Pending(Protocol):
         ...
 
     def is_over(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it is known to have ended, well or not."""
         ...
 
 

@@ -1,27 +1,26 @@
-"""Groups of CPUs. gloo cannot be interrupted: its connections are found, and cut under its hands.
+"""Sums between CPUs. gloo cannot be interrupted: its connections are found and cut under its hands.
 
 Not even then do all its waits end. When a connection ends while gloo's loop takes a message off its
-list of waiting ones, it can lose it, and tells nobody: who waits for that send or receive, directly
-or within an all-reduce, waits for the timeout. With traffic both ways on a loaded machine, every
-twentieth cut had such a victim. Hence no thread of ours waits in gloo without a way out, and
-whoever waits looks for himself whether the group was shut here, or a connection ended by a peer.
+list of waiting ones, it can lose it, and tells nobody: who waits for that all-reduce waits for the
+timeout. With traffic both ways on a loaded machine, every twentieth cut had such a victim. Hence no
+thread of ours waits in gloo without a way out: whoever waits looks whether the group was shut here,
+or a connection ended by a peer.
 """
 
 import contextlib
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Store
 from torch._C._distributed_c10d import Work as BackendWork
 
 from planaria_worker.engine.communication.addresses import Address, format_address, parse_address
-from planaria_worker.engine.communication.backends import TAG, Pending, RawProcessGroup
+from planaria_worker.engine.communication.backends import Pending, RawProcessGroup
 from planaria_worker.engine.communication.sockets import (
     cut,
     find_connections,
@@ -94,13 +93,11 @@ class GlooBackend:
         self._connections = connections
         self._options = AllreduceOptions()
         self._options.timeout = timedelta(seconds=timeout_seconds)
-        self._messages = _Messages(timeout_seconds, connections)
 
-    def send(self, tensor: Tensor, dst: int) -> Pending:
-        return self._messages.add(self._process_group.send([tensor], dst, TAG), ("send", dst))
+    def send(self, tensor: Tensor, dst: int) -> Pending:  # noqa: ARG002 - the protocol's
+        raise TypeError("gloo sums: messages have a line")
 
-    def recv(self, tensor: Tensor, src: int) -> Pending:
-        return self._messages.add(self._process_group.recv([tensor], src, TAG), ("recv", src))
+    recv = send
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         work = self._process_group.allreduce([tensor], self._options)
@@ -110,7 +107,6 @@ class GlooBackend:
         while self._connections:
             with contextlib.suppress(IndexError):  # another thread cuts as well
                 cut(self._connections.pop())
-        self._messages.close()
 
 
 class _AllReduce:
@@ -131,71 +127,6 @@ class _AllReduce:
         with contextlib.suppress(RuntimeError):  # it failed, or the time is over
             return self._work.wait(timeout)
         return self._work.is_completed() and self._work.wait(timeout)
-
-
-class _Message:
-    """A message that may not have left, or arrived, yet."""
-
-    def __init__(self, work: BackendWork, connections: Collection[socket.socket]) -> None:
-        self.work: BackendWork | None = work
-        self._connections = connections
-        self.failure: str | None = None
-        self.has_ended = threading.Event()
-
-    def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:
-        is_done = _look_up(self.has_ended.wait, timeout_seconds, shut, self._connections)
-        if self.failure is not None:
-            raise RuntimeError(self.failure)
-        return is_done
-
-    def is_over(self) -> bool:
-        return self.has_ended.is_set()
-
-
-class _Messages:
-    """Waits for messages in threads that can be left behind: one for each peer and direction.
-
-    To stop waiting for a message in gloo itself is to lose the group.
-    """
-
-    def __init__(self, timeout_seconds: float, connections: Collection[socket.socket]) -> None:
-        self._timeout = timedelta(seconds=timeout_seconds)
-        self._connections = connections
-        self._waiting: dict[_Line, queue.SimpleQueue[_Message | None]] = {}
-        self._is_closed = False
-
-    def add(self, work: BackendWork, line: "_Line") -> _Message:
-        message = _Message(work, self._connections)
-        waiting = self._waiting.get(line)
-        if waiting is None:
-            waiting = self._waiting[line] = queue.SimpleQueue()
-            threading.Thread(
-                target=_wait_for_messages, args=(waiting, self._timeout), name="gloo", daemon=True
-            ).start()
-        waiting.put(message)
-        if self._is_closed:  # meanwhile
-            waiting.put(None)
-        return message
-
-    def close(self) -> None:
-        self._is_closed = True
-        for waiting in list(self._waiting.values()):
-            waiting.put(None)
-
-
-_Line = tuple[Literal["send", "recv"], int]
-
-
-def _wait_for_messages(waiting: "queue.SimpleQueue[_Message | None]", timeout: timedelta) -> None:
-    while (message := waiting.get()) is not None:
-        work, message.work = message.work, None
-        try:
-            if work is not None:
-                work.wait(timeout)
-        except RuntimeError as error:
-            message.failure = str(error)
-        del work
-        message.has_ended.set()
 
 
 def _look_up(

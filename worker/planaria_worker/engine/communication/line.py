@@ -117,8 +117,8 @@ class LineBackend:
     def recv(self, tensor: Tensor, src: int) -> Pending:
         return self._lines[src].receive(tensor)
 
-    def all_reduce(self, tensor: Tensor) -> Pending:
-        raise NotImplementedError("along a pipeline nothing is summed")
+    def all_reduce(self, tensor: Tensor) -> Pending:  # noqa: ARG002 - the protocol's
+        raise TypeError("along a line nothing is summed")
 
     def cut(self) -> None:
         for line in self._lines.values():
@@ -181,13 +181,18 @@ class _Connection:
 
     def __init__(self, opened: socket.socket, timeout_seconds: float) -> None:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.reader, self.writer, self.at_once = opened, opened.dup(), opened.dup()
+        self._all = [opened]
+        self.reader, self.writer, self.at_once = opened, self._another(), self._another()
         self.writer.settimeout(timeout_seconds)
         self.at_once.setblocking(False)
 
     def __del__(self) -> None:
-        for one in (self.reader, self.writer, self.at_once):
+        for one in self._all:
             one.close()
+
+    def _another(self) -> socket.socket:
+        self._all.append(self._all[0].dup())
+        return self._all[-1]
 
 
 class _Dispatch:

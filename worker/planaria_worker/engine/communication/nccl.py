@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupNCCL, Store
 
-from planaria_worker.engine.communication.backends import TAG, DirectWait, Pending, RawProcessGroup
+from planaria_worker.engine.communication.backends import DirectWait, Pending, RawProcessGroup
+
+_TAG = 0
+"""Between two ranks, messages of one direction arrive in the order in which they were sent."""
 
 
 class NcclConnector:
@@ -54,10 +57,10 @@ class NcclBackend:
         self._process_group = process_group
 
     def send(self, tensor: Tensor, dst: int) -> Pending:
-        return DirectWait(self._process_group.send([tensor], dst, TAG))
+        return DirectWait(self._process_group.send([tensor], dst, _TAG))
 
     def recv(self, tensor: Tensor, src: int) -> Pending:
-        return DirectWait(self._process_group.recv([tensor], src, TAG))
+        return DirectWait(self._process_group.recv([tensor], src, _TAG))
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         return DirectWait(self._process_group.allreduce([tensor], AllreduceOptions()))
