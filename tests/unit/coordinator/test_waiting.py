@@ -1,10 +1,14 @@
 """A job that waits says for what: in what is read of it, and in one event for each reason."""
 
+import asyncio
 from itertools import count
+
+import pytest
 
 from planaria_coordinator.application.policy import BuiltInPolicy
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.domain.job import JobState
+from unit.coordinator.fakes import job_document
 from unit.coordinator.simulation import World, running_world
 
 IN_THREES = {
@@ -124,4 +128,39 @@ async def test_a_scheduler_is_not_asked_again_because_of_what_it_has_said() -> N
     state, reason = await state_and_reason(world)
     assert (state, told(world)[-1]) == (JobState.PENDING, f"the job waits: {reason}")
     assert len(told(world)) < 5, "a round for each thing that has changed, and no more"
+    await world.stop()
+
+
+class Slow(BuiltInPolicy):
+    """A scheduler that thinks about its first job until it is told to answer."""
+
+    def __init__(self, *, gives_nodes: bool) -> None:
+        self.gives_nodes = gives_nodes
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def choose_nodes(self, question: NodesQuestion) -> NodesDecision:
+        if self.may_answer.is_set():
+            return await super().choose_nodes(question)
+        self.is_asked.set()
+        await self.may_answer.wait()
+        nodes = question.candidates if self.gives_nodes else ()
+        return NodesDecision(node_ids=tuple(node.id for node in nodes), reason="after long thought")
+
+
+@pytest.mark.parametrize("gives_nodes", [False, True])
+async def test_a_job_cancelled_while_its_scheduler_thinks_holds_up_nobody(
+    gives_nodes: bool,
+) -> None:
+    """Guard: `_grant` and `_explain` look again whether anybody would answer."""
+    world = World()
+    world.policy = policy = Slow(gives_nodes=gives_nodes)
+    world.coordinator = world._new_coordinator()
+    await world.start(2)
+    cancelled = (await world.coordinator.jobs.create(job_document())).job
+    await policy.is_asked.wait()
+    await world.coordinator.jobs.cancel(cancelled.id)
+    await asyncio.sleep(0)  # its actor ends
+    policy.may_answer.set()
+    await world.submit()
+    assert (await world.job()).state is JobState.RUNNING
     await world.stop()
