@@ -85,6 +85,16 @@ def test_messages_come_in_order_and_bit_by_bit(build_line: BuildLine, dtype: tor
             assert torch.equal(received, tensor)
 
 
+@pytest.mark.parametrize("due", [1, 3])
+def test_a_message_of_another_size_is_none(build_line: BuildLine, due: int) -> None:
+    """Guard: each message says how many bytes it has."""
+    line = build_line(2)
+    for _ in range(2):
+        line[0].send(torch.ones(2), 1)
+    with pytest.raises(GroupBroken, match=f"of 8 bytes, where one of {4 * due} was due"):
+        line[1].recv(torch.zeros(due), 0)
+
+
 def test_receipts_are_filled_in_the_order_of_the_calls(build_line: BuildLine) -> None:
     line = build_line(2)
     first, second = torch.zeros(2), torch.zeros(3)

@@ -10,6 +10,7 @@ import hmac
 import queue
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from torch._C._distributed_c10d import Store
 from planaria_worker.engine.communication.addresses import format_address, parse_address
 from planaria_worker.engine.communication.backends import Pending
 
+_LENGTH = struct.Struct("!Q")
+"""What goes before each message: how many bytes it has."""
 _TOKEN_BYTES = 16
 _GREETING_SECONDS = 5.0
 """How long a stranger who connects and says nothing holds up the neighbour behind him."""
@@ -199,7 +202,7 @@ class _Dispatch:
     """A message that may not have left yet."""
 
     def __init__(self, content: memoryview) -> None:
-        self._rest = content
+        self._rest = [memoryview(_LENGTH.pack(len(content))), content]
         self._has_left = threading.Event()
         self._failure = ""
 
@@ -210,7 +213,7 @@ class _Dispatch:
             OSError: it takes no more, or has ended.
         """
         while self._rest:
-            self._rest = self._rest[connection.send(self._rest) :]
+            self._rest = _behind(self._rest, connection.sendmsg(self._rest))
         self._has_left.set()
 
     def fail(self, reason: str) -> None:
@@ -238,7 +241,9 @@ class _Receipt:
     def __init__(
         self, content: memoryview, connection: _Connection, before: "_Receipt | None"
     ) -> None:
-        self._rest = content
+        self._length = bytearray(_LENGTH.size)
+        self._num_bytes = len(content)
+        self._rest = [memoryview(self._length), content]
         self._connection = connection
         self._before = before
 
@@ -262,10 +267,21 @@ class _Receipt:
         if before is not None:
             before._read()
         while self._rest:
-            count = self._connection.reader.recv_into(self._rest)
+            count, *_ = self._connection.reader.recvmsg_into(self._rest)
             if count == 0:
                 raise ConnectionError("the neighbour ended the connection")
-            self._rest = self._rest[count:]
+            self._rest = _behind(self._rest, count)
+            if len(self._rest) < 2:  # its length is there
+                self._check_length()
+
+    def _check_length(self) -> None:
+        """Neighbours that are not at the same place must not take each other's bytes for theirs."""
+        (found,) = _LENGTH.unpack(self._length)
+        if found != self._num_bytes:
+            raise ConnectionError(
+                f"the neighbour sent a message of {found} bytes, where one of {self._num_bytes} "
+                "was due"
+            )
 
 
 def _greeting(connection: socket.socket) -> bytes:
@@ -286,6 +302,16 @@ def _write_all(dispatches: "queue.SimpleQueue[_Dispatch | None]", connection: _C
             _end(connection.writer)
             dispatch.fail(str(error))
         del dispatch
+
+
+def _behind(parts: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of a message behind so many bytes."""
+    left = []
+    for part in parts:
+        if count < len(part):
+            left.append(part[count:])
+        count = max(count - len(part), 0)
+    return left
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
