@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from planaria_common.errors import ErrorReason, JobFailedError
+from planaria_coordinator.domain.run import Limits
 from planaria_worker.engine.communication.addresses import parse_address
 from planaria_worker.engine.copying import CopyInterrupted, CopyServer, LayerFetcher, wire
+from planaria_worker.engine.copying.connections import STALL_TIMEOUT_SECONDS
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from unit.worker_comm.layers import (
     GREETED,
@@ -288,3 +290,8 @@ def test_a_closed_server_lets_go(server: CopyServer) -> None:
         server.close()
         assert connection.recv(1) == b""
     assert server.address in refusal([server.address])
+
+
+def test_a_source_that_hangs_is_left_before_whoever_copies_is_given_up() -> None:
+    """Else an engine that is well is lost for a source that is not."""
+    assert 2 * STALL_TIMEOUT_SECONDS < Limits().directive_seconds
