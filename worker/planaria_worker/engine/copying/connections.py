@@ -10,8 +10,8 @@ from planaria_worker.engine.copying import wire
 
 CONNECT_TIMEOUT_SECONDS = 1.0
 STALL_TIMEOUT_SECONDS = 2.0
-"""Well below the coordinator's deadline for directives: whoever copies has turned from a source that
-hangs to another one before it is taken to hang itself."""
+"""Well below the coordinator's deadline for directives: whoever copies has turned to another source
+before it is taken to hang itself."""
 
 
 class Connections:
