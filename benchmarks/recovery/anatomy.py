@@ -145,8 +145,13 @@ def steady_step_seconds(traces: Iterable[EngineTrace], num_steps: int) -> float:
 def _engines_of_nodes(traces: Iterable[EngineTrace], hurt: Hurt) -> dict[str, EngineTrace]:
     """Return, by node of the plan, the engine that had a place when it happened."""
     nodes = {node_id for pipeline in hurt.plan.pipelines for node_id in node_ids(pipeline)}
-    placed = (e for e in traces if e.node_id in nodes and e.place(hurt.at) is not None)
+    placed = [e for e in traces if e.node_id in nodes and e.place(hurt.at) is not None]
+    placed.sort(key=_engine_number)
     return {engine.node_id: engine for engine in placed}  # a later engine of a node wins
+
+
+def _engine_number(engine: EngineTrace) -> int:
+    return int(engine.name.rpartition(".")[2])
 
 
 def _noticed(recovery: Recovery) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.common.trace import EngineTrace, Event, Span, nobody_computes, times_computed
 from benchmarks.common.workbench import Hurt
-from benchmarks.recovery.anatomy import Anatomy, dissect
+from benchmarks.recovery.anatomy import Anatomy, active_times, dissect
 from benchmarks.recovery.goodput import Change, possible_steps
 from planaria.models import Pipeline, Plan, Recovery, Stage
 
@@ -85,6 +85,17 @@ def test_times_count_from_the_kill(traces: list[EngineTrace]) -> None:
     assert anatomy.seconds_to_all_fenced == pytest.approx(0.1)
     assert anatomy.seconds_to_all_active == pytest.approx(0.2)
     assert anatomy.recovery_seconds == pytest.approx(0.2)  # nobody who lives had to stop
+
+
+def test_the_tenth_engine_of_a_job_is_later_than_its_second(traces: list[EngineTrace]) -> None:
+    """A node that was lost and came back has two; only the later one lives."""
+    traces[0].name = f"job.{NODES[0]}.0.10"
+    ended = EngineTrace(
+        name=f"job.{NODES[0]}.0.2",
+        events=[event("place", 0.0, generation=1, first_layer=0, num_layers=2)],
+    )
+    by_name = sorted([*traces, ended], key=lambda engine: engine.name)
+    assert active_times(by_name, KILL) == [10.7, 10.7]
 
 
 def test_the_recovery_lasts_until_the_wounded_compute_again(traces: list[EngineTrace]) -> None:
