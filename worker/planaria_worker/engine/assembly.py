@@ -80,16 +80,12 @@ class Engine:
                 this node.
         """
         pin_numerics()
-        device = torch.device("cpu")
-        if config.accelerator_kind == "cuda":
-            device = torch.device("cuda", config.accelerator)
-            torch.cuda.set_device(device)
         self._config = config
         self._vitals = vitals
         self._stopwatch = stopwatch
         self._stop = stop
         self._reports = Reports(config, post, fence, clock)
-        self._job = _open_job(config, device)
+        self._job = _open_job(config, _take_device(config))
         self._base = job_base(config, self._job)
         self._measured = warm_up(self._job)
         self._peak_flops_per_second = peak_flops_per_second(self._job)
@@ -193,6 +189,15 @@ def _measured(layer: int, cost: LayerCost) -> MeasuredLayer:
         output_bytes=cost.output_bytes,
         forward_flops=cost.forward_flops,
     )
+
+
+def _take_device(config: EngineConfig) -> torch.device:
+    """The engine's accelerator; what computes from now on computes there."""
+    if config.accelerator_kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", config.accelerator)
+    torch.cuda.set_device(device)
+    return device
 
 
 def _open_job(config: EngineConfig, device: torch.device) -> Job:

@@ -63,8 +63,6 @@ class Trainer:
         failpoints: Failpoints,
         operation_timeout_seconds: float,
     ) -> None:
-        self._job = job
-        self._store = store
         self._fence = fence
         self._vitals = vitals
         self._checkpointer = checkpointer
@@ -180,7 +178,8 @@ class Trainer:
                 kept=None if sums is None else sums.key,
             )
             if todo is RollForward.APPLY and sums is not None:
-                apply_step(self._job, self._store, self._around.feed, sums.by_layer, record)
+                around = self._around
+                apply_step(around.job, around.store, around.feed, sums.by_layer, record)
             elif todo is RollForward.STALE:
                 self.halt("its layers are of another step")
             if todo is not RollForward.NOTHING:
@@ -194,7 +193,7 @@ class Trainer:
                     self._standing.drop()
                 self._rest()
             version = self._vitals.committed_steps
-            return [layer for layer, held in self._store.held().items() if held != version]
+            return [layer for layer, held in self._around.store.held().items() if held != version]
         finally:
             self._fence.end()
 
@@ -288,7 +287,7 @@ class Trainer:
 
     def _rebuild(self, activation: Activation, view: PlanView) -> tuple[Place, int]:
         self._builder.require_layers(view, activation.committed_steps)
-        self._store.keep(view.hosted_layers)
+        self._around.store.keep(view.hosted_layers)
         self.halt("the plan changed")
         self._clear_away()
         self._standing.sums = None
@@ -306,7 +305,7 @@ class Trainer:
             generation=activation.generation,
             step=activation.committed_steps,
             groups=groups,
-            states=self._store.states,
+            states=self._around.store.states,
         )
         with self._standing.lock:
             self._links.join_pipeline(place.pipeline_groups)
