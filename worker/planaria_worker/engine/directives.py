@@ -32,11 +32,10 @@ from planaria_worker.engine.activation import Activated, Activation, Answer
 from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.copying import CopyInterrupted, LayerFetcher
-from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.fence import Fence, FencedError, StaleGenerationError
+from planaria_worker.engine.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.layer_work import LayerWork
+from planaria_worker.engine.place import Surroundings
 from planaria_worker.engine.staging import Staged
-from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.trainer import Trainer
 from planaria_worker.engine.vitals import Vitals
 
@@ -52,28 +51,26 @@ class Directives:
         self,
         *,
         job_secret: str,
-        fence: Fence,
+        around: Surroundings,
         trainer: Trainer,
         layer_work: LayerWork,
         checkpointer: Checkpointer,
-        store: LayerStore,
         vitals: Vitals,
         answer: Callable[[DirectiveResult], None],
         stop: Callable[[str], None],
         clock: Clock,
-        failpoints: Failpoints,
     ) -> None:
         self._job_secret = job_secret
-        self._fence = fence
+        self._fence = around.fence
         self._trainer = trainer
         self._layer_work = layer_work
         self._checkpointer = checkpointer
-        self._store = store
+        self._store = around.store
         self._vitals = vitals
         self._answer = answer
         self._stop = stop
         self._clock = clock
-        self._failpoints = failpoints
+        self._failpoints = around.failpoints
         self._lock = threading.Lock()
         self._results: OrderedDict[str, DirectiveResult | None] = OrderedDict()
         self._fetchers: dict[LayerFetcher, int] = {}

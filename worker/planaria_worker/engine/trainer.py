@@ -13,31 +13,24 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from planaria.api.worker.v1.report_pb2 import EngineState
-from planaria_common.clock import Clock
 from planaria_worker.engine.activation import Activation, Answer, Builder, promised
 from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord, RollForward, roll_forward
 from planaria_worker.engine.communication import Communicators, GroupBroken
-from planaria_worker.engine.copying import CommitFeed
-from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.fence import Fence, FencedError
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.handover import Handover
-from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.links import Links
 from planaria_worker.engine.listener import Listener, Teller
 from planaria_worker.engine.peer_watch import PeerWatch
-from planaria_worker.engine.place import Place, Surroundings, renew_place, take_place
+from planaria_worker.engine.place import Place, renew_place, take_place
 from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.staging import NextPlace
 from planaria_worker.engine.standing import Standing
-from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import apply_step
-from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.training import TrainingLoop
 from planaria_worker.engine.vitals import Vitals
-from planaria_worker.engine_config import Transport
 
 
 class Trainer:
@@ -46,49 +39,28 @@ class Trainer:
     def __init__(
         self,
         *,
-        engine_id: str,
-        host: str,
-        transport: Transport,
+        builder: Builder,
         job_secret: str,
-        job: Job,
-        store: LayerStore,
-        feed: CommitFeed,
-        fence: Fence,
         vitals: Vitals,
         peer_watch: PeerWatch,
         listener: Listener,
         checkpointer: Checkpointer,
-        clock: Clock,
-        stopwatch: Stopwatch,
-        failpoints: Failpoints,
-        operation_timeout_seconds: float,
     ) -> None:
-        self._fence = fence
+        around, clock = builder.around, builder.clock
+        self._builder = builder
+        self._around = around
+        self._fence = around.fence
+        self._stopwatch = around.stopwatch
+        self._clock = clock
         self._vitals = vitals
         self._checkpointer = checkpointer
-        self._clock = clock
-        self._stopwatch = stopwatch
-        self._around = Surroundings(
-            job=job,
-            store=store,
-            feed=feed,
-            fence=fence,
-            stopwatch=stopwatch,
-            failpoints=failpoints,
-        )
-        self._builder = Builder(
-            engine_id=engine_id,
-            host=host,
-            transport=transport,
-            around=self._around,
-            clock=clock,
-            operation_timeout_seconds=operation_timeout_seconds,
-        )
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._links = Links()
-        self._standing = Standing(vitals=vitals, trace=stopwatch.trace, num_commits=job.num_commits)
+        self._standing = Standing(
+            vitals=vitals, trace=around.stopwatch.trace, num_commits=around.job.num_commits
+        )
         self.handover = Handover(
-            builder=self._builder,
+            builder=builder,
             job_secret=job_secret,
             standing=self._standing,
             links=self._links,
@@ -96,12 +68,12 @@ class Trainer:
             on_join=lambda *what: self.submit(lambda: self._join(*what)),
         )
         self._loop = TrainingLoop(
-            builder=self._builder,
+            builder=builder,
             standing=self._standing,
             handover=self.handover,
             checkpointer=checkpointer,
             vitals=vitals,
-            teller=Teller(self._around, listener, clock),
+            teller=Teller(around, listener, clock),
             clock=clock,
             halt=self.halt,
         )
