@@ -46,10 +46,10 @@ def main() -> None:
         )
         outcomes.append(outcome)
         _tell(outcome, folder / str(seed))
+        if arguments.write:
+            write(where, outcomes)
         if not outcome.problems and arguments.replay is None:
             shutil.rmtree(folder / str(seed))
-    if arguments.write:
-        write(where, outcomes)
     failed = [outcome.seed for outcome in outcomes if outcome.problems]
     if failed:
         sys.exit(f"failed: seeds {failed}; their files are in {folder}")

@@ -139,8 +139,9 @@ class Disturbance:
     def do(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
         """Do one event after the other until the job ends; return those that were done."""
         self._run.wait_until_whole(NUM_NODES)
+        step_seconds = self._run.step_seconds()
         for event in events:
-            self._pause(event.delay_steps * self._run.step_seconds())
+            self._pause(event.delay_steps * step_seconds)
             if not self._wait_until_possible(event):
                 break
             self._do(event)

@@ -19,7 +19,6 @@ from typing import Self
 import psutil
 
 from benchmarks import REPOSITORY
-from benchmarks.common.jobs import TOKENS_PER_STEP
 from benchmarks.common.trace import EngineTrace, read_traces
 from planaria.job import JobSpec
 from planaria.models import Job, Pipeline, Plan, Recovery, StepMetrics
@@ -101,7 +100,8 @@ class Workbench:
 
     def train(self, spec: JobSpec) -> "Run":
         """Submit a job."""
-        return Run(self, self.cluster.client.submit(spec).id)
+        tokens_per_step = spec.training.global_batch_size * spec.data.sequence_length
+        return Run(self, self.cluster.client.submit(spec).id, tokens_per_step)
 
     def traces(self, job_id: str) -> list[EngineTrace]:
         return read_traces(self._traces, job_id)
@@ -114,9 +114,10 @@ class Workbench:
 class Run:
     """A job that trains on a workbench."""
 
-    def __init__(self, bench: Workbench, job_id: str) -> None:
+    def __init__(self, bench: Workbench, job_id: str, tokens_per_step: int) -> None:
         self.bench = bench
         self.job_id = job_id
+        self._tokens_per_step = tokens_per_step
         self._cluster = bench.cluster
 
     @property
@@ -156,8 +157,9 @@ class Run:
         )
 
     def step_seconds(self) -> float:
-        """Return about how long a step takes now."""
-        return TOKENS_PER_STEP / self.job.tokens_per_second
+        """Return about how long a step takes now; the coordinator must have some."""
+        self.wait_for("a speed", lambda: self.job.tokens_per_second > 0)
+        return self._tokens_per_step / self.job.tokens_per_second
 
     def wait_until_whole(self, num_nodes: int, num_steps: int = 2) -> None:
         """Wait until so many nodes train, and have committed some steps since."""
