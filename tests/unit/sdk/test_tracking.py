@@ -1,5 +1,6 @@
 """A job's steps reach TensorBoard and W&B once each, however often the tracker is started."""
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,6 +120,21 @@ def test_a_wandb_run_goes_on_where_it_ended(
         "job-1",
         "allow",
     )
+
+
+def test_the_real_wandb_keeps_every_step_without_a_network(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is missing: pip install 'planaria[wandb]'")
+    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    pages(coordinator, {"wandb": {"project": "worms"}})
+    with Client() as client:
+        assert track(client, client.get_job("job-1")) == 3
+    wandb.teardown()
+    (records,) = tmp_path.glob("wandb/offline-run-*-job-1/run-job-1.wandb")
+    losses = re.findall(rb"\x04loss\x82\x01.([0-9.]+)", records.read_bytes())
+    assert {float(loss) for loss in losses} == {5.0, 4.0, 3.0}
 
 
 def test_a_package_that_is_not_installed_is_named_before_the_job_is_submitted(
