@@ -19,7 +19,8 @@ from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.place import Place, Surroundings, take_place
-from planaria_worker.engine.plan_view import PipelinePlan, PlanView, StagePlace, view_plan
+from planaria_worker.engine.plan import PipelinePlan, StagePlace
+from planaria_worker.engine.plan_view import PlanView, view_plan
 from planaria_worker.engine.reduction import BUCKET_BYTES, cut_into_buckets
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import run_step

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from planaria_worker.engine.plan_view import HostedLayers, PipelinePlan, StagePlace
+from planaria_worker.engine.plan import PipelinePlan, StagePlace
+from planaria_worker.engine.runs import HostedLayers
 
 
 def untied(first_layer: int, num_layers: int) -> Sequence[int]:

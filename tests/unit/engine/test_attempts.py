@@ -21,7 +21,8 @@ from planaria_worker.engine.communication import Group, GroupBroken
 from planaria_worker.engine.exchange import ExchangeFormat, LayerClaim, Message, Verdict
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
-from planaria_worker.engine.plan_view import FollowerPlace, PipelinePlan, PlanView, view_plan
+from planaria_worker.engine.plan import FollowerPlace, PipelinePlan
+from planaria_worker.engine.plan_view import PlanView, view_plan
 from support.memory_groups import MemoryGroup, connect
 from unit.engine.plans import plans, untied
 

@@ -26,7 +26,8 @@ from planaria_worker.engine.checkpointing.layout import (
 )
 from planaria_worker.engine.checkpointing.manifest import LayerEntry, Manifest
 from planaria_worker.engine.checkpointing.seal import check_root, discard, seal
-from planaria_worker.engine.plan_view import PipelinePlan, find_runs
+from planaria_worker.engine.plan import PipelinePlan
+from planaria_worker.engine.runs import find_runs
 from unit.engine.plans import plans, tied, untied
 
 TENSORS = {

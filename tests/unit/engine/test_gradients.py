@@ -23,7 +23,8 @@ from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.place import Place, Surroundings, take_place
-from planaria_worker.engine.plan_view import PipelinePlan, view_plan
+from planaria_worker.engine.plan import PipelinePlan
+from planaria_worker.engine.plan_view import view_plan
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import CommittedStep, run_step
 from planaria_worker.engine.stopwatch import Stopwatch

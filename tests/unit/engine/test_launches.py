@@ -14,7 +14,8 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from planaria_worker.engine.launches import LaunchOrder, LayersOfBucket
-from planaria_worker.engine.plan_view import FollowerPlace, PipelinePlan, PlanView, view_plan
+from planaria_worker.engine.plan import FollowerPlace, PipelinePlan
+from planaria_worker.engine.plan_view import PlanView, view_plan
 from planaria_worker.engine.reduction import cut_into_buckets
 from unit.engine.plans import plans, tied, untied
 

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria_worker.engine.plan_view import (
-    FollowerPlace,
-    PipelinePlan,
-    PlanError,
-    PlanView,
-    view_plan,
-)
+from planaria_worker.engine.plan import FollowerPlace, PipelinePlan, PlanError
+from planaria_worker.engine.plan_view import PlanView, view_plan
 from unit.engine.plans import pipeline, plans, tied, untied
 
 

@@ -13,7 +13,7 @@ from planaria_worker.engine.base import BaseFacts
 from planaria_worker.engine.checkpointing.manifest import LayerEntry
 from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.listener import StepDone
-from planaria_worker.engine.plan_view import FollowerPlace, PipelinePlan, StagePlace
+from planaria_worker.engine.plan import FollowerPlace, PipelinePlan, StagePlace
 from planaria_worker.engine.staging import Staged
 
 

@@ -98,18 +98,7 @@ def make_evaluation(
     dataset = training if held_out is None else held_out
     split = split_dataset(dataset, spec.fraction or 1.0)
     field = "evaluation.data.path" if held_out is not None else "evaluation.fraction"
-    if split.num_held_out < microbatch_size:
-        raise DataError(
-            f"{field}: gives {split.num_held_out} of {split.num_sequences} sequences to evaluate "
-            f"on; it must give at least training.microbatch_size {microbatch_size}"
-        )
-    wanted = spec.num_sequences or split.num_held_out
-    if wanted > split.num_held_out:
-        raise DataError(
-            f"evaluation.num_sequences: {wanted}, but {field} gives {split.num_held_out}; "
-            f"it must be at most {split.num_held_out - split.num_held_out % microbatch_size}"
-        )
-    num_microbatches = wanted // microbatch_size
+    num_microbatches = _num_sequences(spec, split, microbatch_size, field) // microbatch_size
     return Evaluation(
         plan=EvaluationPlan(
             every_steps=spec.every_steps,
@@ -122,3 +111,23 @@ def make_evaluation(
         split=split,
         microbatch_size=microbatch_size,
     )
+
+
+def _num_sequences(spec: EvaluationSpec, split: Split, microbatch_size: int, field: str) -> int:
+    """How many sequences to evaluate on; `field` is the one that gives them.
+
+    Raises:
+        DataError: there are not enough; names the field.
+    """
+    if split.num_held_out < microbatch_size:
+        raise DataError(
+            f"{field}: gives {split.num_held_out} of {split.num_sequences} sequences to evaluate "
+            f"on; it must give at least training.microbatch_size {microbatch_size}"
+        )
+    wanted = spec.num_sequences or split.num_held_out
+    if wanted > split.num_held_out:
+        raise DataError(
+            f"evaluation.num_sequences: {wanted}, but {field} gives {split.num_held_out}; "
+            f"it must be at most {split.num_held_out - split.num_held_out % microbatch_size}"
+        )
+    return wanted

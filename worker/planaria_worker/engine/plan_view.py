@@ -4,61 +4,18 @@ Everything follows from the plan alone, so that all engines of a generation name
 the same order without talking to each other first.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
 
-HostedLayers = Callable[[int, int], Sequence[int]]
-"""From (first layer, number of layers) of a stage to the layers whose state it needs: its own, and
-the owner of a parameter that is tied to one of them (`models.stage.hosted_layers`)."""
-
-
-_DIGIT = 1024
-"""Base of the counts; the sum of two digits is exact in float32."""
-
-
-class PlanError(ValueError):
-    """A plan that cannot be run; one line that says what is wrong with it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlace:
-    """A stage and the engine that runs it."""
-
-    engine_id: str
-    data_address: str
-    first_layer: int
-    num_layers: int
-
-    @property
-    def layers(self) -> range:
-        return range(self.first_layer, self.first_layer + self.num_layers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelinePlan:
-    """A pipeline's stages in layer order, and the microbatches it runs in each step."""
-
-    stages: tuple[StagePlace, ...]
-    microbatches: tuple[int, ...]
-    step_microbatches: tuple[int, ...] = ()
-    """Those of the step in flight, when they are others than `microbatches`."""
-    keeps_step: bool = False
-    """The pipeline is the one that its engines run now, with what they have computed."""
-
-    @property
-    def first_microbatches(self) -> tuple[int, ...]:
-        """What it runs, or has run, in the step in flight."""
-        return self.step_microbatches or self.microbatches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowerPlace:
-    """An engine that holds layers and computes nothing: it adds zero to their sums."""
-
-    engine_id: str
-    data_address: str
-    layers: tuple[int, ...]
+from planaria_worker.engine.plan import (
+    FollowerPlace,
+    PipelinePlan,
+    PlanError,
+    StagePlace,
+    check_plan,
+    stage_places,
+)
+from planaria_worker.engine.runs import HostedLayers, Run, find_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,38 +29,6 @@ class GroupSpec:
 
     def rank(self, engine_id: str) -> int:
         return self.members.index(engine_id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Layers that the same engines own, summed by one all-reduce.
-
-    A layer that owns a tied parameter gets a gradient from each of the layers that use it, so every
-    microbatch is counted once for each use, in a digit of its own: two of one use are not mistaken
-    for one of each.
-    """
-
-    layers: tuple[int, ...]
-    owners: tuple[str, ...]
-    """Engine ids in the order of pipelines and stages, then of followers."""
-    users: tuple[int, ...]
-    """Layers that use the run's parameters: only a tied layer has more than itself."""
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether several layers use its parameters."""
-        return len(self.users) > 1
-
-    @property
-    def whole_count(self) -> int:
-        """What a microbatch counts when it is in the sum once for each use."""
-        return self.count(range(max(self.users) + 1))
-
-    def count(self, own_layers: range) -> int:
-        """What a microbatch counts that an engine with these layers adds."""
-        if not self.is_tied:
-            return 1
-        return sum(_DIGIT**place for place, user in enumerate(self.users) if user in own_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +106,7 @@ class PlanView:
     def peers(self) -> dict[str, str]:
         """Data addresses of the engines it shares a group with, by engine id."""
         ids = {member for group in self.groups for member in group.members} - {self.engine_id}
-        places: list[StagePlace | FollowerPlace] = [*_places(self.pipelines), *self.followers]
+        places: list[StagePlace | FollowerPlace] = [*stage_places(self.pipelines), *self.followers]
         return {place.engine_id: place.data_address for place in places if place.engine_id in ids}
 
     def owner_group(self, run: Run) -> GroupSpec | None:
@@ -224,14 +149,8 @@ def view_plan(
     else:
         hosted = followers[row - len(pipelines)].layers
     runs = find_runs(pipelines, num_layers, hosted_layers, followers)
-
     forward_group = _pipeline_group(pipelines, row, "forward")
-    backward_group = forward_group
-    if separate_directions:
-        backward_group = _pipeline_group(pipelines, row, "backward")
-    last_ranks = _last_ranks_group(pipelines, followers)
-    if last_ranks is not None and engine_id not in last_ranks.members:
-        last_ranks = None
+    backward_group = _pipeline_group(pipelines, row, "backward")
     return PlanView(
         engine_id=engine_id,
         pipelines=tuple(pipelines),
@@ -241,88 +160,10 @@ def view_plan(
         hosted_layers=hosted,
         runs=tuple(run for run in runs if engine_id in run.owners),
         forward_group=forward_group,
-        backward_group=backward_group,
+        backward_group=backward_group if separate_directions else forward_group,
         owner_groups=tuple(g for g in _owner_groups(runs) if engine_id in g.members),
-        last_ranks_group=last_ranks,
+        last_ranks_group=_last_ranks_group(pipelines, followers, engine_id),
     )
-
-
-def find_runs(
-    pipelines: Sequence[PipelinePlan],
-    num_layers: int,
-    hosted_layers: HostedLayers,
-    followers: Sequence[FollowerPlace] = (),
-) -> tuple[Run, ...]:
-    """Cuts the model where the set of owners changes; the run with the highest first layer first.
-
-    One order for all, or two pipelines that are cut differently wait for each other for ever
-    (ALGORITHMS.md 6).
-    """
-    owners: list[list[str]] = [[] for _ in range(num_layers)]
-    for place in _places(pipelines):
-        for layer in hosted_layers(place.first_layer, place.num_layers):
-            owners[layer].append(place.engine_id)
-    for follower in followers:
-        for layer in follower.layers:
-            owners[layer].append(follower.engine_id)
-    users = [_users(layer, num_layers, hosted_layers) for layer in range(num_layers)]
-    cuts = groupby(range(num_layers), key=lambda layer: (owners[layer], len(users[layer])))
-    groups = [tuple(layers) for _, layers in cuts]
-    return tuple(
-        Run(layers=layers, owners=tuple(owners[layers[0]]), users=users[layers[0]])
-        for layers in reversed(groups)
-    )
-
-
-def check_plan(
-    pipelines: Sequence[PipelinePlan],
-    followers: Sequence[FollowerPlace] = (),
-    *,
-    num_layers: int,
-    num_microbatches: int,
-) -> None:
-    """Makes sure that every pipeline holds every layer once, and that each microbatch is run once.
-
-    Of each step, and also of the one in flight.
-
-    Raises:
-        PlanError: says what is missing or repeated.
-    """
-    if not pipelines:
-        raise PlanError("pipelines: a plan has at least one")
-    for index, pipeline in enumerate(pipelines):
-        placed = list(chain.from_iterable(place.layers for place in pipeline.stages))
-        if placed != list(range(num_layers)) or any(p.num_layers < 1 for p in pipeline.stages):
-            raise PlanError(
-                f"pipelines[{index}].stages: layers {placed} are not 0..{num_layers - 1} in order"
-            )
-        if not pipeline.microbatches:
-            raise PlanError(f"pipelines[{index}].microbatches: a pipeline runs at least one")
-    _check_microbatches("microbatches", (p.microbatches for p in pipelines), num_microbatches)
-    in_flight = (pipeline.first_microbatches for pipeline in pipelines)
-    _check_microbatches("step_microbatches", in_flight, num_microbatches)
-    for index, follower in enumerate(followers):
-        if not follower.layers or not set(follower.layers) <= set(range(num_layers)):
-            raise PlanError(f"followers[{index}].layers: not of 0..{num_layers - 1}, or none")
-    engines = [place.engine_id for place in _places(pipelines)]
-    engines += [follower.engine_id for follower in followers]
-    if len(set(engines)) < len(engines):
-        raise PlanError("engine_id: an engine has more than one place")
-
-
-def _check_microbatches(field: str, parts: Iterable[Sequence[int]], num_microbatches: int) -> None:
-    run = sorted(chain.from_iterable(parts))
-    if run != list(range(num_microbatches)):
-        raise PlanError(f"{field}: {run} are not each of 0..{num_microbatches - 1} once")
-
-
-def _users(layer: int, num_layers: int, hosted_layers: HostedLayers) -> tuple[int, ...]:
-    """Layers that use the parameters of a layer: itself, and the one tied to it."""
-    return tuple(user for user in range(num_layers) if layer in hosted_layers(user, 1))
-
-
-def _places(pipelines: Iterable[PipelinePlan]) -> Iterator[StagePlace]:
-    return chain.from_iterable(pipeline.stages for pipeline in pipelines)
 
 
 def _find(
@@ -365,9 +206,11 @@ def _once(*groups: GroupSpec | None) -> tuple[GroupSpec, ...]:
 
 
 def _last_ranks_group(
-    pipelines: Sequence[PipelinePlan], followers: Sequence[FollowerPlace]
+    pipelines: Sequence[PipelinePlan], followers: Sequence[FollowerPlace], engine_id: str
 ) -> GroupSpec | None:
-    """In the order of the rows of the exchange."""
+    """In the order of the rows of the exchange; None for an engine that is not in it."""
     members = tuple(pipeline.stages[-1].engine_id for pipeline in pipelines)
     members += tuple(follower.engine_id for follower in followers)
-    return GroupSpec(name="last-ranks", members=members) if len(members) > 1 else None
+    if len(members) < 2 or engine_id not in members:
+        return None
+    return GroupSpec(name="last-ranks", members=members)

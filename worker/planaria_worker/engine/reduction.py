@@ -19,7 +19,8 @@ from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.launches import LaunchOrder, LayersOfBucket
 from planaria_worker.engine.ledger import Ledger
-from planaria_worker.engine.plan_view import PlanView, Run
+from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.runs import Run
 from planaria_worker.engine.stopwatch import Stopwatch
 
 BUCKET_BYTES = 8 << 20

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from planaria_worker.engine.plan_view import Run
+from planaria_worker.engine.runs import Run
 
 
 def is_due(version: int, *, every_steps: int, num_steps: int) -> bool:

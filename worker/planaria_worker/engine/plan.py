@@ -1,0 +1,96 @@
+"""A plan as every engine gets it: pipelines of stages, and followers; and whether it can be run."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+
+class PlanError(ValueError):
+    """A plan that cannot be run; one line that says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlace:
+    """A stage and the engine that runs it."""
+
+    engine_id: str
+    data_address: str
+    first_layer: int
+    num_layers: int
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """A pipeline's stages in layer order, and the microbatches it runs in each step."""
+
+    stages: tuple[StagePlace, ...]
+    microbatches: tuple[int, ...]
+    step_microbatches: tuple[int, ...] = ()
+    """Those of the step in flight, when they are others than `microbatches`."""
+    keeps_step: bool = False
+    """The pipeline is the one that its engines run now, with what they have computed."""
+
+    @property
+    def first_microbatches(self) -> tuple[int, ...]:
+        """What it runs, or has run, in the step in flight."""
+        return self.step_microbatches or self.microbatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerPlace:
+    """An engine that holds layers and computes nothing: it adds zero to their sums."""
+
+    engine_id: str
+    data_address: str
+    layers: tuple[int, ...]
+
+
+def stage_places(pipelines: Iterable[PipelinePlan]) -> Iterator[StagePlace]:
+    """All stages, pipeline by pipeline."""
+    return chain.from_iterable(pipeline.stages for pipeline in pipelines)
+
+
+def check_plan(
+    pipelines: Sequence[PipelinePlan],
+    followers: Sequence[FollowerPlace] = (),
+    *,
+    num_layers: int,
+    num_microbatches: int,
+) -> None:
+    """Makes sure that every pipeline holds every layer once, and that each microbatch is run once.
+
+    Of each step, and also of the one in flight.
+
+    Raises:
+        PlanError: says what is missing or repeated.
+    """
+    if not pipelines:
+        raise PlanError("pipelines: a plan has at least one")
+    for index, pipeline in enumerate(pipelines):
+        placed = list(chain.from_iterable(place.layers for place in pipeline.stages))
+        if placed != list(range(num_layers)) or any(p.num_layers < 1 for p in pipeline.stages):
+            raise PlanError(
+                f"pipelines[{index}].stages: layers {placed} are not 0..{num_layers - 1} in order"
+            )
+        if not pipeline.microbatches:
+            raise PlanError(f"pipelines[{index}].microbatches: a pipeline runs at least one")
+    _check_microbatches("microbatches", (p.microbatches for p in pipelines), num_microbatches)
+    in_flight = (pipeline.first_microbatches for pipeline in pipelines)
+    _check_microbatches("step_microbatches", in_flight, num_microbatches)
+    for index, follower in enumerate(followers):
+        if not follower.layers or not set(follower.layers) <= set(range(num_layers)):
+            raise PlanError(f"followers[{index}].layers: not of 0..{num_layers - 1}, or none")
+    engines = [place.engine_id for place in stage_places(pipelines)]
+    engines += [follower.engine_id for follower in followers]
+    if len(set(engines)) < len(engines):
+        raise PlanError("engine_id: an engine has more than one place")
+
+
+def _check_microbatches(field: str, parts: Iterable[Sequence[int]], num_microbatches: int) -> None:
+    run = sorted(chain.from_iterable(parts))
+    if run != list(range(num_microbatches)):
+        raise PlanError(f"{field}: {run} are not each of 0..{num_microbatches - 1} once")
