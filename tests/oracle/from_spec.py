@@ -6,7 +6,7 @@ import torch
 
 from oracle.reference import ReferenceEvaluation, ReferenceJob
 from planaria.job import ImportedSpec, JobSpec
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.data.held_out import Split, split_dataset
 from planaria_worker.engine.numerics.optimizer import AdamWConfig

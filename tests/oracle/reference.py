@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from planaria.job import ImportedSpec
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset
 from planaria_worker.engine.data.held_out import Split
 from planaria_worker.engine.data.order import SampleOrder

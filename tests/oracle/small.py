@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from oracle.reference import ReferenceJob
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
 from planaria_worker.models.state import LayerState, initial_state

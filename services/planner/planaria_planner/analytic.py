@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.model_sizes import Dtype, LayerSize, ModelConfig, layer_sizes
+from planaria_common.model_config import ModelConfig
+from planaria_common.model_sizes import Dtype, LayerSize, layer_sizes
 from planaria_planner.accelerators import Accelerator, flops_per_second
 from planaria_planner.profile import Hardware, Layer, ModelProfile, NodeKind, widths_up_to
 

@@ -18,7 +18,8 @@ from planaria.job import ImportedSpec, JobSpec
 from planaria.job_file import load_job_file
 from planaria_common.errors import ErrorReason, InvalidArgumentError, PlanariaError
 from planaria_common.measurement import PROFILERS, AcceleratorKind, Measurement, MeasurementPlan
-from planaria_common.model_sizes import Dtype, ModelConfig
+from planaria_common.model_config import ModelConfig
+from planaria_common.model_sizes import Dtype
 from planaria_planner.accelerators import find_accelerator
 from planaria_planner.analytic import Cluster, Efficiency, Workload, analytic_profile
 from planaria_planner.measured import check_step, measured_profile

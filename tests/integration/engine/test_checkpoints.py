@@ -11,7 +11,7 @@ from oracle.small import initial_states
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, WriteCheckpoint
 from planaria.api.worker.v1.report_pb2 import DirectiveResult
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.export import export_huggingface
 from planaria_worker.models.state import LayerState
 from support import checkpoints

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 
 from planaria_common.errors import PlanariaError
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_planner.accelerators import (
     ACCELERATORS,
     Accelerator,

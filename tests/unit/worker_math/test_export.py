@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from oracle.small import NUM_LAYERS, initial_states, small_model
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.export import ExportError, export_huggingface
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.state import LayerState

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from oracle.small import NUM_LAYERS, initial_states, small_model
-from planaria_common.model_sizes import ModelConfig, layer_sizes
+from planaria_common.model_config import ModelConfig
+from planaria_common.model_sizes import layer_sizes
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.models.layout import ALIGNMENT, layer_layout
 from planaria_worker.models.stage import build_stage, hosted_layers

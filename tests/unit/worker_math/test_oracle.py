@@ -9,7 +9,7 @@ import torch
 
 from oracle.reference import ReferenceJob, ReferenceResult, train
 from oracle.small import NUM_LAYERS, initial_states, small_job, small_model
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.numerics.accumulate import GradientSums, choose_accumulation
 from planaria_worker.engine.numerics.digest import final_digest, layer_digest

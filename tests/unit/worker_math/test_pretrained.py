@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oracle.small import NUM_LAYERS, initial_states, small_model
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.export import export_huggingface
 from planaria_worker.engine.pretrained import PretrainedError, PretrainedFolder
 from planaria_worker.models.layout import layer_layout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planaria.job import ImportedSpec, JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.data.errors import DataError
 

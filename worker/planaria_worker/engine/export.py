@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.models.layer import Model
 from planaria_worker.models.layout import layer_layout
 from planaria_worker.models.transformer import huggingface_config, transformer

@@ -1,14 +1,14 @@
 """What a job file means to an engine: model, data, optimizer and the sizes of a step."""
 
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from planaria.job import ImportedSpec, JobSpec
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.data.order import SampleOrder
@@ -153,12 +153,7 @@ def make_job(
     training = spec.training
     built = _build_model(spec, device)
     shapes = output_shapes(built.model, (training.microbatch_size, spec.data.sequence_length))
-    max_token = max(data.file.max_token for data in (dataset, held_out) if data is not None)
-    if max_token >= shapes[-1][-1]:
-        raise ImportedModelError(
-            f"model.import_path: the last layer gives {shapes[-1][-1]} logits, but the data has "
-            f"token {max_token}; it must give at least {max_token + 1}"
-        )
+    _check_tokens(shapes[-1][-1], [data for data in (dataset, held_out) if data is not None])
     model = built.model
     evaluation = _evaluation(spec, dataset, held_out)
     return Job(
@@ -190,6 +185,16 @@ def make_job(
         device=device,
         evaluation=evaluation,
     )
+
+
+def _check_tokens(num_logits: int, datasets: Iterable[Dataset]) -> None:
+    """Only a model by import path can have too few logits: others are checked with the data."""
+    max_token = max(data.file.max_token for data in datasets)
+    if max_token >= num_logits:
+        raise ImportedModelError(
+            f"model.import_path: the last layer gives {num_logits} logits, but the data has "
+            f"token {max_token}; it must give at least {max_token + 1}"
+        )
 
 
 def _evaluation(spec: JobSpec, dataset: Dataset, held_out: Dataset | None) -> Evaluation | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.base import Base
 from planaria_worker.engine.copying import LayerFetcher
 from planaria_worker.engine.export import ExportError, export_huggingface, export_safetensors

@@ -24,7 +24,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
-from planaria_common.model_sizes import ModelConfig
+from planaria_common.model_config import ModelConfig
 from planaria_worker.models.initialize import initial_tensor
 from planaria_worker.models.layer import Layer, Model, TiedWeight
 from planaria_worker.models.layout import layer_layout

@@ -15,7 +15,8 @@ from planaria_common.measurement import (
     Measurement,
     MeasurementPlan,
 )
-from planaria_common.model_sizes import LayerSize, ModelConfig, layer_sizes
+from planaria_common.model_config import ModelConfig
+from planaria_common.model_sizes import LayerSize, layer_sizes
 from planaria_worker.engine.data.dataset import Dataset
 from planaria_worker.engine.data.token_file import TokenFile
 from planaria_worker.engine.job import Job, make_job, model_config
@@ -49,14 +50,7 @@ def measure_job(
     device = _device(plan.accelerator_kind)
     try:
         job = open_workload(spec, device)
-        sizes = layer_sizes(
-            _config(spec),
-            job.microbatch_size,
-            job.dataset.sequence_length,
-            dtype=spec.training.dtype,
-            reproducible=job.is_reproducible,
-            activation_checkpointing=job.activation_checkpointing,
-        )
+        sizes = _layer_sizes(spec, job)
     except ValueError as error:
         raise PlanariaError(
             ErrorReason.INVALID_JOB, str(error), {"field": str(error).partition(":")[0]}
@@ -72,9 +66,9 @@ def measure_job(
         tell(next(parts) / num_parts)
 
     layers = measure_layers(job, plan.num_passes, one_done)
-    step = (
-        measure_steps(job, num_steps, plan.max_step_microbatches, one_done) if num_steps else None
-    )
+    step = None
+    if num_steps:
+        step = measure_steps(job, num_steps, plan.max_step_microbatches, one_done)
     return Measurement(
         accelerator=_description(device),
         accelerator_kind="cuda" if device.type == "cuda" else "cpu",
@@ -83,6 +77,17 @@ def measure_job(
         layers=layers,
         link=measure_link(device),
         step=step,
+    )
+
+
+def _layer_sizes(spec: JobSpec, job: Job) -> tuple[LayerSize, ...]:
+    return layer_sizes(
+        _config(spec),
+        job.microbatch_size,
+        job.dataset.sequence_length,
+        dtype=spec.training.dtype,
+        reproducible=job.is_reproducible,
+        activation_checkpointing=job.activation_checkpointing,
     )
 
 

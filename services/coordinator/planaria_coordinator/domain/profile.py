@@ -6,7 +6,8 @@ from statistics import median
 
 from planaria.job import ImportedSpec, JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.model_sizes import ModelConfig, layer_sizes
+from planaria_common.model_config import ModelConfig
+from planaria_common.model_sizes import layer_sizes
 from planaria_coordinator.domain.directive import MeasuredLayer
 from planaria_coordinator.domain.planning import (
     HardwareProfile,
