@@ -4,6 +4,9 @@
     python -m benchmarks.chaos --short          a dozen, to try
     python -m benchmarks.chaos --replay 17      one schedule, verbosely, its files kept
 
+A schedule is the same for the same seed, number of events and steps: a failed one names the command
+that does it again. Which moment of a step an event meets is the machine's.
+
 After each schedule the parameters must be bitwise those of an undisturbed run in one process, each
 sum must hold each microbatch once, and no engine may have been restarted that did not end.
 """
@@ -34,18 +37,22 @@ def main() -> None:
     arguments = _arguments()
     folder = Path(tempfile.mkdtemp(prefix="planaria-chaos-", dir=arguments.folder))
     where = surroundings()
-    spec = chaos_job(write_text(folder / "text.txt"), SHORT_STEPS if arguments.short else STEPS)
+    spec = chaos_job(write_text(folder / "text.txt"), arguments.steps)
     expected = undisturbed(spec, folder / "cache")
     outcomes: list[Outcome] = []
     for seed in _seeds(arguments, outcomes):
         if arguments.replay is not None:
-            for event in make_schedule(seed, EVENTS_PER_SCHEDULE, NUM_NODES):
+            for event in make_schedule(seed, arguments.events_each, NUM_NODES):
                 print(event)
         outcome = run_schedule(
-            folder / str(seed), seed, num_events=EVENTS_PER_SCHEDULE, spec=spec, expected=expected
+            folder / str(seed),
+            seed,
+            num_events=arguments.events_each,
+            spec=spec,
+            expected=expected,
         )
         outcomes.append(outcome)
-        _tell(outcome, folder / str(seed))
+        _tell(outcome, folder / str(seed), arguments)
         if arguments.write:
             write(where, outcomes)
         if not outcome.problems and arguments.replay is None:
@@ -64,10 +71,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--events", type=int, default=500, help="how many at least")
     parser.add_argument("--seed", type=int, default=1, help="of the first schedule")
     parser.add_argument("--short", action="store_true", help="one schedule of a shorter job")
+    parser.add_argument(
+        "--events-each", type=int, default=EVENTS_PER_SCHEDULE, help="how many in a schedule"
+    )
+    parser.add_argument("--steps", type=int, help="of each job")
     parser.add_argument("--replay", type=int, metavar="SEED", help="this schedule alone")
     parser.add_argument("--folder", type=Path, help="where files of the runs go")
     parser.add_argument("--write", action="store_true", help="keep the results in the repository")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.steps is None:
+        arguments.steps = SHORT_STEPS if arguments.short else STEPS
+    return arguments
 
 
 def _seeds(arguments: argparse.Namespace, outcomes: list[Outcome]) -> Iterator[int]:
@@ -82,7 +96,7 @@ def _seeds(arguments: argparse.Namespace, outcomes: list[Outcome]) -> Iterator[i
         seed += 1
 
 
-def _tell(outcome: Outcome, folder: Path) -> None:
+def _tell(outcome: Outcome, folder: Path, arguments: argparse.Namespace) -> None:
     verdict = "as undisturbed" if not outcome.problems else "; ".join(outcome.problems)
     print(
         f"seed {outcome.seed}: {len(outcome.done)} events, {outcome.num_recoveries} recoveries, "
@@ -90,7 +104,14 @@ def _tell(outcome: Outcome, folder: Path) -> None:
         flush=True,
     )
     if outcome.problems:
-        print(f"  logs in {folder}; again: python -m benchmarks.chaos --replay {outcome.seed}")
+        again = replay_command(outcome.seed, arguments.events_each, arguments.steps)
+        print(f"  logs in {folder}; again: {again}")
+
+
+def replay_command(seed: int, num_events: int, steps: int) -> str:
+    """Return what does a schedule of so many events to a job of so many steps again."""
+    command = f"python -m benchmarks.chaos --replay {seed}"
+    return f"{command} --events-each {num_events} --steps {steps}"
 
 
 def write(where: dict[str, str], outcomes: list[Outcome]) -> None:

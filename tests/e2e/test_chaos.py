@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chaos.__main__ import replay_command
 from benchmarks.chaos.runner import Expected, chaos_job, run_schedule, undisturbed
 from planaria.job import JobSpec
 from support.jobs import write_text
@@ -20,7 +21,8 @@ def test_a_few_random_events_leave_no_trace_in_the_model(tmp_path: Path) -> None
     """[1, 2, 6] Seed 44 kills the coordinator, a node and an engine."""
     spec, expected = prepared(tmp_path, steps=40)
     outcome = run_schedule(tmp_path / "run", 44, num_events=3, spec=spec, expected=expected)
-    assert outcome.problems == ()
+    assert outcome.problems == (), replay_command(44, 3, 40)
+    assert len(outcome.done) == 3
     assert outcome.num_recoveries
 
 
@@ -33,4 +35,6 @@ def test_many_random_events_leave_no_trace_in_the_model(tmp_path: Path) -> None:
         run_schedule(tmp_path / str(seed), seed, num_events=8, spec=spec, expected=expected)
         for seed in range(100, 104)
     ]
-    assert {outcome.seed: outcome.problems for outcome in outcomes if outcome.problems} == {}
+    failed = {replay_command(o.seed, 8, 250): o.problems for o in outcomes if o.problems}
+    assert failed == {}
+    assert [len(outcome.done) for outcome in outcomes] == [8] * len(outcomes)
