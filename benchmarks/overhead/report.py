@@ -9,11 +9,11 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from benchmarks.common.ratios import Ratio, ratio
 from benchmarks.common.results import surroundings, table, write_json
 from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.measure import Block
 from benchmarks.overhead.ranks import StepSeconds
-from benchmarks.overhead.statistics import Ratio, ratio
 from benchmarks.overhead.variants import VARIANTS
 from planaria_worker.engine.reduction import BUCKET_BYTES
 

@@ -43,7 +43,7 @@ class Amount:
     peer_kills: int
 
 
-FULL = Amount(kills=50, changes=20, stops=10, goodput_kills=60, peer_kills=10)
+FULL = Amount(kills=50, changes=20, stops=10, goodput_kills=60, peer_kills=30)
 SHORT = Amount(kills=2, changes=1, stops=1, goodput_kills=2, peer_kills=1)
 
 Part = Callable[[Path, Amount, int], dict[str, Any]]

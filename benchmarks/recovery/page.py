@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import REPOSITORY
-from benchmarks.common.results import table
+from benchmarks.common.ratios import ratio_of_medians
+from benchmarks.common.results import summary, table
+from benchmarks.recovery.anatomy import Anatomy
 from benchmarks.recovery.plots import plot_excess, plot_kills
 
 RESULTS = Path(__file__).parent / "results"
@@ -70,29 +72,30 @@ def _idle_by_name(result: Results) -> str:
 
 def _excess(results: Results) -> str:
     """Compare with others: all paced, so that it is their programs and not two cores that count."""
-    columns = {}
-    if "kills-paced" in results:
-        columns["Planaria"] = results["kills-paced"]["summary"]["excess_seconds"]
-    for name in _WANTED_TIMES:
-        if name in results:
-            columns[name] = results[name]["summary"]
-    if len(columns) < 2:
+    if "kills-paced" not in results:
         return ""
+    ours = _our_excess(results["kills-paced"])
+    rows = [("Planaria", *_numbers(summary(ours)), len(ours), "1", "")]
+    columns = {"Planaria": summary(ours)}
+    for name, wanted in _WANTED_TIMES.items():
+        if name in results:
+            theirs = results[name]["excess_seconds"]
+            columns[name] = summary(theirs)
+            times = ratio_of_medians(theirs, ours)
+            shown = f"{times.median:.1f} [{times.low:.1f}, {times.high:.1f}]"
+            rows.append((name, *_numbers(columns[name]), len(theirs), shown, wanted))
     plot_excess(columns, PAGE.parent / "recovery-excess.svg")
-    ours = columns.get("Planaria", {}).get("median")
-    rows = [
-        (
-            name,
-            *_numbers(column),
-            f"{column['median'] / ours:.1f}" if ours else "",
-            _WANTED_TIMES.get(name, ""),
-        )
-        for name, column in columns.items()
-    ]
+    header = ("seconds", "median", "p95", "max", "kills", "times Planaria's median", "wanted")
     return (
         "## Excess of the step that was hit, paced\n\n![Excess](recovery-excess.svg)\n\n"
-        + table(("seconds", "median", "p95", "max", "times Planaria's median", "wanted"), rows)
+        + table(header, rows)
+        + "\nIn brackets what chance may have made of it: the 95 % interval of the bootstrap.\n"
     )
+
+
+def _our_excess(result: Results) -> list[float]:
+    control = result["control_step_seconds"]
+    return [Anatomy(**kill).excess_seconds(control) for kill in result["kills"]]
 
 
 def _changes(result: Results) -> str:
