@@ -20,7 +20,7 @@ def test_the_textbook_case() -> None:
 
     def names(stage: int) -> str:
         short = {Verb.FORWARD: "F", Verb.BACKWARD: "B"}
-        actions = one_forward_one_backward([0, 1, 2], stage, 2)
+        actions = one_forward_one_backward((0, 1, 2), stage, 2)
         return " ".join(f"{short[a.verb]}{a.microbatch}" for a in actions if a.verb in short)
 
     assert names(0) == "F0 F1 B0 F2 B1 B2"
@@ -33,7 +33,7 @@ def test_each_microbatch_goes_forward_then_backward_once(
 ) -> None:
     microbatches = list(range(100, 100 + num_microbatches))
     for stage in range(num_stages):
-        actions = one_forward_one_backward(microbatches, stage, num_stages)
+        actions = one_forward_one_backward(tuple(microbatches), stage, num_stages)
         for verb in (Verb.FORWARD, Verb.BACKWARD):
             assert [a.microbatch for a in actions if a.verb is verb] == microbatches
         for microbatch in microbatches:
@@ -45,7 +45,7 @@ def test_each_microbatch_goes_forward_then_backward_once(
 def test_memory_is_bounded_by_the_stages_behind(num_stages: int, num_microbatches: int) -> None:
     for stage in range(num_stages):
         in_flight = most = 0
-        for action in one_forward_one_backward(range(num_microbatches), stage, num_stages):
+        for action in one_forward_one_backward(tuple(range(num_microbatches)), stage, num_stages):
             in_flight += (action.verb is Verb.FORWARD) - (action.verb is Verb.BACKWARD)
             most = max(most, in_flight)
         assert most == max_in_flight(num_microbatches, stage, num_stages)
@@ -55,7 +55,7 @@ def test_memory_is_bounded_by_the_stages_behind(num_stages: int, num_microbatche
 def test_neighbours_never_wait_for_each_other(num_stages: int, num_microbatches: int) -> None:
     """Every receive meets its send, in order, when sends do not wait for their receiver."""
     todo = [
-        deque(one_forward_one_backward(range(num_microbatches), stage, num_stages))
+        deque(one_forward_one_backward(tuple(range(num_microbatches)), stage, num_stages))
         for stage in range(num_stages)
     ]
     inputs: list[deque[int]] = [deque() for _ in range(num_stages)]

@@ -100,7 +100,7 @@ class PipelineStage:
             return
         self._last, self._when_summed = microbatches[-1], when_summed
         self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
-        for action in one_forward_one_backward(microbatches, self._rank, self._num_stages):
+        for action in one_forward_one_backward(tuple(microbatches), self._rank, self._num_stages):
             self._check_halt()
             self._do(action)
         self._when_summed = None

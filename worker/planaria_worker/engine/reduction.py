@@ -91,6 +91,10 @@ class Reduction:
         self.reduced: dict[int, Tensor] = {}
         self.squared_norms: dict[int, float] = {}
         self._buckets = tuple(self._cut(view, groups, sizes, dtype, device))
+        self._in_order = tuple(
+            LayersOfBucket(layers=bucket.layers, is_tied=bucket.run.is_tied)
+            for bucket in self._buckets
+        )
         self._attempt: _Attempt | None = None
 
     @property
@@ -114,11 +118,7 @@ class Reduction:
         counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
         for microbatch in (*ledger.finished, *upcoming):
             counts[microbatch] += 1
-        buckets = [
-            LayersOfBucket(layers=bucket.layers, is_tied=bucket.run.is_tied)
-            for bucket in self._buckets
-        ]
-        order = LaunchOrder(buckets, self._max_in_flight)
+        order = LaunchOrder(self._in_order, self._max_in_flight)
         self._attempt = _Attempt(ledger=ledger, check=check, counts=counts, order=order)
 
     def complete(self, layer: int) -> None:

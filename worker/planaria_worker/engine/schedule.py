@@ -6,9 +6,10 @@ activations of more than that many and one. Sends do not wait for their receiver
 send to each other at the same moment in the steady state.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 
 
 class Verb(Enum):
@@ -30,10 +31,11 @@ class Action:
     microbatch: int
 
 
+@lru_cache(maxsize=8)
 def one_forward_one_backward(
-    microbatches: Sequence[int], stage: int, num_stages: int
+    microbatches: tuple[int, ...], stage: int, num_stages: int
 ) -> tuple[Action, ...]:
-    """Returns what a stage does in a step, in order."""
+    """Returns what a stage does in a step, in order; most steps are like the one before."""
     num_warmup = min(num_stages - 1 - stage, len(microbatches))
     is_first, is_last = stage == 0, stage == num_stages - 1
 
