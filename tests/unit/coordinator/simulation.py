@@ -27,7 +27,9 @@ from planaria_coordinator.domain.job import Job
 from planaria_coordinator.domain.node import EngineState
 from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.run import JobRun
-from unit.coordinator.fakes import FakeDatabase, FakePlanner, job_document
+from unit.coordinator.fake_database import FakeDatabase
+from unit.coordinator.fake_planner import FakePlanner
+from unit.coordinator.job_documents import job_document
 from unit.coordinator.sim_agent import NUM_LAYERS, SimAgent
 from unit.coordinator.sim_engine import SimEngine
 

@@ -7,9 +7,7 @@ import pytest
 from planaria_coordinator.domain.directive import CheckpointTaken
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.run import Phase, node_of
-from unit.coordinator.sim_engine import SimEngine
-from unit.coordinator.simulation import World
-from unit.coordinator.test_checkpoints import (
+from unit.coordinator.checkpoint_world import (
     LATE,
     announce,
     checkpointed_world,
@@ -19,6 +17,8 @@ from unit.coordinator.test_checkpoints import (
     writers,
     written,
 )
+from unit.coordinator.sim_engine import SimEngine
+from unit.coordinator.simulation import World
 from unit.coordinator.test_late_writers import outcomes
 
 Shares = dict[str, tuple[int, ...]]

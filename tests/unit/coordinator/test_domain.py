@@ -34,7 +34,8 @@ from planaria_coordinator.domain.replicas import (
 )
 from planaria_coordinator.domain.requirements import NodeFacts
 from planaria_coordinator.domain.run import Engine, Placement
-from unit.coordinator.fakes import job_document, make_plan
+from unit.coordinator.fake_planner import make_plan
+from unit.coordinator.job_documents import job_document
 
 NODE = NodeFacts(
     node_id="a",

@@ -4,8 +4,7 @@ from typing import Any
 
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.run import Phase, node_of
-from unit.coordinator.simulation import World, running_world
-from unit.coordinator.test_checkpoints import (
+from unit.coordinator.checkpoint_world import (
     FULL,
     LATE,
     announce,
@@ -16,6 +15,7 @@ from unit.coordinator.test_checkpoints import (
     writers,
     written,
 )
+from unit.coordinator.simulation import World, running_world
 
 
 def give_back(world: World, engine_id: str, version: int) -> None:

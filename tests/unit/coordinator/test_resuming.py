@@ -4,9 +4,9 @@ import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.domain.job import JobState
-from unit.coordinator.fakes import job_document
+from unit.coordinator.checkpoint_world import FULL, announce, checkpointed_world, tell, write
+from unit.coordinator.job_documents import job_document
 from unit.coordinator.simulation import World, running_world
-from unit.coordinator.test_checkpoints import FULL, announce, checkpointed_world, tell, write
 
 
 async def refusal(world: World, job_id: str, *, dry_run: bool = False) -> PlanariaError:

@@ -17,7 +17,8 @@ from planaria_coordinator.application.ports import (
     PlanQuestion,
 )
 from planaria_coordinator.domain.job import JobState
-from unit.coordinator.fakes import job_document, make_plan
+from unit.coordinator.fake_planner import make_plan
+from unit.coordinator.job_documents import job_document
 from unit.coordinator.simulation import World, running_world
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import pytest
 from planaria_coordinator.application.policy import BuiltInPolicy
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.domain.job import JobState
-from unit.coordinator.fakes import job_document
+from unit.coordinator.job_documents import job_document
 from unit.coordinator.simulation import World, running_world
 
 IN_THREES = {

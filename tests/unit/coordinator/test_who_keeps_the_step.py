@@ -1,0 +1,163 @@
+"""Which pipelines keep the step in flight, and what each of them runs of it."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.job import JobSpec
+from planaria_coordinator.application.submission import requirements_of
+from planaria_coordinator.domain.directive import FenceReport, HeldLayer
+from planaria_coordinator.domain.finish_step import (
+    Share,
+    finishing_placement,
+    kept_pipelines,
+    same_pipelines,
+    seconds_per_microbatch,
+    spread,
+)
+from planaria_coordinator.domain.replicas import assign_places
+from planaria_coordinator.domain.requirements import Requirements
+from planaria_coordinator.domain.run import Engine, Placement
+from unit.coordinator.fake_planner import make_plan
+from unit.coordinator.job_documents import job_document
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.floats(0.01, 9)), min_size=1, max_size=5),
+    st.integers(0, 30),
+)
+def test_the_pool_is_spread_so_that_the_last_one_is_ready_first(
+    pipelines: list[tuple[int, float]], num_lost: int
+) -> None:
+    """Each microbatch goes to one pipeline, and moving any would not end the step earlier."""
+    shares = [Share(num_left=n, seconds_per_microbatch=s) for n, s in pipelines]
+    given_to = spread(range(num_lost), shares)
+    assert sorted(m for microbatches in given_to for m in microbatches) == list(range(num_lost))
+    ends = [
+        (share.num_left + len(mine)) * share.seconds_per_microbatch
+        for share, mine in zip(shares, given_to, strict=True)
+    ]
+    for end, share, mine in zip(ends, shares, given_to, strict=True):
+        others = [e + s.seconds_per_microbatch for e, s in zip(ends, shares, strict=True)]
+        if mine:
+            assert end <= min(others) + 1e-6 or end == pytest.approx(min(others))
+            assert share.seconds_per_microbatch > 0
+
+
+def requirements() -> Requirements:
+    return requirements_of(JobSpec.model_validate(job_document()), "secret")
+
+
+ENGINES = {
+    name: Engine(id=name, node_id=name, accelerator=0, prepared=True, data_address=f"data:{name}")
+    for name in "abcd"
+}
+
+
+PLAN = make_plan("abcd", 2, 6, 8)
+"""Pipelines a-c and b-d, with the even and the odd microbatches."""
+
+
+PLACEMENT = Placement(
+    generation=5, plan=PLAN, places=assign_places(PLAN, ENGINES.values()), reason=""
+)
+
+
+HOLDINGS = {"a": (0, 1, 2), "b": (0, 1, 2), "c": (3, 4, 5), "d": (3, 4, 5)}
+EVEN = (0, 2, 4, 6)
+
+
+def report(
+    *,
+    steps: int = 7,
+    applied: int = 5,
+    kept: tuple[int, ...] = EVEN,
+    finished: tuple[int, ...] = (),
+    parked: bool = False,
+) -> FenceReport:
+    return FenceReport(
+        committed_steps=steps,
+        last_commit=None,
+        layers=(HeldLayer(layer=0, version=steps),),
+        finished_microbatches=finished,
+        step_compute_seconds=1.0,
+        fence_time=NOON,
+        park_time=NOON if parked else None,
+        applied_generation=applied,
+        kept_microbatches=() if parked else kept,
+    )
+
+
+def kept(
+    reports: dict[str, FenceReport], placement: Placement = PLACEMENT
+) -> list[tuple[int, ...]]:
+    survivors = {name: HOLDINGS[name] for name in reports}
+    found = kept_pipelines(placement, reports, survivors, 7, requirements())
+    return [pipeline.microbatches for pipeline in found]
+
+
+def test_a_whole_pipeline_keeps_what_it_says_it_has() -> None:
+    assert kept({"a": report(), "c": report(), "d": report(parked=True)}) == [EVEN]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        (report(), None, "one of its engines is gone"),
+        (report(), report(parked=True), "one stands still"),
+        (report(), report(applied=6), "they have done different numbers of exchanges"),
+        (report(), report(steps=6), "one has committed, the other has been told to"),
+        (report(), report(kept=(0, 2)), "they do not agree on what they have"),
+        (report(kept=()), report(kept=()), "there is nothing to keep"),
+        (report(applied=4), report(applied=4), "it was another pipeline that they ran"),
+    ],
+)
+def test_a_pipeline_that_is_not_quite_whole_keeps_nothing(
+    first: FenceReport, second: FenceReport | None, why: str
+) -> None:
+    reports = {"a": first} if second is None else {"a": first, "c": second}
+    assert kept(reports) == [], why
+
+
+def test_a_pipeline_unchanged_since_an_older_generation_may_not_have_heard_of_the_newest() -> None:
+    """Its engines have done equally many exchanges, whichever Activate they applied last."""
+    placement = Placement(
+        generation=5, plan=PLAN, places=PLACEMENT.places, reason="", first_generations=(3, 3)
+    )
+    assert kept({"a": report(applied=4), "c": report(applied=4)}, placement) == [EVEN]
+    assert kept({"a": report(applied=2), "c": report(applied=2)}, placement) == []
+
+
+def test_a_pipeline_that_is_told_the_end_of_its_step_runs_its_share_of_the_next() -> None:
+    """What it had of the step before is committed: nothing of that is kept."""
+    stale = (1, 3)
+    assert kept({"a": report(steps=6, kept=stale), "c": report(steps=6, kept=stale)}) == [EVEN]
+
+
+def test_a_pipeline_whose_layers_are_stale_keeps_nothing() -> None:
+    reports = {"a": report(), "c": report()}
+    holdings = {"a": (0, 1, 2), "c": (3, 4)}
+    assert kept_pipelines(PLACEMENT, reports, holdings, 7, requirements()) == ()
+
+
+def test_the_placement_that_finishes_the_step_runs_everything_once() -> None:
+    found = kept_pipelines(PLACEMENT, {"a": report(), "c": report()}, HOLDINGS, 7, requirements())
+    survivors = {name: HOLDINGS[name] for name in "acd"}
+    engines = {name: ENGINES[name] for name in "acd"}
+    target = finishing_placement(PLACEMENT, found, survivors, engines, requirements(), generation=6)
+    assert target.places == (("a", "c"),)
+    assert target.step_microbatches == (tuple(range(8)),)
+    assert target.plan.pipelines[0].microbatches == tuple(range(8))
+    assert target.followers == {"d": (3, 4, 5)}
+    assert target.engine_ids == {"a", "c", "d"}
+    assert target.plan.fault_tolerance == 0
+    assert target.plan_before == PLAN
+    assert target.first_generation(0) == 5
+    assert seconds_per_microbatch(target.plan.pipelines[0]) == pytest.approx(
+        seconds_per_microbatch(PLAN.pipelines[0])
+    )
+    assert same_pipelines(make_plan("ac", 1, 6, 8), target.plan)
