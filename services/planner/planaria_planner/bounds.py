@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from planaria_planner.cost import CostModel
 from planaria_planner.nodes import Node
-from planaria_planner.plans import Selector, can_mix
+from planaria_planner.plans import Selector
 from planaria_planner.problem import Problem
 from planaria_planner.profile import NodeKind, widths_up_to
+from planaria_planner.search_space import can_mix
 from planaria_planner.templates import TemplateSet, remembered_templates
 
 

@@ -180,6 +180,35 @@ def _front_of(
 
 
 @compiled
+def _append(front: Int64Array, size: int, labels: Int64Array, num_labels: int) -> Int64Array:
+    """Return `labels` with those of a front behind them."""
+    for row in range(size):
+        labels = _room(labels, num_labels + row)
+        _copy_row(front, row, labels, num_labels + row)
+    return labels
+
+
+@compiled
+def _gather_best(
+    front: Int64Array,
+    size: int,
+    first_label: int,
+    best: Int64Array,
+    num_best: int,
+    count_stages: bool,
+) -> tuple[Int64Array, int]:
+    """Put a front among the best over kind and accelerators; its labels begin at `first_label`.
+
+    Rows of `best` name the label that they stand for as their parent.
+    """
+    for row in range(size):
+        front[row, PARENT] = first_label + row
+        best = _room(best, num_best)
+        num_best = _insert(best, num_best, front, row, count_stages)
+    return best, num_best
+
+
+@compiled
 def pareto_fronts(
     tables: CostTables,
     without: Int64Array,
@@ -232,14 +261,11 @@ def pareto_fronts(
                         labels, opened, closed, closed_ids, count_stages, front, done,
                     )  # fmt: skip
                     opened[i, v, kind, used, 0] = num_labels
-                    for row in range(size):
-                        labels = _room(labels, num_labels)
-                        _copy_row(front, row, labels, num_labels)
-                        # Rows of `best` name the label that they stand for as their parent.
-                        front[row, PARENT] = num_labels
-                        best = _room(best, num_best)
-                        num_best = _insert(best, num_best, front, row, count_stages)
-                        num_labels += 1
+                    labels = _append(front, size, labels, num_labels)
+                    best, num_best = _gather_best(
+                        front, size, num_labels, best, num_best, count_stages
+                    )
+                    num_labels += size
                     opened[i, v, kind, used, 1] = num_labels
             closed[i, v, 0] = num_closed
             for row in range(num_best):

@@ -10,8 +10,9 @@ from planaria_common.words import counted
 from planaria_planner.bounds import is_proven, lower_bound_seconds
 from planaria_planner.kinds import MAX_KINDS, MOST_PURE_KINDS, are_few, merge_kinds
 from planaria_planner.nodes import Node, check_nodes, in_order, nodes_per_kind
-from planaria_planner.plans import Choice, Selection, Selector, can_mix
+from planaria_planner.plans import Choice, Selection, Selector
 from planaria_planner.problem import Plan, Problem, make_plan
+from planaria_planner.search_space import can_mix
 from planaria_planner.templates import TemplateSet, not_enough_nodes, remembered_templates
 
 View = tuple[Problem, tuple[Node, ...]]

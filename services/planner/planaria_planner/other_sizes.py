@@ -7,14 +7,14 @@ given plan, and the other stands for every plan that does not.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from planaria_planner.compiled import compiled
 from planaria_planner.knapsack import Float64Array, largest_value, next_value, runs_within
 from planaria_planner.nodes import Node, in_order
-from planaria_planner.plans import cost_arrays
+from planaria_planner.search_space import cost_arrays
 from planaria_planner.tables import Int64Array
 from planaria_planner.templates import Template
 
@@ -151,13 +151,22 @@ def fastest_of_other_sizes(
                 return _sizes_of(plan, table, numbers)
         return None
 
-    all_costs, all_caps = by_speed.reshape(-1, 2), np.tile(caps, len(speeds))
+    return _fastest(within, at_least_seconds, by_speed.reshape(-1, 2), np.tile(caps, len(speeds)))
+
+
+def _fastest(
+    within: Callable[[float], tuple[int, ...] | None],
+    at_least_seconds: float,
+    costs: Float64Array,
+    caps: Int64Array,
+) -> tuple[float, tuple[int, ...]] | None:
+    """Return the least value a + b*m within which there is a plan, and the plan's sizes."""
     as_fast = within(at_least_seconds)
     if as_fast:
         return at_least_seconds, as_fast
-    low, high = at_least_seconds, largest_value(math.inf, all_costs, all_caps)
+    low, high = at_least_seconds, largest_value(math.inf, costs, caps)
     found = within(high)
-    while found and (seconds := next_value(low, high, all_costs, all_caps)) > low:
+    while found and (seconds := next_value(low, high, costs, caps)) > low:
         faster = within(seconds)
         if faster:
             found, high = faster, seconds

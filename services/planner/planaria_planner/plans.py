@@ -6,20 +6,22 @@ measured speed, a pipeline runs at the speed of its slowest node, and an exchang
 pipelines contiguous among the nodes sorted by speed: the knapsack takes nodes in that order.
 """
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
-from planaria_planner import knapsack
 from planaria_planner.cost import PipelineCost
-from planaria_planner.knapsack import Float64Array, distribute, search
-from planaria_planner.nodes import Node, in_order, nodes_per_kind
-from planaria_planner.tables import Int64Array
+from planaria_planner.knapsack import distribute, search
+from planaria_planner.nodes import Node
+from planaria_planner.search_space import (
+    cost_arrays,
+    knapsack_groups,
+    knapsack_options,
+    knapsack_values,
+    options_and_pool,
+)
 from planaria_planner.templates import Template
 
 
@@ -80,37 +82,32 @@ def select(
     smallest = min((template.num_nodes for template in templates), default=1)
     if min_options * smallest > len(nodes):
         return None
-    options, pool = _options_and_pool(templates, nodes)
-    sizes, size_of = _sizes(options, pool)
-    members = [cost for group in groups for cost in group]
-    ends = np.cumsum([0, *(len(group) for group in groups)], dtype=np.int64)
-    costs, caps = _costs_by_speed(options, pool, num_microbatches)
-    member_costs, member_caps = cost_arrays(members, num_microbatches)
+    options, pool = options_and_pool(templates, nodes)
+    offered = knapsack_options(options, pool, num_microbatches)
+    given = knapsack_groups(groups, num_microbatches)
     seconds, chosen, taken, where = search(
-        knapsack.Options(sizes=sizes, size_of=size_of, costs=costs, caps=caps),
+        offered,
         pool.nodes,
-        knapsack.Groups(ends=ends, costs=member_costs, caps=member_caps),
-        knapsack.Values(
-            costs=np.concatenate((costs.reshape(-1, 2), member_costs)),
-            caps=np.concatenate((caps.reshape(-1), member_caps)),
-        ),
+        given,
+        knapsack_values(offered, given),
         min_options,
         num_microbatches,
         limit_seconds,
     )
     if seconds < 0:
         return None
-    choices = sorted(
-        (
-            Choice(template=options[i], relative_speed=pool.slowest(options[i], v))
-            for i, v in zip(taken, where, strict=True)
-        ),
-        key=lambda c: (-c.template.num_nodes, c.template.node_kinds, c.template.stages),
-    )[: num_microbatches - len(groups)]
-    picked = [*(members[i] for i in chosen), *(choice.cost for choice in choices)]
+    choices = [
+        Choice(template=options[i], relative_speed=pool.slowest(options[i], v))
+        for i, v in zip(taken, where, strict=True)
+    ]
+    choices.sort(key=lambda c: (-c.template.num_nodes, c.template.node_kinds, c.template.stages))
+    del choices[num_microbatches - len(groups) :]  # each runs at least one microbatch
+    members = tuple(int(i - end) for i, end in zip(chosen, given.ends[:-1], strict=True))
+    picked = [group[i] for group, i in zip(groups, members, strict=True)]
+    picked += [choice.cost for choice in choices]
     shares = share_microbatches(picked, num_microbatches)
     return Selection(
-        members=tuple(int(i - end) for i, end in zip(chosen, ends[:-1], strict=True)),
+        members=members,
         choices=tuple(choices),
         num_microbatches=shares,
         iteration_seconds=slowest_seconds(picked, shares),
@@ -167,125 +164,6 @@ class Selector:
         )
 
 
-_MOST_WORK = 2_000_000
-"""Counts of nodes times sizes of templates up to which pipelines may mix kinds of node."""
-
-
-def _options_and_pool(
-    templates: Sequence[Template], nodes: Sequence[Node]
-) -> tuple[list[Template], "_Pool"]:
-    """Return what to choose from, and the nodes in the form that suits it.
-
-    Where the counts of several kinds are too many, only templates of a single kind are considered.
-    """
-    num_kinds = 1 + max((max(t.node_kinds) for t in templates), default=0)
-    usable = in_order(node for node in nodes if node.kind < num_kinds)
-    pure = [t for t in templates if num_kinds == 1 or len(set(t.node_kinds)) == 1]
-    if len(pure) < len(templates) and can_mix(templates, usable):
-        return list(templates), _Pool.of_counts(usable, nodes_per_kind(usable, num_kinds))
-    return pure, _Pool.in_a_row(usable)
-
-
-def can_mix(templates: Sequence[Template], nodes: Sequence[Node]) -> bool:
-    """Whether plans may take templates of several kinds of node: where counts are not too many."""
-    counts = Counter(node.kind for node in nodes)
-    return math.prod(count + 1 for count in counts.values()) * len(templates) <= _MOST_WORK
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pool:
-    """Nodes as the search wants them.
-
-    Attributes:
-        speeds: the relative speeds, or kinds and relative speeds, that `nodes.speed_of` counts.
-        nodes: what the search takes.
-    """
-
-    speeds: tuple[tuple[int | None, float], ...]
-    nodes: knapsack.Nodes
-
-    @classmethod
-    def of_counts(cls, nodes: Sequence[Node], limits: Sequence[int]) -> "_Pool":
-        """Count each kind apart: pipelines may mix them."""
-        speeds = sorted({node.relative_speed for node in nodes}, reverse=True) or [1.0]
-        index = {speed: i for i, speed in enumerate(speeds)}
-        speed_of = np.zeros((len(limits), max(limits) + 1), dtype=np.int64)
-        for kind, limit in enumerate(limits):
-            of_kind = [index[node.relative_speed] for node in nodes if node.kind == kind]
-            speed_of[kind, 1 : limit + 1] = of_kind
-        steps = [1]
-        for limit in reversed(limits[1:]):
-            steps.insert(0, steps[0] * (limit + 1))
-        counts = list(itertools.product(*(range(limit + 1) for limit in limits)))
-        return cls(
-            speeds=tuple((None, speed) for speed in speeds),
-            nodes=knapsack.Nodes(
-                steps=np.array(steps, dtype=np.int64),
-                counts=np.array(counts, dtype=np.int64),
-                speed_of=speed_of,
-                within=np.zeros(len(counts), dtype=np.int64),
-            ),
-        )
-
-    @classmethod
-    def in_a_row(cls, nodes: Sequence[Node]) -> "_Pool":
-        """Count all nodes together, kind after kind: pipelines stay within one."""
-        classes = [(node.kind, node.relative_speed) for node in nodes]
-        speeds = tuple(dict.fromkeys(classes)) or ((0, 1.0),)
-        index = {one: i for i, one in enumerate(speeds)}
-        first = {kind: i for i, (kind, _) in reversed(list(enumerate(classes)))}
-        return cls(
-            speeds=speeds,
-            nodes=knapsack.Nodes(
-                steps=np.array([1], dtype=np.int64),
-                counts=np.arange(len(nodes) + 1, dtype=np.int64).reshape(-1, 1),
-                speed_of=np.array([[0, *(index[one] for one in classes)]], dtype=np.int64),
-                within=np.array(
-                    [0, *(i + 1 - first[kind] for i, (kind, _) in enumerate(classes))],
-                    dtype=np.int64,
-                ),
-            ),
-        )
-
-    def uses(self, template: Template) -> tuple[int, ...]:
-        """Return the nodes that a template takes, by column of `counts`."""
-        if len(self.nodes.steps) == 1:
-            return (template.num_nodes,)
-        return tuple(template.node_kinds.count(kind) for kind in range(len(self.nodes.steps)))
-
-    def runs_on(self, template: Template, speed: int) -> bool:
-        """Whether a template may run on nodes of this speed."""
-        return self.speeds[speed][0] in (None, template.node_kinds[0])
-
-    def slowest(self, template: Template, v: int) -> float:
-        """Return the speed of the slowest node when a template takes the slowest nodes of v."""
-        speed_of, counts = self.nodes.speed_of, self.nodes.counts
-        columns = [column for column, used in enumerate(self.uses(template)) if used]
-        return self.speeds[max(int(speed_of[column, counts[v, column]]) for column in columns)][1]
-
-
-def _sizes(options: Sequence[Template], pool: _Pool) -> tuple[Int64Array, Int64Array]:
-    """Return [size, column] the different numbers of nodes, and the size of each option."""
-    uses = [pool.uses(template) for template in options]
-    sizes = sorted(set(uses))
-    index = {size: i for i, size in enumerate(sizes)}
-    return (
-        np.array(sizes, dtype=np.int64).reshape(-1, len(pool.nodes.steps)),
-        np.array([index[size] for size in uses], dtype=np.int64),
-    )
-
-
-def _costs_by_speed(
-    options: Sequence[Template], pool: _Pool, num_microbatches: int
-) -> tuple[Float64Array, Int64Array]:
-    costs, caps = cost_arrays([t.cost for t in options], num_microbatches)
-    runs = [[pool.runs_on(t, speed) for t in options] for speed in range(len(pool.speeds))]
-    return (
-        np.stack([costs / speed for _, speed in pool.speeds]),
-        caps * np.array(runs, dtype=np.int64).reshape(len(runs), len(options)),
-    )
-
-
 def share_microbatches(costs: Sequence[PipelineCost], num_microbatches: int) -> tuple[int, ...]:
     """Give each pipeline its microbatches, at least one, so that the slowest ends soonest.
 
@@ -299,23 +177,3 @@ def share_microbatches(costs: Sequence[PipelineCost], num_microbatches: int) -> 
 def slowest_seconds(costs: Sequence[PipelineCost], shares: Sequence[int]) -> float:
     """Return max over the pipelines of a + b*m."""
     return max(cost.iteration_seconds(m) for cost, m in zip(costs, shares, strict=True))
-
-
-def cost_arrays(
-    costs: Sequence[PipelineCost], num_microbatches: int
-) -> tuple[Float64Array, Int64Array]:
-    """Return [pipeline, 2] a and b, and [pipeline] the microbatches that fit, at most M."""
-    return (
-        np.array(
-            [[cost.fixed_seconds, cost.microbatch_seconds] for cost in costs], dtype=np.float64
-        ).reshape(-1, 2),
-        np.array(
-            [
-                num_microbatches
-                if cost.max_microbatches is None
-                else min(cost.max_microbatches, num_microbatches)
-                for cost in costs
-            ],
-            dtype=np.int64,
-        ),
-    )
