@@ -1,6 +1,7 @@
 """Engines that do what docs/design.md promises of them: directives, and a step with its commit."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from planaria_coordinator.domain.directive import (
     Activate,
@@ -18,6 +19,8 @@ from planaria_coordinator.domain.directive import (
     Stopped,
     Switch,
 )
+from planaria_worker.engine.commit import CommitRecord as WorkersRecord
+from planaria_worker.engine.commit import KeptSums, RollForward, roll_forward
 from unit.coordinator.protocol_handover import Handover
 from unit.coordinator.protocol_state import (
     NOON,
@@ -124,20 +127,28 @@ class Engines(Handover):
     def _apply_record(
         self, state: State, index: int, generation: int, record: CommitRecord
     ) -> State:
+        """Do what the worker's own code says of a record and the sums that an engine has."""
         member = state.members[index]
         assert member is not None
-        if member.steps == record.step and member.sums == record.generation:
-            owned = self._owned(member.place, index)
-            stale = tuple(
-                layer
-                for layer, made_by in enumerate(member.layers)
-                if made_by is not None and layer not in owned
-            )
+        kept = KeptSums(step=member.steps, generation=member.sums) if member.sums else None
+        theirs = WorkersRecord(**asdict(record))
+        try:
+            todo = roll_forward(theirs, committed_steps=member.steps, kept=kept)
+        except ValueError as error:
+            raise ViolationError(f"{self.nodes[index]} is told of {error} [2]") from error
+        if todo is RollForward.APPLY:
             member = self._committed(member, index, record.next_generation)
             member = member._replace(is_parked=member.is_parked or record.next_generation > 0)
-            state = self._put_member(state, index, member)
-        else:
-            stale = tuple(k for k, made_by in enumerate(member.layers) if made_by is not None)
+        elif todo is RollForward.STALE:
+            member = member._replace(
+                is_parked=True,
+                steps=record.step + 1,
+                gradients=frozenset(),
+                sums=0,
+                record=(record.step, record.generation, record.next_generation),
+            )
+        state = self._put_member(state, index, member)
+        stale = tuple(h.layer for h in held(member) if h.version != member.steps)
         answer = Committed(committed_steps=member.steps, stale_layers=stale)
         return self._answer(state, index, "commit", generation, answer)
 
