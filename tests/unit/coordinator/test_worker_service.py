@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from planaria.api.common.v1 import errors_pb2
-from planaria.api.worker.v1 import report_pb2, worker_service_pb2
+from planaria.api.worker.v1 import directive_pb2, report_pb2, worker_service_pb2
 from planaria.api.worker.v1.worker_service_pb2 import SessionRequest, SessionResponse
 from planaria.api.worker.v1.worker_service_pb2_grpc import (
     WorkerServiceStub,
@@ -237,6 +238,45 @@ def test_every_command_has_its_message() -> None:
     assert activate.pipelines[0].stages[0].first_layer == 2
     assert list(activate.pipelines[0].microbatches) == [1, 3]
     assert activate.rebuild_timeout.ToTimedelta().total_seconds() == 5.0
+
+
+def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thousand engines each has a place for each of the others in its Activate."""
+    converted: list[words.Activate] = []
+    whole = convert._activate_message
+
+    def counted(activate: words.Activate) -> directive_pb2.Activate:
+        converted.append(activate)
+        return whole(activate)
+
+    monkeypatch.setattr(convert, "_activate_message", counted)
+
+    def plan(address: str) -> words.Activate:
+        stage = words.StageAssignment(
+            engine_id="e", data_address=address, first_layer=0, num_layers=3
+        )
+        return words.Activate(
+            pipelines=(words.PipelineAssignment(stages=(stage,), microbatches=(1,)),),
+            committed_steps=4,
+            store_address="s:1",
+            rebuild_timeout_seconds=5.0,
+        )
+
+    def sent(command: words.Activate) -> directive_pb2.Activate:
+        return convert.directive_message(
+            words.Directive(
+                id="d", job_id="j", generation=3, engine_id="e", node_id="n", command=command
+            )
+        ).activate
+
+    first, second = plan("d:1"), plan("d:2")
+    source = words.LayerSource(layer=5, addresses=("d:9",))
+    assert not sent(first).layers
+    assert sent(replace(first, layers=(source,))).layers[0].layer == 5
+    assert not sent(first).layers
+    assert sent(replace(first, committed_steps=5)).committed_steps == 5
+    assert sent(second).pipelines[0].stages[0].data_address == "d:2"
+    assert len(converted) == 3
 
 
 def test_every_outcome_is_understood() -> None:

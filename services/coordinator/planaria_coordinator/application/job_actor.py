@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from planaria_common.clock import Clock
@@ -37,7 +37,7 @@ from planaria_coordinator.domain.job import Job, StepMetrics
 from planaria_coordinator.domain.node import Node
 from planaria_coordinator.domain.opening import question_ahead
 from planaria_coordinator.domain.planning import PlanQuery
-from planaria_coordinator.domain.run import JobRun, Moment
+from planaria_coordinator.domain.run import Engine, JobRun, Moment
 from planaria_coordinator.domain.signals import Signal, StillWaits
 from planaria_coordinator.domain.transition import Decision, decide, give_up
 
@@ -102,6 +102,8 @@ class JobActor:
             retry_seconds=surroundings.options.planner_retry_seconds,
         )
         self._num_open = 0
+        self._indexed: Mapping[str, Engine] = {}
+        self._engines_by_node: dict[str, list[Engine]] = {}
 
     # -- what others may ask -----------------------------------------------------------------------
 
@@ -114,6 +116,21 @@ class JobActor:
         """Whether every signal has been dealt with and no answer of the planner is awaited."""
         asking = self._asking is not None and not self._asking.done()
         return self._num_open == 0 and not asking
+
+    def engines_on(self, node_id: str) -> Sequence[Engine]:
+        """Return the job's engines on a node: asked for every heartbeat of every node."""
+        engines = self.run.engines
+        if engines is not self._indexed:
+            self._indexed, self._engines_by_node = engines, {}
+            for engine in engines.values():
+                self._engines_by_node.setdefault(engine.node_id, []).append(engine)
+        return self._engines_by_node.get(node_id, ())
+
+    def holds(self, node_id: str) -> bool:
+        """Whether no other job may have a node."""
+        run = self.run
+        is_held = node_id in run.nodes or node_id in run.stopping.values()
+        return is_held or bool(self.engines_on(node_id))
 
     def view(self) -> Job:
         """Return the job as users see it now."""

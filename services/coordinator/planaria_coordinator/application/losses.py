@@ -1,5 +1,6 @@
 """Declaring nodes lost: first in the database, then to the jobs."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 
@@ -12,10 +13,15 @@ from planaria_coordinator.domain.signals import NodeLost
 log = get_logger("nodes")
 
 
-async def declare_lost_nodes(state: SharedState) -> None:
-    """Declare every node lost that is, and tell the jobs that hold it."""
+async def declare_lost_nodes(state: SharedState, among: Collection[str] | None = None) -> None:
+    """Declare every node lost that is, and tell the jobs that hold it.
+
+    Args:
+        state: of the coordinator.
+        among: nodes of which something was heard; None: all.
+    """
     async with state.node_lock:
-        for entry, why in state.nodes.lost(lambda node_id: bool(state.holders(node_id))):
+        for entry, why in state.nodes.lost(state.held_nodes, among):
             await _declare_lost(state, entry, why)
 
 

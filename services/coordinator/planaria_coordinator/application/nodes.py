@@ -1,6 +1,6 @@
 """The nodes in memory: who is there, when each was last seen, and what its engines do."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from planaria_common.clock import Clock
@@ -108,18 +108,26 @@ class NodeRegistry:
         for entry in self._entries.values():
             entry.last_seen_seconds = now
 
-    def lost(self, holds_engines: Callable[[str], bool]) -> list[tuple[NodeEntry, str]]:
-        """Return the nodes that are lost and not yet declared so, and why."""
+    def lost(
+        self, held: Collection[str], among: Collection[str] | None = None
+    ) -> list[tuple[NodeEntry, str]]:
+        """Return the nodes that are lost and not yet declared so, and why.
+
+        Args:
+            held: nodes that have engines of jobs.
+            among: nodes to look at; None: all.
+        """
         now = self._clock.monotonic()
         found = []
-        for entry in self._entries.values():
-            if entry.node.state is NodeState.LOST:
+        for node_id in self._entries if among is None else among:
+            entry = self._entries.get(node_id)
+            if entry is None or entry.node.state is NodeState.LOST:
                 continue
             seen = Liveness(
                 last_seen_seconds=entry.last_seen_seconds,
                 session_open=entry.wire is not None,
                 session_ended=entry.session_ended,
-                holds_engines=holds_engines(entry.node.id),
+                holds_engines=entry.node.id in held,
                 peer_lost=bool(entry.peers_lost),
             )
             why = why_node_lost(

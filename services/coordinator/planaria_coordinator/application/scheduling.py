@@ -164,7 +164,7 @@ class Scheduler:
 
     def _candidates(self, run: JobRun) -> list[NodeEntry]:
         """Return the free nodes that a job may be given, by id."""
-        held = {n for actor in self._state.actors.values() for n in actor.run.held_nodes}
+        held = self._state.held_nodes
         room = (run.requirements.max_nodes or _NO_LIMIT) - len(run.nodes)
         if room <= 0:
             return []

@@ -152,7 +152,7 @@ class AgentSession:
             entry.wire = None
             entry.session_ended = True
             log.info("session_ended", node_id=self.node_id)
-            self._state.run_beside(declare_lost_nodes(self._state))
+            self._state.run_beside(declare_lost_nodes(self._state, (self.node_id,)))
 
     # -- from the agent ----------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class AgentSession:
         if entry is not None:
             entry.peers_lost.add(engine.id)
             if entry.wire is None:
-                self._state.run_beside(declare_lost_nodes(self._state))
+                self._state.run_beside(declare_lost_nodes(self._state, (entry.node.id,)))
                 return
         actor.post(
             EngineLost(
@@ -298,9 +298,9 @@ class AgentSession:
         counted_on: set[str] = set()
         for actor in self._state.holders(self.node_id):
             run = actor.run
-            mine = {e.id: e for e in run.engines.values() if e.node_id == self.node_id}
-            counted_on.update(mine, run.stopping)
-            for engine in mine.values():
+            mine = actor.engines_on(self.node_id)
+            counted_on.update((engine.id for engine in mine), run.stopping)
+            for engine in mine:
                 if engine.prepared and engine.id not in entry.snapshots:
                     actor.post(
                         EngineLost(

@@ -121,7 +121,12 @@ class SharedState:
 
     def holders(self, node_id: str) -> list[JobActor]:
         """Return the jobs that hold a node."""
-        return [actor for actor in self.actors.values() if node_id in actor.run.held_nodes]
+        return [actor for actor in self.actors.values() if actor.holds(node_id)]
+
+    @property
+    def held_nodes(self) -> frozenset[str]:
+        """All nodes that some job holds."""
+        return frozenset().union(*(actor.run.held_nodes for actor in self.actors.values()))
 
     async def stop_actors(self) -> None:
         for actor in tuple(self.actors.values()):

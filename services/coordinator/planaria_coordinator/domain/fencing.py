@@ -76,7 +76,7 @@ def begin_quiescing(turn: Turn) -> None:
         f"{len(participants)} engines are told: {_IN_WORDS[mode]}",
         is_ahead=False,
         participants=participants,
-        stopped=tuple(engine_id for engine_id in participants if engine_id in run.counted_on),
+        stopped=tuple(sorted(run.counted_on.intersection(participants))),
         mode=mode,
     )
     if not participants:

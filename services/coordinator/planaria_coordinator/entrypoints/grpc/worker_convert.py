@@ -1,6 +1,7 @@
 """Between the worker protocol's messages and the application's words."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from google.protobuf.duration_pb2 import Duration
@@ -342,7 +343,8 @@ def directive_message(directive: words.Directive) -> directive_pb2.Directive:
             message.copy.layers.extend(_source_message(source) for source in copy.layers)
             message.copy.version = copy.version
         case words.Activate() as activate:
-            message.activate.CopyFrom(_activate_message(activate))
+            message.activate.CopyFrom(_plan_message(activate))
+            message.activate.layers.extend(_source_message(s) for s in activate.layers)
         case words.Switch():
             message.switch.SetInParent()
         case words.DigestLayers(layers=layers):
@@ -395,6 +397,34 @@ def _source_message(source: words.LayerSource) -> directive_pb2.LayerSource:
     return directive_pb2.LayerSource(layer=source.layer, addresses=source.addresses)
 
 
+class _Plans:
+    """What an Activate tells all engines alike, converted once for all of them."""
+
+    def __init__(self) -> None:
+        self._newest: words.Activate | None = None
+        self._message = directive_pb2.Activate()
+
+    def __call__(self, activate: words.Activate) -> directive_pb2.Activate:
+        """Convert all but the layers, which are an engine's own."""
+        newest = self._newest
+        if newest is None or not _is_same_plan(newest, activate):
+            self._newest, self._message = activate, _activate_message(activate)
+        return self._message
+
+
+_plan_message = _Plans()
+
+
+def _is_same_plan(one: words.Activate, other: words.Activate) -> bool:
+    """Compare by identity what is large: the commands of one plan share it."""
+    return (
+        one.pipelines is other.pipelines
+        and one.followers is other.followers
+        and replace(one, pipelines=(), followers=(), layers=())
+        == replace(other, pipelines=(), followers=(), layers=())
+    )
+
+
 def _activate_message(activate: words.Activate) -> directive_pb2.Activate:
     return directive_pb2.Activate(
         pipelines=[
@@ -426,5 +456,4 @@ def _activate_message(activate: words.Activate) -> directive_pb2.Activate:
         store_address=activate.store_address,
         rebuild_timeout=duration(activate.rebuild_timeout_seconds),
         at_commit=activate.at_commit,
-        layers=[_source_message(source) for source in activate.layers],
     )
