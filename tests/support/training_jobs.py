@@ -50,12 +50,9 @@ def training_job(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text(TEXT)
-    fields = {"hidden_size": 32, "num_heads": 4, "vocab_size": 256, "max_position_embeddings": 32}
-    if family != "gpt2":
-        fields["num_key_value_heads"] = 2
     spec = JobSpec.model_validate(
         {
-            "model": own_model or {"family": family, "num_layers": num_blocks, **fields, **model},
+            "model": own_model or _model_section(family, num_blocks, model),
             "data": {"path": str(folder / "*.txt"), "sequence_length": 24},
             "evaluation": evaluation,
             "training": {
@@ -75,15 +72,20 @@ def training_job(
         }
     )
     reference = reference_job(spec, folder / "cache")
-    return TrainingJob(
-        files=JobFiles(
-            spec=spec.to_document(),
-            data_path=reference.dataset.file.path,
-            num_layers=num_blocks + 2,
-            evaluation_data_path=_evaluation_data_path(reference),
-        ),
-        reference=reference,
+    files = JobFiles(
+        spec=spec.to_document(),
+        data_path=reference.dataset.file.path,
+        num_layers=num_blocks + 2,
+        evaluation_data_path=_evaluation_data_path(reference),
     )
+    return TrainingJob(files=files, reference=reference)
+
+
+def _model_section(family: str, num_blocks: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {"hidden_size": 32, "num_heads": 4, "vocab_size": 256, "max_position_embeddings": 32}
+    if family != "gpt2":
+        fields["num_key_value_heads"] = 2
+    return {"family": family, "num_layers": num_blocks, **fields, **changes}
 
 
 def _evaluation_data_path(job: ReferenceJob) -> Path | None:

@@ -12,6 +12,7 @@ import pytest
 from integration.coordinator.process import environment
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
 from support.postgres import postgres_server, programs
+from unit.coordinator_edge.fakes import job
 
 MAX_LOG_LINES = 5
 
@@ -47,6 +48,15 @@ async def database(database_url: str) -> AsyncIterator[SqlDatabase]:
     opened = await open_database(database_url, max_log_lines_per_job=MAX_LOG_LINES)
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+async def with_job(database: SqlDatabase) -> SqlDatabase:
+    """A database that has the job `job-1`."""
+    async with database.unit_of_work() as work:
+        await work.jobs.add(job())
+        await work.commit()
+    return database
 
 
 @pytest.fixture(scope="session")

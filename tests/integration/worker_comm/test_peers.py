@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from integration.worker_comm.bounds import BOUND_SECONDS
 from integration.worker_comm.conftest import StartRanks
-from integration.worker_comm.ranks import BOUND_SECONDS, large_layer
+from integration.worker_comm.member import large_layer
 from planaria_worker.engine.copying import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.failpoints import Action, Failpoint, Failpoints
 from planaria_worker.engine.peer_watch import PeerWatch

@@ -94,8 +94,8 @@ UNEVEN = Cluster(training=("a0", "a1", "b0"), pipelines_of=families, min_nodes=1
 """A pipeline of two stages and one of a single stage."""
 
 
-def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
-    """A job that trains."""
+def requirements(num_steps: int, cluster: Cluster) -> Requirements:
+    """Small layers, all alike, in pipelines that one loss does not end."""
     layer = LayerProfile(
         name="layer",
         forward_seconds=1.0,
@@ -105,7 +105,7 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
         activation_bytes=1,
         output_bytes=1,
     )
-    requirements = Requirements(
+    return Requirements(
         job_spec="",
         job_secret="",
         steps=num_steps,
@@ -122,6 +122,10 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
         ties_embeddings=False,
         layers=(layer,) * NUM_LAYERS,
     )
+
+
+def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
+    """A job that trains."""
     engine_ids = cluster.engine_ids
     engines = {
         engine_id: Engine(
@@ -138,7 +142,7 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
     plan = make_plan(cluster.pipelines_of, list(cluster.training))
     return JobRun(
         job_id="job",
-        requirements=requirements,
+        requirements=requirements(num_steps, cluster),
         state=JobState.RUNNING,
         ledger=Ledger(current=Activity.PRODUCTIVE, since=NOON),
         create_time=NOON,

@@ -102,17 +102,8 @@ class SimEngine:
     def _carry_out(self, directive: Directive) -> Outcome | None:
         now = self.clock.now()
         match directive.command:
-            case Quiesce(mode=mode, lost_engine_ids=lost):
-                trains = self.state is EngineState.TRAINING
-                if mode is QuiesceMode.AT_COMMIT and trains:
-                    if self.staged is not None and self.staged_generation == directive.generation:
-                        self.violations.append(f"{self.id} is to stand still where it has a place")
-                    self.at_commit = directive
-                    return None
-                if mode is QuiesceMode.FENCE and trains and self._pipeline_is_whole(lost):
-                    self._drop_staged()
-                    return self._report(kept=self.assigned())
-                return self.park()
+            case Quiesce() as quiesce:
+                return self._quiesce(directive, quiesce)
             case Commit(record=record):
                 return self._commit_from_record(record)
             case Copy(layers=sources, version=version):
@@ -151,6 +142,19 @@ class SimEngine:
             case Stop():
                 return Stopped()
         raise AssertionError(directive)
+
+    def _quiesce(self, directive: Directive, quiesce: Quiesce) -> Outcome | None:
+        trains = self.state is EngineState.TRAINING
+        if quiesce.mode is QuiesceMode.AT_COMMIT and trains:
+            if self.staged is not None and self.staged_generation == directive.generation:
+                self.violations.append(f"{self.id} is to stand still where it has a place")
+            self.at_commit = directive
+            return None
+        lost = quiesce.lost_engine_ids
+        if quiesce.mode is QuiesceMode.FENCE and trains and self._pipeline_is_whole(lost):
+            self._drop_staged()
+            return self._report(kept=self.assigned())
+        return self.park()
 
     def park(self) -> FenceReport:
         """Stand still, and promise to join no sum of an older generation."""

@@ -137,6 +137,20 @@ def best_seconds(
     return best(nodes_per_kind, num_microbatches, min_pipelines)
 
 
+def _groupings(nodes: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield every way to put some of the nodes into groups."""
+    if not nodes:
+        yield ()
+        return
+    first, rest = nodes[0], nodes[1:]
+    yield from _groupings(rest)
+    for bits in range(1 << len(rest)):
+        group = (first, *(node for i, node in enumerate(rest) if bits >> i & 1))
+        others = tuple(node for i, node in enumerate(rest) if not bits >> i & 1)
+        for more in _groupings(others):
+            yield (group, *more)
+
+
 def best_seconds_on_named_nodes(
     partitions: list[Partition],
     nodes: tuple[tuple[int, float], ...],
@@ -147,18 +161,6 @@ def best_seconds_on_named_nodes(
 
     A pipeline is as slow as its slowest node; any node may stay idle.
     """
-
-    def groupings(left: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
-        if not left:
-            yield ()
-            return
-        first, rest = left[0], left[1:]
-        yield from groupings(rest)
-        for bits in range(1 << len(rest)):
-            group = (first, *(node for i, node in enumerate(rest) if bits >> i & 1))
-            others = tuple(node for i, node in enumerate(rest) if not bits >> i & 1)
-            for more in groupings(others):
-                yield (group, *more)
 
     @cache
     def seconds(group: tuple[int, ...], microbatches: int) -> float:
@@ -188,7 +190,7 @@ def best_seconds_on_named_nodes(
     return min(
         (
             share(groups, num_microbatches)
-            for groups in groupings(tuple(range(len(nodes))))
+            for groups in _groupings(tuple(range(len(nodes))))
             if len(groups) >= min_pipelines
         ),
         default=math.inf,

@@ -1,8 +1,12 @@
+"""A coordinator that answers as a test says, and what users have beside it."""
+
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from planaria.cli.main import main
+from unit.sdk.cli import Run
 from unit.sdk.fake_coordinator import FakeCoordinator, serving
 from unit.sdk.samples import JOB_FILE
 
@@ -31,3 +35,16 @@ def job_file(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
     path.write_text(JOB_FILE)
     return path
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command; return its exit status, standard output and standard error."""
+
+    def invoke(*arguments: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return invoke

@@ -1,6 +1,6 @@
 """The worker's modules, composed in one process, against the plain loop of tests/oracle."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from planaria_worker.engine.numerics.loss import loss_units, mean_loss, summed_c
 from planaria_worker.engine.numerics.norm import global_norm, squared_norm
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.models.stage import Microbatch, Stage, build_stage
+from planaria_worker.models.state import LayerState
 from planaria_worker.models.transformer import transformer
 
 WHOLE = [(0, NUM_LAYERS)]
@@ -55,7 +56,6 @@ def _run_worker(
         microbatch_size=job.microbatch_size,
         seed=job.seed,
     )
-    num_tokens = job.num_microbatches * job.microbatch_size * job.dataset.sequence_length
     losses, norms = [], []
     for step in range(job.num_steps):
         units = 0
@@ -64,19 +64,9 @@ def _run_worker(
             loss = _forward_backward(stages, rows, Microbatch(step=step, index=index))
             units += loss_units(loss) or 0
         assert sums.out_of_range() == ()
-        squared = {
-            layer: squared_norm(states[layer].layout, total, accumulation.unit)
-            for layer, total in sums.sums.items()
-        }
-        norm = global_norm(squared, num_tokens)
-        scale = gradient_scale(
-            job.optimizer, unit=accumulation.unit, num_tokens=num_tokens, norm=norm
-        )
-        for layer, state in states.items():
-            update(state, sums.sums[layer], config=job.optimizer, scale=scale, step=step)
+        losses.append(mean_loss(units, _num_tokens(job)))
+        norms.append(_update(job, states, sums.sums, unit=accumulation.unit, step=step))
         sums.clear()
-        losses.append(mean_loss(units, num_tokens))
-        norms.append(norm)
     parameters = {layer: state.layout.views(state.parameters) for layer, state in states.items()}
     return ReferenceResult(
         digest=final_digest(layer_digest(parameters[layer]) for layer in range(NUM_LAYERS)),
@@ -84,6 +74,31 @@ def _run_worker(
         norms=norms,
         parameters={name: value for views in parameters.values() for name, value in views.items()},
     )
+
+
+def _num_tokens(job: ReferenceJob) -> int:
+    """Those of one step."""
+    return job.num_microbatches * job.microbatch_size * job.dataset.sequence_length
+
+
+def _update(
+    job: ReferenceJob,
+    states: Mapping[int, LayerState],
+    sums: Mapping[int, torch.Tensor],
+    *,
+    unit: float,
+    step: int,
+) -> float:
+    """Every layer takes the step; returns the gradient's norm."""
+    num_tokens = _num_tokens(job)
+    squared = {
+        layer: squared_norm(states[layer].layout, total, unit) for layer, total in sums.items()
+    }
+    norm = global_norm(squared, num_tokens)
+    scale = gradient_scale(job.optimizer, unit=unit, num_tokens=num_tokens, norm=norm)
+    for layer, state in states.items():
+        update(state, sums[layer], config=job.optimizer, scale=scale, step=step)
+    return norm
 
 
 def _forward_backward(stages: list[Stage], rows: torch.Tensor, microbatch: Microbatch) -> float:

@@ -1,0 +1,138 @@
+"""Plans, changes and directives in the database: nothing that was told is forgotten."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from integration.coordinator.rows import RECORD, directive
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
+from planaria_coordinator.application.ports import GenerationRecord, TransitionRecord
+from planaria_coordinator.domain.directive import (
+    Activate,
+    Command,
+    Commit,
+    Copied,
+    Copy,
+    Digested,
+    DigestLayers,
+    Export,
+    Failure,
+    FenceReport,
+    HeldLayer,
+    LayerSource,
+    Outcome,
+    PipelineAssignment,
+    Prepare,
+    Prepared,
+    Quiesce,
+    QuiesceMode,
+    StageAssignment,
+    Stop,
+    Stopped,
+)
+from unit.coordinator_edge.fakes import NOON, PLAN, node
+
+pytestmark = pytest.mark.integration
+
+
+async def test_the_newest_plan(with_job: SqlDatabase) -> None:
+    """A generation that is still being planned does not hide the plan that runs."""
+    record = GenerationRecord(job_id="job-1", generation=1, cause="start", open_time=NOON)
+    async with with_job.unit_of_work() as work:
+        assert await work.generations.newest_planned("job-1") is None
+        await work.generations.save(record)
+        assert await work.generations.newest_planned("job-1") is None
+        await work.generations.save(replace(record, plan=PLAN, reason="fastest"))
+        await work.generations.save(replace(record, generation=2, cause="node_lost"))
+        newest = await work.generations.newest_planned("job-1")
+
+    assert newest == replace(record, plan=PLAN, reason="fastest")
+
+
+async def test_transitions_are_kept(with_job: SqlDatabase) -> None:
+    """The history of a generation can be written phase by phase."""
+    async with with_job.unit_of_work() as work:
+        for phase in ("QUIESCING", "PLANNING"):
+            await work.transitions.append(
+                TransitionRecord(
+                    job_id="job-1", generation=2, phase=phase, time=NOON, reason="node a is gone"
+                )
+            )
+        await work.commit()
+
+
+COMMANDS: Sequence[Command] = (
+    Prepare(job_spec="{}", accelerator=0, job_secret="s"),
+    Quiesce(mode=QuiesceMode.AT_COMMIT, lost_engine_ids=("x",)),
+    Commit(record=RECORD),
+    Copy(layers=(LayerSource(layer=1, addresses=("h:1",)), LayerSource(layer=2)), version=3),
+    Activate(
+        pipelines=(
+            PipelineAssignment(
+                stages=(
+                    StageAssignment(engine_id="e", data_address="d", first_layer=0, num_layers=2),
+                ),
+                microbatches=(0, 1),
+            ),
+        ),
+        committed_steps=3,
+        store_address="h:2",
+        rebuild_timeout_seconds=5.0,
+    ),
+    DigestLayers(layers=(0, 1)),
+    Export(path="out", format="huggingface", layers=()),
+    Stop(reason="done"),
+)
+
+
+async def test_directives_wait_until_they_are_resolved_or_dropped(with_job: SqlDatabase) -> None:
+    """Every kind of command comes back as it was, in the order of sending."""
+    sent = [directive(number, command) for number, command in enumerate(COMMANDS)]
+    async with with_job.unit_of_work() as work:
+        await work.directives.add(sent[:3])
+        await work.directives.add(sent[3:])
+        await work.directives.add([])
+        await work.commit()
+    async with with_job.unit_of_work() as work:
+        assert await work.directives.pending() == sent
+        await work.directives.resolve("directive-1", Stopped())
+        await work.directives.drop(["directive-2", "directive-1", "unknown"])
+        await work.directives.resolve("unknown", Stopped())
+        await work.commit()
+    async with with_job.unit_of_work() as work:
+        assert await work.directives.pending() == [sent[0], *sent[3:]]
+
+
+OUTCOMES: Sequence[Outcome] = (
+    FenceReport(
+        committed_steps=3,
+        last_commit=RECORD,
+        layers=(HeldLayer(layer=0, version=3),),
+        finished_microbatches=(1,),
+        step_compute_seconds=0.5,
+        fence_time=NOON,
+        park_time=NOON,
+    ),
+    Copied(num_bytes=9, layers=(), start_time=NOON, end_time=NOON),
+    Digested(digests={0: "ab", 11: "cd"}, version=3),
+    Prepared(
+        engine=node().engines[0],
+        data_digest="d",
+        num_tokens=1,
+        fingerprint={"torch": "2.13"},
+        measured_layers=(),
+    ),
+    Failure(reason=ErrorReason.DATA_UNUSABLE, message="no file", metadata={"path": "p"}),
+)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: outcome.kind)
+async def test_outcomes_are_stored(with_job: SqlDatabase, outcome: Outcome) -> None:
+    """Every kind of outcome fits its column."""
+    async with with_job.unit_of_work() as work:
+        await work.directives.add([directive(1)])
+        await work.directives.resolve("directive-1", outcome)
+        await work.commit()
+        assert await work.directives.pending() == []
