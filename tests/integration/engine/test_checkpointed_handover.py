@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.engine.test_handover import (
-    BOTH,
-    NUM_STEPS,
-    STEP,
-    WITH_E,
-    begin,
-    finish,
-)
+from integration.engine.handover.staged import BOTH, NUM_STEPS, STEP, WITH_E, begin, finish
 from oracle.reference import ReferenceResult
 from planaria_worker.engine.checkpointing.manifest import Manifest
 from support import checkpoints

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from integration.engine import test_evaluation, test_handover
+from integration.engine import test_evaluation
+from integration.engine.handover import test_around_the_commit, test_joining_and_leaving
+from integration.engine.handover.staged import NUM_STEPS
 from integration.engine.scenarios import (
     BEFORE,
     lose_the_only_rank_without_a_sum,
@@ -53,15 +55,19 @@ def test_without_its_guard_the_scenario_fails(
 @pytest.mark.parametrize(
     ("mutant", "scenario", "seen"),
     [
-        ("promise_for_ever", test_handover.test_a_straggler_is_told_and_stands_still, "0, 1, 2"),
+        (
+            "promise_for_ever",
+            test_around_the_commit.test_a_straggler_is_told_and_stands_still,
+            "0, 1, 2",
+        ),
         (
             "hearsay",
-            test_handover.test_an_engine_of_the_exchange_takes_no_place_by_hearsay,
+            test_around_the_commit.test_an_engine_of_the_exchange_takes_no_place_by_hearsay,
             "assert 5 == 4",
         ),
         (
             "layers_dropped_at_once",
-            test_handover.test_layers_of_the_place_before_last_until_the_first_commit,
+            test_joining_and_leaving.test_layers_of_the_place_before_last_until_the_first_commit,
             "2: 5",
         ),
     ],
@@ -73,7 +79,7 @@ def test_without_its_guard_a_handover_fails(
     scenario: Callable[[EngineCluster, ReferenceResult, Path, Path], None],
     seen: str,
 ) -> None:
-    job = training_job(tmp_path / "job", num_steps=test_handover.NUM_STEPS)
+    job = training_job(tmp_path / "job", num_steps=NUM_STEPS)
     expected = job.run_reference()
     with (
         EngineCluster(tmp_path / "engines", job.files, zygote, mutant=mutant) as cluster,

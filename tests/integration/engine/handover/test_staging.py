@@ -1,0 +1,180 @@
+"""Whoever cannot stage a place, or dies or stops in it, holds up nobody."""
+
+from pathlib import Path
+
+import pytest
+
+from integration.engine.handover.staged import (
+    BOTH,
+    OTHER_PAIR,
+    PAIR,
+    STEP,
+    WITH_E,
+    WITHOUT_D,
+    begin,
+    finish,
+    kept,
+)
+from oracle.reference import ReferenceResult
+from planaria.api.common.v1.errors_pb2 import ErrorReason
+from planaria.api.worker.v1.directive_pb2 import Switch
+from support.engine_harness import EngineCluster, Pipeline
+from support.engine_zygote import Zygote
+from support.handover import Handover
+from support.training_jobs import TrainingJob
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lack", ["other stages", "no pipeline", "layers"])
+def test_an_engine_refuses_a_place_that_it_cannot_stage(
+    cluster: EngineCluster, go: Path, lack: str
+) -> None:
+    begin(cluster, go, joining="e")
+    after = {
+        "other stages": [Pipeline([("a", 4), ("b", 3)], range(6), keeps=True)],
+        "no pipeline": [Pipeline([("e", 7)], range(6), keeps=True)],
+        "layers": [Pipeline([("a", 7)], range(6))],
+    }[lack]
+    handover = Handover(cluster, BOTH, after)
+    name = after[0].stages[0][0]
+    command = handover.activation(name)
+    if lack == "layers":
+        del command.layers[-1]
+    result = cluster.ask(name, handover.generation, activate=command)
+    assert result.failure.reason == ErrorReason.ERROR_REASON_WRONG_STATE
+    assert result.failure.metadata["field"] == ("layers" if lack == "layers" else "keeps_step")
+    go.touch()
+    cluster.wait_until_finished(*"abcd")
+
+
+def test_a_joiner_that_falls_behind_begins_its_layers_again(
+    job: TrainingJob, expected: ReferenceResult, zygote: Zygote, tmp_path: Path
+) -> None:
+    """Its sources keep no sum for it: whatever is committed, they send the layer as it is then."""
+    go, serve = tmp_path / "go", tmp_path / "serve"
+    slow = {"at": "serve_follow", "action": "hold", "until": str(serve)}
+    with EngineCluster(
+        tmp_path / "engines", job.files, zygote, mutant="impatient_source"
+    ) as cluster:
+        begin(cluster, go, joining="e", failpoints={"a": [slow], "b": [slow], "e": []})
+        handover = Handover(cluster, BOTH, WITH_E)
+        handover.begin_staging()
+        cluster.wait_for_step("d", STEP - 1)
+        serve.touch()
+        handover.wait_until_staged()
+        handover.switch_behind(STEP, go)
+        handover.wait_until_switched()
+        finish(cluster, expected, WITH_E)
+        assert "follower_fell_behind" in cluster.engines["a"].log()
+
+
+def test_a_joiner_that_dies_in_staging_costs_nothing(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path
+) -> None:
+    begin(cluster, go, joining="e", failpoints={"e": [{"at": "follow", "action": "kill"}]})
+    handover = Handover(cluster, BOTH, WITH_E)
+    handover.begin_staging()
+    cluster.wait_until_dead("e")
+    again = Handover(cluster, BOTH, WITHOUT_D)
+    again.stage()
+    reason = handover.staging_result("a").failure.reason
+    assert reason == ErrorReason.ERROR_REASON_STALE_GENERATION
+    again.switch_behind(STEP, go)
+    again.wait_until_switched()
+    finish(cluster, expected, WITHOUT_D)
+    assert not handover.has_parked(*"abc")
+
+
+@pytest.mark.slow
+def test_a_source_that_dies_while_it_is_followed_is_a_loss_like_any(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path
+) -> None:
+    """What was staged is dropped; the whole pipeline finishes the step."""
+    fatal = {"at": "serve_follow", "action": "kill", "step": STEP + 1}
+    begin(cluster, go, joining="e", failpoints={"c": [fatal], "e": []})
+    handover = Handover(cluster, BOTH, WITH_E)
+    handover.prefer("c")
+    handover.stage()
+    go.touch()
+    cluster.wait_until_dead("c")
+    reports = cluster.fence(["c"])
+    held_layers = cluster.roll_forward(reports)
+    assert not held_layers["e"]
+    after = [Pipeline(PAIR, range(6))]
+    cluster.recover(after)
+    finish(cluster, expected, after)
+
+
+def test_an_engine_that_cannot_stage_says_so_and_trains_on(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
+) -> None:
+    """Neither one that fails, nor one that is not ready, is switched."""
+    stage = tmp_path / "stage"
+    begin(
+        cluster,
+        go,
+        joining="e",
+        failpoints={
+            "a": [{"at": "stage", "action": "raise"}],
+            "b": [{"at": "stage", "action": "hold", "until": str(stage)}],
+        },
+    )
+    handover = Handover(cluster, BOTH, WITH_E)
+    handover.begin_staging()
+    failed = handover.staging_result("a").failure
+    assert failed.reason == ErrorReason.ERROR_REASON_ENGINE_FAILED
+    for name in "ab":
+        early = cluster.ask(name, handover.generation, switch=Switch())
+        assert early.failure.reason == ErrorReason.ERROR_REASON_WRONG_STATE
+    stage.touch()
+    go.touch()
+    finish(cluster, expected, BOTH)
+    assert not handover.has_parked(*"abcd")
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_in_staging_is_a_loss_like_any(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path
+) -> None:
+    """The others drop what they have staged, and finish the step."""
+    begin(cluster, go, joining="e", failpoints={"b": [{"at": "stage", "action": "kill"}]})
+    handover = Handover(cluster, BOTH, WITH_E)
+    handover.begin_staging()
+    cluster.wait_until_dead("b")
+    reports = cluster.fence(["b"])
+    assert kept(reports) == {"a": [], "c": [3, 4, 5], "d": [3, 4, 5], "e": []}
+    for name in "acde":
+        reason = handover.staging_result(name).failure.reason
+        assert reason == ErrorReason.ERROR_REASON_STALE_GENERATION
+    after = [Pipeline(OTHER_PAIR, range(3)), Pipeline([("e", 7)], range(3, 6))]
+    go.touch()
+    cluster.recover(after)
+    finish(cluster, expected, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["follow", "switch"])
+def test_a_joiner_that_is_stopped_is_left_behind(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path, place: str
+) -> None:
+    """In staging it holds up nobody; behind the commit it is lost like any engine."""
+    begin(cluster, go, joining="e", failpoints={"e": [{"at": place, "action": "stop"}]})
+    handover = Handover(cluster, BOTH, WITH_E)
+    handover.begin_staging()
+    if place == "follow":
+        go.touch()
+        finish(cluster, expected, BOTH)
+        assert not handover.has_parked(*"abcd")
+        return
+    handover.wait_until_staged()
+    handover.switch_behind(STEP, go)
+    for name in "abcd":
+        assert handover.switching_result(name).HasField("activated")
+    reports = cluster.fence(["e"])
+    assert {r.applied_generation for r in reports.values()} == {handover.generation}
+    cluster.engines["e"].kill()
+    cluster.wait_until_dead("e")
+    cluster.recover(BOTH)
+    finish(cluster, expected, BOTH)
