@@ -7,7 +7,8 @@ from typing import Any
 
 from planaria.api.worker.v1.directive_pb2 import SealCheckpoint, WriteCheckpoint
 from planaria.api.worker.v1.report_pb2 import CheckpointReport, DirectiveResult, LayerWritten
-from support.engine_harness import EngineCluster, JobFiles
+from support.engine_harness import EngineCluster
+from support.small_plans import JobFiles
 
 
 def checkpointed(job: JobFiles, path: Path, *, every_steps: int = 2, **fields: Any) -> JobFiles:

@@ -9,17 +9,10 @@
 Nothing here sleeps: every wait is for something that an engine says, or for its end.
 """
 
-import json
-import signal
-import socket
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -28,7 +21,6 @@ from planaria.api.worker.v1.directive_pb2 import (
     Commit,
     Copy,
     DigestLayers,
-    Directive,
     Export,
     FollowerAssignment,
     LayerSource,
@@ -37,141 +29,16 @@ from planaria.api.worker.v1.directive_pb2 import (
     StageAssignment,
     Stop,
 )
-from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent, Lease
-from planaria.api.worker.v1.report_pb2 import (
-    CommitRecord,
-    DirectiveResult,
-    EngineFault,
-    EngineSnapshot,
-    EngineState,
-    FenceReport,
-    StepReport,
-)
-from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE
+from planaria.api.worker.v1.report_pb2 import CommitRecord, DirectiveResult, FenceReport
 from planaria_worker.engine.numerics.digest import final_digest
-from planaria_worker.engine_config import EngineConfig, Transport
-from planaria_worker.link import receive_message, send_message, socket_address
-from support.engine_zygote import EngineProcess, Zygote
-
-TIMEOUT_SECONDS = 120.0
-"""Only a broken engine comes near it, but the machine may be busy with something else."""
-LEASE = Lease(duration=Duration(seconds=600))
-JOB_ID = "job-1"
-T = TypeVar("T")
+from planaria_worker.engine_config import Transport
+from support.engine_zygote import Zygote
+from support.engines import Engines
+from support.one_engine import TIMEOUT_SECONDS
+from support.small_plans import JobFiles, Pipeline
 
 
-class EngineDiedError(AssertionError):
-    """An engine that was asked for something has died."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobFiles:
-    """A job as engines are given it."""
-
-    spec: Mapping[str, Any]
-    data_path: Path
-    num_layers: int
-    evaluation_data_path: Path | None = None
-
-    @property
-    def num_steps(self) -> int:
-        return int(self.spec["training"]["steps"])
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """Stages as (engine name, number of layers), and the microbatches of the pipeline.
-
-    `in_flight` are those of the step in flight, for a pipeline that keeps it; `keeps` is for one
-    that keeps its place behind a commit.
-    """
-
-    stages: Sequence[tuple[str, int]]
-    microbatches: Sequence[int]
-    in_flight: Sequence[int] = ()
-    keeps: bool = False
-
-
-@dataclass(kw_only=True)
-class TestEngine:
-    """One engine process and everything it has said."""
-
-    __test__ = False
-
-    name: str
-    engine_id: str
-    process: EngineProcess
-    folder: Path
-    changed: threading.Condition
-    snapshot: EngineSnapshot = field(default_factory=EngineSnapshot)
-    states: list["EngineState.ValueType"] = field(default_factory=list)
-    events: list[EngineEvent] = field(default_factory=list)
-    connection: socket.socket | None = None
-
-    def connect(self) -> None:
-        """Becomes the engine's agent; the socket is there a moment after the process."""
-        path = self.folder / "engine.sock"
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while True:
-            connection = socket.socket(socket.AF_UNIX)
-            try:
-                with socket_address(path) as address:
-                    connection.connect(address)
-                break
-            except OSError:
-                connection.close()
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise AssertionError(f"{self.name} did not start:\n{self.log()}") from None
-                threading.Event().wait(0.01)
-        self.connection = connection
-        send_message(connection, EngineCommand(lease=LEASE))
-        threading.Thread(target=self._read, args=(connection,), daemon=True).start()
-
-    def send(self, directive: Directive) -> None:
-        assert self.connection is not None
-        try:
-            send_message(self.connection, EngineCommand(directive=directive))
-        except OSError:
-            raise EngineDiedError(f"{self.name} died\n{self.log()}") from None
-
-    def result(self, directive_id: str) -> DirectiveResult | None:
-        for event in self.events:
-            if event.HasField("result") and event.result.directive_id == directive_id:
-                return event.result
-        return None
-
-    def log(self) -> str:
-        return (self.folder / "engine.log").read_text()
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        if self.connection is not None:
-            self.connection.close()
-
-    def _read(self, connection: socket.socket) -> None:
-        try:
-            while (event := receive_message(connection, EngineEvent)) is not None:
-                with self.changed:
-                    if event.HasField("snapshot"):
-                        self.snapshot = event.snapshot
-                        self.states.append(event.snapshot.state)
-                    else:
-                        self.events.append(event)
-                        if event.result.HasField("activated"):  # older snapshots are out of date
-                            self.snapshot.state = EngineState.ENGINE_STATE_TRAINING
-                    self.changed.notify_all()
-        except OSError:
-            pass
-        with self.changed:
-            self.changed.notify_all()
-
-
-class EngineCluster:
+class EngineCluster(Engines):
     """Engines of one job and a coordinator that does what a test says.
 
     Attributes:
@@ -187,89 +54,11 @@ class EngineCluster:
         mutant: str = "",
         transport: Transport = "gloo",
     ) -> None:
-        self.job = job
-        self._transport = transport
-        self._zygote = zygote
-        self._mutant = mutant
-        self.engines: dict[str, TestEngine] = {}
-        self.generation = 1
-        self.base_steps = 0
+        super().__init__(folder, job, zygote, mutant=mutant, transport=transport)
         self.committed_steps = 0
-        self._folder = folder
-        self._changed = threading.Condition()
-        self._num_started = 0
         self.members: list[str] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for engine in self.engines.values():
-            engine.close()
-
-    # --- processes
-
-    def prepare(
-        self,
-        *names: str,
-        failpoints: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
-    ) -> None:
-        """Starts engines that are not there yet, or have a failpoint, and waits until they are."""
-        failpoints = failpoints or {}
-        new = [name for name in names if name in failpoints or not self.is_alive(name)]
-        for name in new:
-            self._start(name, failpoints.get(name, ()))
-        for name in new:
-            self.engines[name].connect()
-        for name in new:
-            result = self._wait_for_preparation(name)
-            assert result.HasField("prepared"), result
-            self.engines[name].snapshot = result.prepared.engine
-            self.base_steps = result.prepared.base.step
-
-    def start(self, name: str) -> DirectiveResult:
-        """Starts one engine; returns what it says to Prepare."""
-        self._start(name, ())
-        self.engines[name].connect()
-        return self._wait_for_preparation(name)
-
-    def is_alive(self, name: str) -> bool:
-        return name in self.engines and self.engines[name].process.poll() is None
-
-    @property
-    def survivors(self) -> list[str]:
-        return [name for name in self.engines if self.is_alive(name)]
-
-    def wait_until_dead(self, name: str) -> None:
-        self.engines[name].process.wait(TIMEOUT_SECONDS)
-
-    # --- directives
-
-    def direct(self, name: str, generation: int | None = None, **command: Any) -> str:
-        """Sends a directive; returns its id."""
-        directive = Directive(
-            directive_id=uuid.uuid4().hex,
-            job_id=JOB_ID,
-            generation=self.generation if generation is None else generation,
-            engine_id=self.engines[name].engine_id,
-            **command,
-        )
-        self.engines[name].send(directive)
-        return directive.directive_id
-
-    def ask(self, name: str, generation: int | None = None, **command: Any) -> DirectiveResult:
-        """Sends a directive and waits for its result."""
-        return self.wait_for_result(name, self.direct(name, generation, **command))
-
-    def ask_all(self, commands: Mapping[str, Mapping[str, Any]]) -> dict[str, DirectiveResult]:
-        """Sends a directive to each of several engines, then waits for all results."""
-        ids = {name: self.direct(name, **command) for name, command in commands.items()}
-        return {name: self.wait_for_result(name, id_) for name, id_ in ids.items()}
+    # --- a plan
 
     def copy_initial(self, plan: Sequence[Pipeline]) -> None:
         """Loads every layer of the job's base, wherever the plan puts it."""
@@ -308,12 +97,24 @@ class EngineCluster:
     def train(self, plan: Sequence[Pipeline]) -> None:
         """Begins the job anew in a new generation, whatever the engines did before."""
         self.quiesce(dict.fromkeys([*_alive(self, self.members), *_names(plan)]))
-        with self._changed:
-            for engine in self.engines.values():
-                engine.events.clear()
+        self._forget_events()
         self.copy_initial(plan)
         for name, result in self.activate(plan).items():
             assert result.HasField("activated"), (name, result)
+
+    def needs(self, pipeline: Pipeline) -> dict[str, list[int]]:
+        """Layers that each engine of a pipeline hosts."""
+        is_tied = bool(self.job.spec["model"].get("tie_word_embeddings"))
+        needs, first = {}, 0
+        for name, num_layers in pipeline.stages:
+            layers = list(range(first, first + num_layers))
+            first += num_layers
+            if is_tied and first == self.job.num_layers and 0 not in layers:
+                layers.insert(0, 0)
+            needs[name] = layers
+        return needs
+
+    # --- fences and recoveries
 
     def quiesce(
         self,
@@ -394,62 +195,6 @@ class EngineCluster:
                         ]
         return self._copy(orders, version)
 
-    # --- waiting
-
-    def wait_for(self, what: str, found: Callable[[], T | None]) -> T:
-        """Waits for what an engine says; `found` returns something true when it is there."""
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        with self._changed:
-            while not (value := found()):
-                left = deadline - time.monotonic()
-                assert left > 0, f"no {what} within {TIMEOUT_SECONDS} s\n{self._logs()}"
-                self._changed.wait(min(left, 1.0))
-            return value
-
-    def wait_for_result(self, name: str, directive_id: str) -> DirectiveResult:
-        engine = self.engines[name]
-
-        def found() -> DirectiveResult | None:
-            result = engine.result(directive_id)
-            if result is None and engine.process.poll() is not None:
-                raise EngineDiedError(f"{name} died without an answer\n{engine.log()}")
-            return result
-
-        return self.wait_for(f"result of {name}", found)
-
-    def wait_for_state(self, state: "EngineState.ValueType", *names: str) -> None:
-        for name in names:
-            engine = self.engines[name]
-            self.wait_for(
-                f"{EngineState.Name(state)} of {name}",
-                lambda engine=engine: engine.snapshot.state == state,  # type: ignore[misc]
-            )
-
-    def wait_until_finished(self, *names: str) -> None:
-        self.wait_for_state(EngineState.ENGINE_STATE_FINISHED, *(names or self.survivors))
-
-    def wait_for_step(self, name: str, step: int) -> StepReport:
-        """Waits until an engine has reported the commit of a step in this generation or later."""
-        return self.wait_for(
-            f"step {step} of {name}",
-            lambda: next((r for r in self.step_reports(name) if r.record.step == step), None),
-        )
-
-    def wait_for_fault(self, name: str) -> EngineFault:
-        engine = self.engines[name]
-        return self.wait_for(
-            f"fault of {name}",
-            lambda: next((e.fault for e in engine.events if e.HasField("fault")), None),
-        )
-
-    def step_reports(self, *names: str) -> list[StepReport]:
-        return [
-            event.step_report
-            for name in names or self.engines
-            for event in self.engines[name].events
-            if event.HasField("step_report")
-        ]
-
     # --- results
 
     def losses(self) -> list[float]:
@@ -489,45 +234,6 @@ class EngineCluster:
 
     # --- inside
 
-    def _wait_for_preparation(self, name: str) -> DirectiveResult:
-        return self.wait_for_result(name, f"prepare-{self.engines[name].engine_id}")
-
-    def _start(self, name: str, failpoints: Sequence[Mapping[str, object]]) -> None:
-        if name in self.engines:
-            self.engines[name].close()
-        self._num_started += 1
-        engine_id = f"{JOB_ID}/{name}/0/{self._num_started}"
-        folder = self._folder / f"{name}-{self._num_started}"
-        folder.mkdir(parents=True)
-        config = EngineConfig(
-            engine_id=engine_id,
-            job_id=JOB_ID,
-            generation=self.generation,
-            prepare_directive_id=f"prepare-{engine_id}",
-            job_spec=json.dumps(self.job.spec),
-            job_secret="secret",
-            socket_path=str(folder / "engine.sock"),
-            data_path=str(self.job.data_path),
-            evaluation_data_path=str(self.job.evaluation_data_path or ""),
-            lease_seconds=600.0,
-            transport=self._transport,
-        )
-        config.dump(folder / "config.json")
-        (folder / "engine.log").touch()
-        process = self._zygote.start(
-            folder / "config.json",
-            folder / "engine.log",
-            environment={ENVIRONMENT_VARIABLE: json.dumps(failpoints)} if failpoints else {},
-            mutant=self._mutant,
-        )
-        self.engines[name] = TestEngine(
-            name=name,
-            engine_id=engine_id,
-            process=process,
-            folder=folder,
-            changed=self._changed,
-        )
-
     def _copy(
         self, orders: Mapping[str, Mapping[int, Sequence[str]]], version: int
     ) -> dict[str, DirectiveResult]:
@@ -558,24 +264,6 @@ class EngineCluster:
             microbatches=pipeline.microbatches,
             step_microbatches=pipeline.in_flight,
             keeps_step=pipeline.keeps or bool(pipeline.in_flight),
-        )
-
-    def needs(self, pipeline: Pipeline) -> dict[str, list[int]]:
-        """Layers that each engine of a pipeline hosts."""
-        is_tied = bool(self.job.spec["model"].get("tie_word_embeddings"))
-        needs, first = {}, 0
-        for name, num_layers in pipeline.stages:
-            layers = list(range(first, first + num_layers))
-            first += num_layers
-            if is_tied and first == self.job.num_layers and 0 not in layers:
-                layers.insert(0, 0)
-            needs[name] = layers
-        return needs
-
-    def _logs(self) -> str:
-        return "\n".join(
-            f"--- {engine.name} ({engine.process.poll()})\n{engine.log()[-3000:]}"
-            for engine in self.engines.values()
         )
 
 

@@ -24,7 +24,8 @@ from planaria.api.worker.v1.report_pb2 import (
     FenceReport,
     Staged,
 )
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
+from support.small_plans import Pipeline
 
 
 class Handover:

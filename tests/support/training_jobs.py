@@ -10,7 +10,7 @@ import torch
 from oracle.from_spec import reference_job
 from oracle.reference import ReferenceJob, ReferenceResult, train
 from planaria.job import JobSpec
-from support.engine_harness import JobFiles
+from support.small_plans import JobFiles
 
 TEXT = "".join(f"{number} planarians make {number * number} heads.\n" for number in range(99))
 

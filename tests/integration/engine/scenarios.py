@@ -2,7 +2,8 @@
 
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Quiesce
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
+from support.small_plans import Pipeline
 
 BEFORE = [Pipeline([("a", 3), ("b", 4)], [0, 1, 2]), Pipeline([("c", 5), ("d", 2)], [3, 4, 5])]
 WITHOUT_B = [Pipeline([("a", 7)], [0, 1]), Pipeline([("c", 5), ("d", 2)], [2, 3, 4, 5])]

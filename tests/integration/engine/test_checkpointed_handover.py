@@ -10,9 +10,10 @@ from oracle.reference import ReferenceResult
 from planaria_worker.engine.checkpointing.manifest import Manifest
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.handover import Handover
+from support.small_plans import Pipeline
 from support.training_jobs import TrainingJob, training_job
 
 pytestmark = pytest.mark.integration

@@ -16,8 +16,9 @@ from planaria_worker.engine.export import export_huggingface
 from planaria_worker.models.state import LayerState
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed
-from support.engine_harness import EngineCluster, JobFiles, Pipeline
+from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
+from support.small_plans import JobFiles, Pipeline
 from support.training_jobs import TrainingJob
 
 pytestmark = pytest.mark.integration

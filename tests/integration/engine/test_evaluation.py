@@ -17,8 +17,9 @@ from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
+from support.small_plans import Pipeline
 from support.training_jobs import TEXT, TrainingJob, training_job
 
 pytestmark = pytest.mark.integration

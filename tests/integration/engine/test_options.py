@@ -14,8 +14,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
+from support.small_plans import Pipeline
 from support.training_jobs import TrainingJob, training_job
 
 pytestmark = pytest.mark.integration

@@ -13,8 +13,9 @@ from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Directive, Quiesce
 from planaria.api.worker.v1.report_pb2 import EngineState
-from support.engine_harness import EngineCluster, JobFiles, Pipeline
+from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
+from support.small_plans import JobFiles, Pipeline
 from support.training_jobs import training_job
 
 pytestmark = pytest.mark.integration

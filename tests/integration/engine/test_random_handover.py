@@ -20,9 +20,11 @@ from integration.engine.test_random_kills import (
 from oracle.reference import ReferenceResult
 from planaria.api.worker.v1.directive_pb2 import DigestLayers
 from planaria.api.worker.v1.report_pb2 import EngineState, FenceReport
-from support.engine_harness import EngineCluster, EngineDiedError, Pipeline
+from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.handover import Handover
+from support.one_engine import EngineDiedError
+from support.small_plans import Pipeline
 from support.training_jobs import TrainingJob, training_job
 
 pytestmark = pytest.mark.integration

@@ -18,7 +18,8 @@ from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Commit, Quiesce
 from planaria.api.worker.v1.report_pb2 import CommitRecord, EngineState
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
+from support.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.handover import Handover
+from support.small_plans import Pipeline
 from support.training_jobs import training_job
 
 pytestmark = pytest.mark.integration

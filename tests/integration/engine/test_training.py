@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from oracle.reference import ReferenceResult
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
+from support.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
 

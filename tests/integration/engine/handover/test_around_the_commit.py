@@ -19,8 +19,9 @@ from integration.engine.handover.staged import (
 from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
 from support.handover import Handover
+from support.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
 

@@ -18,9 +18,10 @@ from integration.engine.handover.staged import (
 from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Switch
-from support.engine_harness import EngineCluster, Pipeline
+from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.handover import Handover
+from support.small_plans import Pipeline
 from support.training_jobs import TrainingJob
 
 pytestmark = pytest.mark.integration
