@@ -59,7 +59,7 @@ def test_one_digest_on_1_2_3_and_5_nodes(cluster: Cluster, text: Path, digest: s
     assert digests == dict.fromkeys(digests, digest)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_digest_through_kills_at_random_moments(
     cluster: Cluster, text: Path, digest: str, seed: int
 ) -> None:
