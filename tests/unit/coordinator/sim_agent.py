@@ -7,9 +7,9 @@ from typing import Protocol
 
 from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason, UnavailableError
+from planaria_coordinator.application.agent_session import AgentSession
 from planaria_coordinator.application.agents import EngineExited, Hello, ReportsStored
 from planaria_coordinator.application.coordinator import Coordinator
-from planaria_coordinator.application.sessions import AgentSession
 from planaria_coordinator.domain.directive import (
     Base,
     Directive,

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from planaria_coordinator.application.sessions import AgentSession
+from planaria_coordinator.application.agent_session import AgentSession
 from planaria_coordinator.domain.directive import DirectiveResult
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.run import node_of

@@ -1,0 +1,299 @@
+"""A session with an agent: what it tells goes to the registry and to the jobs' actors."""
+
+import asyncio
+
+from planaria_common.errors import ErrorReason
+from planaria_common.logging import get_logger
+from planaria_coordinator.application.agents import (
+    CheckpointReport,
+    EngineExited,
+    EngineFault,
+    Hello,
+    LogLines,
+    PeerLost,
+    ReportsStored,
+    StepReport,
+    Welcome,
+)
+from planaria_coordinator.application.losses import declare_lost_nodes
+from planaria_coordinator.application.nodes import NodeEntry
+from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.domain.directive import Directive, DirectiveResult, Stop
+from planaria_coordinator.domain.job import LogLine, StepMetrics
+from planaria_coordinator.domain.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.run import Phase
+from planaria_coordinator.domain.signals import (
+    AgentReturned,
+    CheckpointReported,
+    EngineDisturbed,
+    EngineFinished,
+    EngineLost,
+    JobFaulted,
+    ResultArrived,
+    StepCommitted,
+)
+from planaria_coordinator.domain.utilization import model_flops_utilization
+
+_MAX_TAIL_CHARACTERS = 300
+
+log = get_logger("sessions")
+
+
+class AgentSession:
+    """One session of one agent."""
+
+    def __init__(self, state: SharedState, hello: Hello) -> None:
+        self.node_id = hello.node_id
+        self.agent_id = hello.agent_id
+        self._state = state
+        self._outgoing: asyncio.Queue[Directive | ReportsStored | None] = asyncio.Queue()
+        self._ended = False
+        self._newest_report = 0
+        self._acknowledged_report = 0
+
+    @property
+    def welcome(self) -> Welcome:
+        """The answer to the Hello."""
+        options = self._state.options
+        return Welcome(
+            coordinator_id=self._state.coordinator_id,
+            heartbeat_interval_seconds=options.heartbeat_interval_seconds,
+            node_deadline_seconds=options.node_deadline_seconds,
+            agent_lease_seconds=options.agent_lease_seconds,
+            progress_deadline_seconds=options.progress_deadline_seconds,
+        )
+
+    # -- to the agent ------------------------------------------------------------------------------
+
+    def send(self, directive: Directive) -> None:
+        """Queue a directive."""
+        self._outgoing.put_nowait(directive)
+
+    def acknowledge(self, report_number: int) -> None:
+        """Say that what reports up to this one say is stored."""
+        if report_number > self._acknowledged_report:
+            self._acknowledged_report = report_number
+            self._outgoing.put_nowait(ReportsStored(report_number=report_number))
+
+    async def next_message(self) -> Directive | ReportsStored | None:
+        """Wait for what is to be sent next; None when the session has been replaced."""
+        return await self._outgoing.get()
+
+    def end(self) -> None:
+        """Let the stream end: another session takes its place."""
+        self._ended = True
+        self._outgoing.put_nowait(None)
+
+    def attach(self, entry: NodeEntry, engines: tuple[EngineSnapshot, ...]) -> None:
+        """Become the node's session."""
+        entry.wire = self
+        entry.session_ended = False
+        entry.peers_lost.clear()
+        entry.stops_sent.clear()
+        self._state.nodes.beat(entry, engines)
+        self._state.dispatcher.attach(self.node_id, self)
+        for actor in self._state.holders(self.node_id):
+            actor.post(AgentReturned(node_id=self.node_id))
+        self._compare(entry)
+
+    def close(self) -> None:
+        """The stream has ended: the agent is gone, or only the connection."""
+        entry = self._state.nodes.get(self.node_id)
+        self._state.dispatcher.detach(self.node_id, self)
+        if entry is not None and entry.wire is self:
+            entry.wire = None
+            entry.session_ended = True
+            log.info("session_ended", node_id=self.node_id)
+            self._state.run_beside(declare_lost_nodes(self._state, (self.node_id,)))
+
+    # -- from the agent ----------------------------------------------------------------------------
+
+    @property
+    def newest_report(self) -> int:
+        """Number of the last report that came."""
+        return self._newest_report
+
+    def note_report(self, report_number: int) -> None:
+        """A report has been passed on; those of other sessions came before it, or come again."""
+        self._newest_report = report_number
+
+    def heartbeat(self, engines: tuple[EngineSnapshot, ...]) -> None:
+        """The node is alive."""
+        entry = self._entry()
+        if entry is not None:
+            self._state.nodes.beat(entry, engines)
+            self._compare(entry)
+
+    def result(self, result: DirectiveResult) -> None:
+        """A directive has a result."""
+        self._state.dispatcher.forget([result.directive_id])
+        self._state.note_result(result)
+        self._state.post(result.job_id, ResultArrived(result=result))
+
+    def engine_exited(self, exited: EngineExited) -> None:
+        """An engine's process ended."""
+        entry = self._entry()
+        if entry is not None:
+            entry.peers_lost.discard(exited.engine_id)
+        self._state.post(
+            exited.job_id,
+            EngineLost(
+                engine_id=exited.engine_id,
+                fault_time=exited.detect_time,
+                reason=_end_in_words(exited),
+                process_ended=True,
+            ),
+        )
+
+    def peer_lost(self, lost: PeerLost) -> None:
+        """An engine saw a peer's process end: believe it before its agent says so."""
+        actor = self._state.actors.get(lost.job_id)
+        engine = actor.run.engines.get(lost.lost_engine_id) if actor is not None else None
+        if actor is None or engine is None:
+            return
+        entry = self._state.nodes.get(engine.node_id)
+        if entry is not None:
+            entry.peers_lost.add(engine.id)
+            if entry.wire is None:
+                self._state.run_beside(declare_lost_nodes(self._state, (entry.node.id,)))
+                return
+        actor.post(
+            EngineLost(
+                engine_id=engine.id,
+                fault_time=lost.detect_time,
+                reason=f"{lost.engine_id} saw its process end",
+                process_ended=False,
+            )
+        )
+
+    def engine_fault(self, fault: EngineFault) -> None:
+        """An engine cannot go on."""
+        failure = fault.failure
+        if fault.fatal:
+            self._state.post(fault.job_id, JobFaulted(engine_id=fault.engine_id, failure=failure))
+        elif failure.reason is ErrorReason.UNAVAILABLE:
+            self._state.post(
+                fault.job_id,
+                EngineDisturbed(
+                    engine_id=fault.engine_id,
+                    generation=fault.generation,
+                    message=failure.message,
+                    fault_time=fault.detect_time,
+                ),
+            )
+        else:
+            self._state.post(
+                fault.job_id,
+                EngineLost(
+                    engine_id=fault.engine_id,
+                    fault_time=fault.detect_time,
+                    reason=failure.message,
+                    process_ended=False,
+                ),
+            )
+
+    def step_report(self, report: StepReport) -> None:
+        """A step was committed."""
+        actor = self._state.actors.get(report.job_id)
+        if actor is None:
+            return
+        record = report.record
+        actor.note_step(
+            StepMetrics(
+                job_id=report.job_id,
+                step=record.step,
+                loss=record.loss if record.num_tokens else None,
+                gradient_norm=record.gradient_norm,
+                learning_rate=report.learning_rate,
+                num_tokens=record.num_tokens,
+                step_seconds=report.step_seconds,
+                generation=record.generation,
+                commit_time=report.commit_time,
+                seconds=report.seconds,
+                model_flops_utilization=model_flops_utilization(actor.run, report.step_seconds)
+                if record.num_tokens
+                else None,
+                evaluation_loss=record.evaluation_loss,
+            )
+        )
+        actor.post(
+            StepCommitted(
+                record=record, commit_time=report.commit_time, step_seconds=report.step_seconds
+            )
+        )
+
+    def checkpoint_report(self, report: CheckpointReport) -> None:
+        """An engine writes layers of a checkpoint, has written one, or does not write the rest."""
+        self._state.post(
+            report.job_id,
+            CheckpointReported(
+                engine_id=report.engine_id, version=report.version, report=report.report
+            ),
+        )
+
+    def log_lines(self, lines: LogLines) -> None:
+        """An engine wrote lines."""
+        self._state.log_lines.extend(
+            LogLine(job_id=lines.job_id, engine_id=lines.engine_id, time=lines.read_time, text=text)
+            for text in lines.lines
+        )
+
+    # -- engines that are counted on, and those that are there -------------------------------------
+
+    def _entry(self) -> NodeEntry | None:
+        """Return the node's entry while this is its session."""
+        entry = self._state.nodes.get(self.node_id)
+        return entry if entry is not None and entry.wire is self else None
+
+    def _compare(self, entry: NodeEntry) -> None:
+        """Stop engines that nobody counts on; those counted on that are missing have exited."""
+        counted_on: set[str] = set()
+        for actor in self._state.holders(self.node_id):
+            run = actor.run
+            mine = actor.engines_on(self.node_id)
+            counted_on.update((engine.id for engine in mine), run.stopping)
+            for engine in mine:
+                if engine.prepared and engine.id not in entry.snapshots:
+                    actor.post(
+                        EngineLost(
+                            engine_id=engine.id,
+                            fault_time=self._state.clock.now(),
+                            reason="its agent no longer has it",
+                            process_ended=True,
+                        )
+                    )
+        for snapshot in entry.snapshots.values():
+            if snapshot.engine_id not in counted_on:
+                self._stop_stranger(entry, snapshot)
+            elif snapshot.state is EngineState.FINISHED:
+                self._finished(snapshot)
+
+    def _stop_stranger(self, entry: NodeEntry, snapshot: EngineSnapshot) -> None:
+        if snapshot.engine_id in entry.stops_sent:
+            return
+        entry.stops_sent.add(snapshot.engine_id)
+        self.send(
+            Directive(
+                id=f"stop/{snapshot.engine_id}/{self._state.coordinator_id}",
+                job_id=snapshot.job_id,
+                generation=snapshot.generation,
+                engine_id=snapshot.engine_id,
+                node_id=self.node_id,
+                command=Stop(reason="no job counts on it any more"),
+            )
+        )
+
+    def _finished(self, snapshot: EngineSnapshot) -> None:
+        actor = self._state.actors.get(snapshot.job_id)
+        transition = actor.run.transition if actor is not None else None
+        if actor is not None and (transition is None or transition.phase is Phase.PREPARING):
+            actor.post(EngineFinished(engine_id=snapshot.engine_id))
+
+
+def _end_in_words(exited: EngineExited) -> str:
+    if exited.exit_code is None:
+        return "its process ended"
+    if exited.exit_code < 0:
+        return f"its process was ended by signal {-exited.exit_code}"
+    tail = f": {exited.log_tail[-1][:_MAX_TAIL_CHARACTERS]}" if exited.log_tail else ""
+    return f"its process ended with code {exited.exit_code}{tail}"
