@@ -17,10 +17,11 @@ from planaria_coordinator.application.ports import (
     RequestRecord,
     TransitionRecord,
 )
-from planaria_coordinator.domain.directive import Directive, Outcome
+from planaria_coordinator.domain.directive import Directive
 from planaria_coordinator.domain.event import Event, EventDraft
 from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.node import Node
+from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.run import JobRun
 

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-from planaria_coordinator.domain.directive import (
-    Activate,
-    Outcome,
-)
+from planaria_coordinator.domain.directive import Activate
+from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.run import JobRun
 from unit.coordinator.protocol_cluster import Cluster
 from unit.coordinator.protocol_state import (

@@ -5,20 +5,16 @@ from dataclasses import asdict
 
 from planaria_coordinator.domain.directive import (
     Activate,
-    Activated,
     Command,
     Commit,
     CommitRecord,
-    Committed,
-    Copied,
     Copy,
-    FenceReport,
     Quiesce,
     QuiesceMode,
     Stop,
-    Stopped,
     Switch,
 )
+from planaria_coordinator.domain.outcome import Activated, Committed, Copied, FenceReport, Stopped
 from planaria_worker.engine.commit import CommitRecord as WorkersRecord
 from planaria_worker.engine.commit import KeptSums, RollForward, roll_forward
 from unit.coordinator.protocol_handover import Handover

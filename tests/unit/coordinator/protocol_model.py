@@ -17,13 +17,10 @@ from typing import Any
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.actions import AskPlanner, Send
-from planaria_coordinator.domain.directive import (
-    DirectiveResult,
-    Failure,
-)
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.outcome import DirectiveResult, Failure
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.run import JobRun, Limits, Moment, Phase
+from planaria_coordinator.domain.run import JobRun, Limits, Moment
 from planaria_coordinator.domain.signals import (
     DrainWanted,
     NodeLost,
@@ -33,6 +30,7 @@ from planaria_coordinator.domain.signals import (
     Signal,
 )
 from planaria_coordinator.domain.transition import decide
+from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.protocol_cluster import EVEN, Cluster, activate_of, first_run, make_plan
 from unit.coordinator.protocol_engines import Engines
 from unit.coordinator.protocol_state import (

@@ -4,12 +4,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
-from planaria_coordinator.domain.directive import (
-    Activate,
-    Command,
-    HeldLayer,
-    Outcome,
-)
+from planaria_coordinator.domain.directive import Activate, Command
+from planaria_coordinator.domain.outcome import HeldLayer, Outcome
 
 T = TypeVar("T")
 

@@ -10,19 +10,16 @@ from planaria_common.errors import ErrorReason, UnavailableError
 from planaria_coordinator.application.agent_session import AgentSession
 from planaria_coordinator.application.agents import EngineExited, Hello, ReportsStored
 from planaria_coordinator.application.coordinator import Coordinator
-from planaria_coordinator.domain.directive import (
-    Base,
-    Directive,
+from planaria_coordinator.domain.directive import Base, Directive, Prepare, Stop
+from planaria_coordinator.domain.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.outcome import (
     DirectiveResult,
     Failure,
     MeasuredLayer,
     Outcome,
-    Prepare,
     Prepared,
-    Stop,
     Stopped,
 )
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState
 from unit.coordinator.sim_engine import SimEngine
 
 NUM_LAYERS = 6

@@ -7,36 +7,38 @@ from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import (
     Activate,
-    Activated,
-    CheckpointDiscarded,
-    CheckpointSealed,
-    CheckpointTaken,
     Commit,
     CommitRecord,
-    Committed,
-    Copied,
     Copy,
-    Digested,
     DigestLayers,
     Directive,
     DiscardCheckpoint,
     Export,
+    PipelineAssignment,
+    Quiesce,
+    QuiesceMode,
+    SealCheckpoint,
+    Stop,
+    Switch,
+    WriteCheckpoint,
+)
+from planaria_coordinator.domain.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.outcome import (
+    Activated,
+    CheckpointDiscarded,
+    CheckpointSealed,
+    CheckpointTaken,
+    Committed,
+    Copied,
+    Digested,
     Exported,
     Failure,
     FenceReport,
     HeldLayer,
     Outcome,
-    PipelineAssignment,
-    Quiesce,
-    QuiesceMode,
-    SealCheckpoint,
     Staged,
-    Stop,
     Stopped,
-    Switch,
-    WriteCheckpoint,
 )
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState
 
 
 @dataclass(slots=True)

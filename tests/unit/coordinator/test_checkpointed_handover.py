@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from planaria_coordinator.domain.directive import CheckpointTaken
+from planaria_coordinator.domain.engine import node_of
 from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.run import Phase, node_of
+from planaria_coordinator.domain.outcome import CheckpointTaken
+from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.checkpoint_world import (
     LATE,
     announce,

@@ -1,7 +1,7 @@
 """Checkpoints cost no step and no engine, and only whole ones are ever sealed."""
 
+from planaria_coordinator.domain.engine import node_of
 from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.run import node_of
 from unit.coordinator.checkpoint_world import (
     FULL,
     announce,

@@ -4,8 +4,8 @@ from operator import methodcaller
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.application.agents import EngineFault
-from planaria_coordinator.domain.directive import Failure
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.outcome import Failure
 from unit.coordinator.simulation import running_world
 from unit.coordinator.test_second_faults import lose_an_engine
 

@@ -4,9 +4,10 @@ import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents import EngineFault
-from planaria_coordinator.domain.directive import Activate, Failure
+from planaria_coordinator.domain.directive import Activate
 from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.run import Phase
+from planaria_coordinator.domain.outcome import Failure
+from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.sim_engine import SimEngine
 from unit.coordinator.simulation import World, running_world
 

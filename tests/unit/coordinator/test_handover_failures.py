@@ -3,9 +3,9 @@
 import pytest
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import Failure
 from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.run import Phase
+from planaria_coordinator.domain.outcome import Failure
+from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.handover_world import hold, phase_of, release, staging_join, switching_join
 from unit.coordinator.simulation import running_world
 

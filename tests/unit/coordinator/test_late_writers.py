@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from planaria_coordinator.domain.engine import node_of
 from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.run import Phase, node_of
+from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.checkpoint_world import (
     FULL,
     LATE,

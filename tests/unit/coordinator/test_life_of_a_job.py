@@ -5,8 +5,8 @@ import hashlib
 import pytest
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import Failure
 from planaria_coordinator.domain.job import Job, JobState
+from planaria_coordinator.domain.outcome import Failure
 from unit.coordinator.sim_agent import NUM_LAYERS
 from unit.coordinator.simulation import World, running_world
 

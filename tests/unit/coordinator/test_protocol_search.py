@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from planaria_coordinator.domain import fencing, finish_step, handover, losses, replicas
-from planaria_coordinator.domain.directive import FenceReport
-from planaria_coordinator.domain.run import Phase, Placement, Transition
+from planaria_coordinator.domain.outcome import FenceReport
+from planaria_coordinator.domain.placement import Placement
+from planaria_coordinator.domain.transition_state import Phase, Transition
 from planaria_coordinator.domain.turn import Turn
 from unit.coordinator.protocol_cluster import EVEN, UNEVEN, Cluster
 from unit.coordinator.protocol_model import Model, search

@@ -7,14 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria_coordinator.domain.actions import Emit, Send
-from planaria_coordinator.domain.directive import (
-    CheckpointTaken,
-    Directive,
-    Failure,
-    LayerWritten,
-    SealCheckpoint,
-)
+from planaria_coordinator.domain.directive import Directive, LayerWritten, SealCheckpoint
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.outcome import CheckpointTaken, Failure
 from planaria_coordinator.domain.run import JobRun, Limits, Moment
 from planaria_coordinator.domain.signals import CheckpointReported, Restarted, Signal, Tick
 from planaria_coordinator.domain.transition import Decision, decide

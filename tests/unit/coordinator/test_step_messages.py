@@ -11,17 +11,17 @@ from planaria_coordinator.domain.directive import (
     Commit,
     CommitRecord,
     Directive,
-    FenceReport,
     FollowerAssignment,
     LayerSource,
     PipelineAssignment,
     Quiesce,
     QuiesceMode,
     StageAssignment,
-    Staged,
     Switch,
 )
-from planaria_coordinator.entrypoints.grpc.worker_convert import directive_message, result_of
+from planaria_coordinator.domain.outcome import FenceReport, Staged
+from planaria_coordinator.entrypoints.grpc.from_agent import result_of
+from planaria_coordinator.entrypoints.grpc.to_agent import directive_message
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planaria_coordinator.domain.directive import MeasuredLayer
+from planaria_coordinator.domain.outcome import MeasuredLayer
 from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.utilization import model_flops_utilization
 from unit.coordinator.protocol_cluster import first_run

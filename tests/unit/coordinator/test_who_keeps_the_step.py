@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planaria.job import JobSpec
 from planaria_coordinator.application.submission import requirements_of
-from planaria_coordinator.domain.directive import FenceReport, HeldLayer
+from planaria_coordinator.domain.engine import Engine
 from planaria_coordinator.domain.finish_step import (
     Share,
     finishing_placement,
@@ -17,9 +17,10 @@ from planaria_coordinator.domain.finish_step import (
     seconds_per_microbatch,
     spread,
 )
+from planaria_coordinator.domain.outcome import FenceReport, HeldLayer
+from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.replicas import assign_places
 from planaria_coordinator.domain.requirements import Requirements
-from planaria_coordinator.domain.run import Engine, Placement
 from unit.coordinator.fake_planner import make_plan
 from unit.coordinator.job_documents import job_document
 

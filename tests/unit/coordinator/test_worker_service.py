@@ -23,7 +23,8 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcclient import bearer, open_channel, to_planaria_error
 from planaria_common.grpcserver import GrpcServer
 from planaria_coordinator.domain import directive as words
-from planaria_coordinator.entrypoints.grpc import worker_convert as convert
+from planaria_coordinator.domain.outcome import FenceReport, HeldLayer
+from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
 from planaria_coordinator.entrypoints.grpc.worker_service import WorkerServicer
 from unit.coordinator.simulation import World
 
@@ -224,13 +225,13 @@ def test_every_command_has_its_message() -> None:
         words.Stop(reason="done"),
     ]
     for command in commands:
-        message = convert.directive_message(
+        message = to_agent.directive_message(
             words.Directive(
                 id="d", job_id="j", generation=3, engine_id="e", node_id="n", command=command
             )
         )
         assert message.WhichOneof("command") == command.kind
-    activate = convert.directive_message(
+    activate = to_agent.directive_message(
         words.Directive(
             id="d", job_id="j", generation=3, engine_id="e", node_id="n", command=commands[4]
         )
@@ -243,13 +244,13 @@ def test_every_command_has_its_message() -> None:
 def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a thousand engines each has a place for each of the others in its Activate."""
     converted: list[words.Activate] = []
-    whole = convert._activate_message
+    whole = to_agent._activate_message
 
     def counted(activate: words.Activate) -> directive_pb2.Activate:
         converted.append(activate)
         return whole(activate)
 
-    monkeypatch.setattr(convert, "_activate_message", counted)
+    monkeypatch.setattr(to_agent, "_activate_message", counted)
 
     def plan(address: str) -> words.Activate:
         stage = words.StageAssignment(
@@ -263,7 +264,7 @@ def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatc
         )
 
     def sent(command: words.Activate) -> directive_pb2.Activate:
-        return convert.directive_message(
+        return to_agent.directive_message(
             words.Directive(
                 id="d", job_id="j", generation=3, engine_id="e", node_id="n", command=command
             )
@@ -320,12 +321,12 @@ def test_every_outcome_is_understood() -> None:
     for kind, outcome in zip(kinds, outcomes, strict=True):
         message = report_pb2.DirectiveResult(directive_id="d", job_id="j", engine_id="e")
         getattr(message, kind).CopyFrom(outcome)
-        result = convert.result_of(message)
+        result = from_agent.result_of(message)
         assert result.outcome.kind == kind
-    report = convert.result_of(
+    report = from_agent.result_of(
         report_pb2.DirectiveResult(fence_report=outcomes[1])  # type: ignore[arg-type]
     ).outcome
-    assert isinstance(report, words.FenceReport)
+    assert isinstance(report, FenceReport)
     assert report.last_commit is not None
     assert (report.last_commit.step, report.park_time) == (3, NOON)
-    assert report.layers == (words.HeldLayer(layer=2, version=4),)
+    assert report.layers == (HeldLayer(layer=2, version=4),)

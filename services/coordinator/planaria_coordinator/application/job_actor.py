@@ -32,12 +32,13 @@ from planaria_coordinator.domain.actions import (
     SaveGeneration,
     Send,
 )
+from planaria_coordinator.domain.engine import Engine
 from planaria_coordinator.domain.event import EventDraft
 from planaria_coordinator.domain.job import Job, StepMetrics
 from planaria_coordinator.domain.node import Node
 from planaria_coordinator.domain.opening import question_ahead
 from planaria_coordinator.domain.planning import PlanQuery
-from planaria_coordinator.domain.run import Engine, JobRun, Moment
+from planaria_coordinator.domain.run import JobRun, Moment
 from planaria_coordinator.domain.signals import Signal, StillWaits
 from planaria_coordinator.domain.transition import Decision, decide, give_up
 

@@ -19,10 +19,10 @@ from planaria_coordinator.application.ports import (
     SchedulingPolicy,
 )
 from planaria_coordinator.application.requests import Requests
-from planaria_coordinator.domain.directive import DirectiveResult
 from planaria_coordinator.domain.event import EventDraft
 from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.node import Node
+from planaria_coordinator.domain.outcome import DirectiveResult
 from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.signals import Signal
 

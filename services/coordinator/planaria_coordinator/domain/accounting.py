@@ -10,7 +10,8 @@ from datetime import datetime
 
 from planaria_coordinator.domain.directive import QuiesceMode
 from planaria_coordinator.domain.recovery import Recovery, RecoveryPhase
-from planaria_coordinator.domain.run import JobRun, Transition
+from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.transition_state import Transition
 
 
 def recovery_record(run: JobRun, transition: Transition, number: int) -> Recovery:

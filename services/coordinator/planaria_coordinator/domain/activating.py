@@ -5,15 +5,16 @@ from dataclasses import replace
 
 from planaria_coordinator.domain.directive import (
     Activate,
-    Activated,
-    Failure,
     FollowerAssignment,
     LayerSource,
     PipelineAssignment,
     StageAssignment,
 )
+from planaria_coordinator.domain.engine import Engine, Pending
 from planaria_coordinator.domain.ledger import Activity
-from planaria_coordinator.domain.run import Engine, Pending, Phase, Placement
+from planaria_coordinator.domain.outcome import Activated, Failure
+from planaria_coordinator.domain.placement import Placement
+from planaria_coordinator.domain.transition_state import Phase
 from planaria_coordinator.domain.turn import Turn
 
 

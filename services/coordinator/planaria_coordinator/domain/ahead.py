@@ -11,9 +11,10 @@ from planaria_coordinator.domain.finish_step import same_pipelines
 from planaria_coordinator.domain.handover import begin_staging
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.opening import carried_story, open_again, open_transition
+from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.placing import nodes_to_plan_on, wants_less
-from planaria_coordinator.domain.run import Cause, Phase, Placement
 from planaria_coordinator.domain.signals import PlanRefused
+from planaria_coordinator.domain.transition_state import Cause, Phase
 from planaria_coordinator.domain.turn import Turn
 
 

@@ -10,18 +10,18 @@ from dataclasses import replace
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.checkpoint import Checkpoint, is_due
 from planaria_coordinator.domain.directive import (
-    CheckpointSealed,
-    CheckpointTaken,
     DiscardCheckpoint,
-    Failure,
     LayerWritten,
     SealCheckpoint,
     WriteCheckpoint,
 )
+from planaria_coordinator.domain.engine import Engine, Pending
+from planaria_coordinator.domain.outcome import CheckpointSealed, CheckpointTaken, Failure
 from planaria_coordinator.domain.placing import seconds_for_layers
 from planaria_coordinator.domain.replicas import holdings_of_placement
-from planaria_coordinator.domain.run import Engine, JobRun, Pending, Phase
+from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.signals import CheckpointReported
+from planaria_coordinator.domain.transition_state import Phase
 from planaria_coordinator.domain.turn import Turn
 
 _WORTH_ANOTHER_ENGINE = (

@@ -7,9 +7,11 @@ from planaria_coordinator.domain.accounting import recovery_record
 from planaria_coordinator.domain.actions import RecordRecovery
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.placing import pipelines_in_words
 from planaria_coordinator.domain.recovery import Recovery
-from planaria_coordinator.domain.run import Cause, JobRun, Placement, Transition
+from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.transition_state import Cause, Transition
 from planaria_coordinator.domain.turn import Turn
 
 _RECOVERIES = (

@@ -10,15 +10,9 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.activating import begin_activating
 from planaria_coordinator.domain.checkpointing import fill_gaps
 from planaria_coordinator.domain.completion import close_recovery
-from planaria_coordinator.domain.directive import (
-    Commit,
-    CommitRecord,
-    Committed,
-    FenceReport,
-    Quiesce,
-    QuiesceMode,
-)
+from planaria_coordinator.domain.directive import Commit, CommitRecord, Quiesce, QuiesceMode
 from planaria_coordinator.domain.ending import fail, stand_still
+from planaria_coordinator.domain.engine import Pending
 from planaria_coordinator.domain.finish_step import (
     KeptPipeline,
     finishing_placement,
@@ -27,6 +21,8 @@ from planaria_coordinator.domain.finish_step import (
 from planaria_coordinator.domain.finishing import begin_digesting
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.outcome import Committed, FenceReport
+from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.placing import (
     choose_plan,
     nodes_to_plan_on,
@@ -44,7 +40,7 @@ from planaria_coordinator.domain.replicas import (
     witness_record,
 )
 from planaria_coordinator.domain.resuming import resume_advice
-from planaria_coordinator.domain.run import Cause, Pending, Phase, Placement
+from planaria_coordinator.domain.transition_state import Cause, Phase
 from planaria_coordinator.domain.turn import Turn
 
 _IN_WORDS = {

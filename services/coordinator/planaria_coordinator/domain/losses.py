@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain import checkpointing
-from planaria_coordinator.domain.directive import Failure, QuiesceMode
+from planaria_coordinator.domain.directive import QuiesceMode
 from planaria_coordinator.domain.ending import fail
+from planaria_coordinator.domain.engine import Pending, node_of
 from planaria_coordinator.domain.handover import staging_overdue
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.opening import (
@@ -18,6 +19,7 @@ from planaria_coordinator.domain.opening import (
     open_ahead,
     open_transition,
 )
+from planaria_coordinator.domain.outcome import Failure
 from planaria_coordinator.domain.preparing import (
     await_nodes,
     cancel_join,
@@ -26,8 +28,9 @@ from planaria_coordinator.domain.preparing import (
     prepare_failed,
     refuse_node,
 )
-from planaria_coordinator.domain.run import Cause, Disturbance, Pending, Phase, Story, node_of
+from planaria_coordinator.domain.run import Disturbance
 from planaria_coordinator.domain.signals import EngineDisturbed, EngineLost, EnginesStuck, NodeLost
+from planaria_coordinator.domain.transition_state import Cause, Phase, Story
 from planaria_coordinator.domain.turn import Turn
 
 _MAX_MESSAGE_CHARACTERS = 300

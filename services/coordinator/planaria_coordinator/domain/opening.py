@@ -11,7 +11,8 @@ from planaria_coordinator.domain.placing import make_query, nodes_to_plan_on
 from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.preparing import begin_preparing
 from planaria_coordinator.domain.replicas import holdings_of_placement
-from planaria_coordinator.domain.run import Cause, JobRun, Phase, Story, Transition
+from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
 from planaria_coordinator.domain.turn import Turn
 
 _LEAST_HORIZON_SECONDS = 60.0

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
 from planaria_common.words import counted
-from planaria_coordinator.domain.directive import Base, Failure, Prepared, QuiesceMode
+from planaria_coordinator.domain.directive import Base, QuiesceMode
 from planaria_coordinator.domain.ending import fail, stand_still
+from planaria_coordinator.domain.engine import Engine, Pending
 from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.outcome import Failure, Prepared
 from planaria_coordinator.domain.profile import reported_layers
-from planaria_coordinator.domain.run import Engine, JobRun, Pending, Phase
+from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.transition_state import Phase
 from planaria_coordinator.domain.turn import Turn
 
 _WORTH_ANOTHER_TRY = (ErrorReason.ENGINE_FAILED, ErrorReason.UNAVAILABLE, ErrorReason.INTERNAL)

@@ -8,7 +8,8 @@ from planaria.job import ImportedSpec, JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.model_config import ModelConfig
 from planaria_common.model_sizes import layer_sizes
-from planaria_coordinator.domain.directive import MeasuredLayer
+from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.outcome import MeasuredLayer
 from planaria_coordinator.domain.planning import (
     HardwareProfile,
     LayerProfile,
@@ -18,7 +19,6 @@ from planaria_coordinator.domain.planning import (
     Problem,
 )
 from planaria_coordinator.domain.requirements import NodeFacts, Requirements
-from planaria_coordinator.domain.run import Engine
 
 # Before anything is measured only the proportions of layers matter to a plan; these rates make
 # the seconds of the right order.

@@ -8,26 +8,15 @@ generation collects again.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
-from typing import Literal
 
 from planaria_coordinator.domain.checkpoint import Checkpoint
-from planaria_coordinator.domain.directive import (
-    Activated,
-    Base,
-    CommitRecord,
-    Copied,
-    FenceReport,
-    MeasuredLayer,
-    QuiesceMode,
-    Staged,
-)
+from planaria_coordinator.domain.directive import Base, CommitRecord, QuiesceMode
+from planaria_coordinator.domain.engine import Engine, Pending
 from planaria_coordinator.domain.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.ledger import Ledger
-from planaria_coordinator.domain.plan import Plan
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.recovery import RecoveryPhase
+from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.requirements import NodeFacts, Requirements
+from planaria_coordinator.domain.transition_state import Phase, Story, Transition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,135 +45,6 @@ class Limits:
     """Engines of a node that failed longer ago no longer speak against it."""
 
 
-class Cause(StrEnum):
-    """Why a transition was opened."""
-
-    START = "start"
-    NODE_LOST = "node_lost"
-    ENGINE_LOST = "engine_lost"
-    NODE_JOINED = "node_joined"
-    NODE_DRAINED = "node_drained"
-    PAUSED = "paused"
-    RESUMED = "resumed"
-    FINISHED = "finished"
-
-
-class Phase(StrEnum):
-    """Where a transition is; docs/design.md has the table."""
-
-    PREPARING = "PREPARING"
-    QUIESCING = "QUIESCING"
-    COMMITTING = "COMMITTING"
-    PLANNING = "PLANNING"
-    COPYING = "COPYING"
-    ACTIVATING = "ACTIVATING"
-    STAGING = "STAGING"
-    SWITCHING = "SWITCHING"
-    DIGESTING = "DIGESTING"
-    CHECKPOINTING = "CHECKPOINTING"
-    EXPORTING = "EXPORTING"
-
-
-DirectiveKind = Literal[
-    "prepare",
-    "quiesce",
-    "commit",
-    "copy",
-    "activate",
-    "switch",
-    "digest_layers",
-    "export",
-    "write_checkpoint",
-    "seal_checkpoint",
-    "discard_checkpoint",
-    "stop",
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A directive that has no result yet."""
-
-    directive_id: str
-    engine_id: str
-    node_id: str
-    kind: DirectiveKind
-    deadline_seconds: float
-    """On the monotonic clock."""
-    allowed_seconds: float
-    """What the deadline was set by."""
-    num_attempt: int = 1
-    version: int = 0
-    """Of a checkpoint's directive."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """An engine that is alive, as far as is known."""
-
-    id: str
-    node_id: str
-    accelerator: int
-    prepared: bool = False
-    data_address: str = ""
-    store_address: str = ""
-    data_digest: str = ""
-    fingerprint: dict[str, str] = field(default_factory=dict)
-    measured_layers: tuple[MeasuredLayer, ...] = ()
-    model_digest: str = ""
-    peak_flops_per_second: float = 0.0
-    base: Base | None = None
-
-
-def make_engine_id(job_id: str, node_id: str, accelerator: int, number: int) -> str:
-    """Return the id of an engine; `number` counts the job's engines, so no id is used twice."""
-    return f"{job_id}/{node_id}/{accelerator}/{number}"
-
-
-def node_of(engine_id: str) -> str:
-    """Return the node that an engine is or was on."""
-    return engine_id.split("/")[1]
-
-
-Places = tuple[tuple[str, ...], ...]
-"""The engine of each stage of each pipeline."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """A plan that engines were told to take their places in."""
-
-    generation: int
-    plan: Plan
-    places: Places
-    reason: str
-    resume_time: datetime | None = None
-    """When its first engine could compute; None while that is not known."""
-    followers: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """By engine: the layers whose sums it takes part in, though it computes nothing."""
-    step_microbatches: tuple[tuple[int, ...], ...] = ()
-    """Of each pipeline, for the step that was in flight; empty where no step was kept."""
-    first_generations: tuple[int, ...] = ()
-    """The generation since which each pipeline has been as it is; empty: all since this one."""
-    plan_before: Plan | None = None
-    """The plan before the loss, where this one only finishes a step: the next one follows it."""
-
-    @property
-    def engine_ids(self) -> frozenset[str]:
-        """Every engine that steps cannot do without."""
-        placed = (engine_id for pipeline in self.places for engine_id in pipeline)
-        return frozenset((*placed, *self.followers))
-
-    @property
-    def plan_in_question(self) -> Plan:
-        """The plan that the next one follows."""
-        return self.plan_before or self.plan
-
-    def first_generation(self, index: int) -> int:
-        """Return the generation since which a pipeline has run unchanged."""
-        return self.first_generations[index] if self.first_generations else self.generation
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
     """Communicators that broke, and nobody is known to be lost."""
@@ -194,97 +54,6 @@ class Disturbance:
     fault_time: datetime
     deadline_seconds: float
     """When to act on it, on the monotonic clock."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """What a transition is about; handed on when a later one takes its place."""
-
-    cause: Cause
-    start_time: datetime
-    """When the fault happened or the change was asked for, as near as it is known."""
-    first_open_time: datetime
-    """When the first of its generations was opened."""
-    nodes_lost: tuple[str, ...] = ()
-    engines_lost: tuple[str, ...] = ()
-    nodes_joined: tuple[str, ...] = ()
-    sizes_before: tuple[int, ...] = ()
-    num_attempts: int = 0
-    """How often it was begun anew without a loss."""
-    redone_by: tuple[str, ...] = ()
-    """Engines whose work on the step in flight is counted, and that have begun no other since."""
-    redone_microbatches: int = 0
-    redone_seconds: float = 0.0
-    """Seconds of computation thrown away, over all engines."""
-    copied_bytes: int = 0
-    stop_times: dict[str, datetime] = field(default_factory=dict)
-    """By engine: since when it stands still, where whole pipelines have finished the step."""
-    resume_time: datetime | None = None
-    """When whole pipelines could go on to finish the step; None: there were none."""
-    phases: tuple[RecoveryPhase, ...] = ()
-    """Of the generation that finished the step."""
-    staging_failed: bool = False
-    """Some engine could not make its place ready beside training: all stand still to change."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
-    """A change to a new generation, under way."""
-
-    generation: int
-    phase: Phase
-    story: Story
-    open_time: datetime
-    horizon_seconds: float
-    mode: QuiesceMode | None = None
-    is_ahead: bool = False
-    """The planner is asked while engines train; they are told nothing before it has answered."""
-    ledger_before: Ledger | None = None
-    """The job's time before the fault that whole pipelines compute through."""
-    awaited_nodes: tuple[str, ...] = ()
-    """Nodes whose engines must be prepared before the others are told."""
-    participants: tuple[str, ...] = ()
-    """Engines that were told to quiesce."""
-    stopped: tuple[str, ...] = ()
-    """Those of them that had a place: the ones that had to stop computing."""
-    phase_starts: tuple[tuple[Phase, datetime], ...] = ()
-    reports: dict[str, FenceReport] = field(default_factory=dict)
-    fault_tolerance: int | None = None
-    """What is asked of the planner when what the job wants has been refused."""
-    failure: str = ""
-    """Why some engine could not take its place."""
-    target_steps: int = 0
-    """T*: the version that everyone is brought to."""
-    holdings: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """By engine: its layers of version T*."""
-    query: PlanQuery | None = None
-    """What the planner was asked last."""
-    answer: PlanAnswer | None = None
-    asked_time: datetime | None = None
-    answered_time: datetime | None = None
-    target: Placement | None = None
-    has_switched: bool = False
-    """Reports show that the candidate is in force."""
-    staged: dict[str, Staged] = field(default_factory=dict)
-    copied: dict[str, Copied] = field(default_factory=dict)
-    activated: dict[str, Activated] = field(default_factory=dict)
-    digests: dict[str, dict[int, str]] = field(default_factory=dict)
-
-    @property
-    def finishes_step(self) -> bool:
-        """Whether whole pipelines finish the step in flight; the others get places after it."""
-        return self.target is not None and bool(self.target.step_microbatches)
-
-    @property
-    def copied_bytes(self) -> int:
-        """Of layers that have arrived."""
-        copied = sum(outcome.num_bytes for outcome in self.copied.values())
-        return copied + sum(outcome.num_bytes for outcome in self.staged.values())
-
-    @property
-    def is_beside(self) -> bool:
-        """Whether everybody trains on, whatever becomes of this transition."""
-        return self.is_ahead or self.phase in (Phase.PREPARING, Phase.STAGING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

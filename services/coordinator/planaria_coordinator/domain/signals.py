@@ -4,13 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import (
-    CheckpointTaken,
-    CommitRecord,
-    DirectiveResult,
-    Failure,
-    LayerWritten,
-)
+from planaria_coordinator.domain.directive import CommitRecord, LayerWritten
+from planaria_coordinator.domain.outcome import CheckpointTaken, DirectiveResult, Failure
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.requirements import NodeFacts
 

@@ -29,22 +29,9 @@ from planaria_coordinator.domain.actions import Action
 from planaria_coordinator.domain.activating import activated, activation_failed
 from planaria_coordinator.domain.ahead import go_on_beside_training, plan_refused_ahead
 from planaria_coordinator.domain.completion import complete
-from planaria_coordinator.domain.directive import (
-    Activated,
-    CheckpointDiscarded,
-    CheckpointSealed,
-    CheckpointTaken,
-    Committed,
-    Copied,
-    Digested,
-    Exported,
-    Failure,
-    FenceReport,
-    Prepared,
-    QuiesceMode,
-    Staged,
-)
+from planaria_coordinator.domain.directive import QuiesceMode
 from planaria_coordinator.domain.ending import fail
+from planaria_coordinator.domain.engine import Pending
 from planaria_coordinator.domain.fencing import committed, fence_reported
 from planaria_coordinator.domain.finishing import (
     digested,
@@ -60,10 +47,24 @@ from planaria_coordinator.domain.handover import (
     switched,
 )
 from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
+from planaria_coordinator.domain.outcome import (
+    Activated,
+    CheckpointDiscarded,
+    CheckpointSealed,
+    CheckpointTaken,
+    Committed,
+    Copied,
+    Digested,
+    Exported,
+    Failure,
+    FenceReport,
+    Prepared,
+    Staged,
+)
 from planaria_coordinator.domain.placing import copied, copy_failed, plan_arrived, plan_refused
 from planaria_coordinator.domain.preparing import prepare_failed, prepared
 from planaria_coordinator.domain.regrowing import begin_regrowing
-from planaria_coordinator.domain.run import JobRun, Limits, Moment, Pending, Phase
+from planaria_coordinator.domain.run import JobRun, Limits, Moment
 from planaria_coordinator.domain.signals import (
     AgentReturned,
     CancelWanted,
@@ -89,6 +90,7 @@ from planaria_coordinator.domain.signals import (
     StillWaits,
     Tick,
 )
+from planaria_coordinator.domain.transition_state import Phase
 from planaria_coordinator.domain.turn import Turn
 from planaria_coordinator.domain.waiting import still_waits
 

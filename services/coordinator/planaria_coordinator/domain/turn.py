@@ -18,21 +18,14 @@ from planaria_coordinator.domain.actions import (
     Send,
 )
 from planaria_coordinator.domain.directive import Command, Directive, Prepare, Stop
+from planaria_coordinator.domain.engine import Engine, Pending, make_engine_id
 from planaria_coordinator.domain.event import EventDraft
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.planning import PlanQuery
-from planaria_coordinator.domain.run import (
-    Engine,
-    JobRun,
-    Limits,
-    Moment,
-    Pending,
-    Phase,
-    Placement,
-    Transition,
-    make_engine_id,
-)
+from planaria_coordinator.domain.run import JobRun, Limits, Moment
+from planaria_coordinator.domain.transition_state import Phase, Transition
 
 _SURVIVES_A_FENCE = (
     "prepare",

@@ -9,8 +9,8 @@ from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.opening import new_story, open_ahead, open_transition
 from planaria_coordinator.domain.placing import nodes_to_plan_on
 from planaria_coordinator.domain.preparing import await_nodes, check_prepared
-from planaria_coordinator.domain.run import Cause, Phase
 from planaria_coordinator.domain.signals import NodesGranted
+from planaria_coordinator.domain.transition_state import Cause, Phase
 from planaria_coordinator.domain.turn import Turn
 
 

@@ -32,8 +32,9 @@ from planaria_coordinator.adapters.database.schema import (
 )
 from planaria_coordinator.adapters.database.transaction import Transaction
 from planaria_coordinator.application.ports import GenerationRecord, Page, TransitionRecord
-from planaria_coordinator.domain.directive import Directive, Outcome
+from planaria_coordinator.domain.directive import Directive
 from planaria_coordinator.domain.job import Job, JobState, LogLine, StepMetrics
+from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.run import JobRun
 

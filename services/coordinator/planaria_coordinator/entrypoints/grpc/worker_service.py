@@ -13,7 +13,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agent_session import AgentSession
 from planaria_coordinator.application.agents import Hello, ReportsStored
 from planaria_coordinator.application.sessions import Sessions
-from planaria_coordinator.entrypoints.grpc import worker_convert as convert
+from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
 
 HELLO_TIMEOUT_SECONDS = 10.0
 
@@ -33,7 +33,7 @@ class WorkerServicer(WorkerServiceServicer):
         session = await self._sessions.open(await _hello(request_iterator))
         reading = asyncio.create_task(_read(request_iterator, session))
         try:
-            yield SessionResponse(welcome=convert.welcome_message(session.welcome))
+            yield SessionResponse(welcome=to_agent.welcome_message(session.welcome))
             async for response in _responses(session, reading):
                 yield response
         finally:
@@ -54,7 +54,7 @@ async def _hello(requests: AsyncIterator[SessionRequest]) -> Hello:
             "the first message of a session must be a hello",
             {"field": "hello", "expected": "first"},
         )
-    return convert.hello_of(first.hello)
+    return from_agent.hello_of(first.hello)
 
 
 async def _responses(
@@ -78,7 +78,7 @@ async def _responses(
             stored = ProtoReportsStored(report_number=message.report_number)
             yield SessionResponse(reports_stored=stored)
         else:
-            yield SessionResponse(directive=convert.directive_message(message))
+            yield SessionResponse(directive=to_agent.directive_message(message))
 
 
 async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) -> None:
@@ -86,22 +86,24 @@ async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) 
         match request.WhichOneof("message"):
             case "heartbeat":
                 session.heartbeat(
-                    tuple(convert.snapshot_of(engine) for engine in request.heartbeat.engines)
+                    tuple(from_agent.snapshot_of(engine) for engine in request.heartbeat.engines)
                 )
             case "result":
-                session.result(convert.result_of(request.result))
+                session.result(from_agent.result_of(request.result))
             case "engine_exited":
-                session.engine_exited(convert.exited_of(request.engine_exited))
+                session.engine_exited(from_agent.exited_of(request.engine_exited))
             case "peer_lost":
-                session.peer_lost(convert.peer_lost_of(request.peer_lost))
+                session.peer_lost(from_agent.peer_lost_of(request.peer_lost))
             case "engine_fault":
-                session.engine_fault(convert.fault_of(request.engine_fault))
+                session.engine_fault(from_agent.fault_of(request.engine_fault))
             case "step_report":
-                session.step_report(convert.step_report_of(request.step_report))
+                session.step_report(from_agent.step_report_of(request.step_report))
             case "checkpoint_report":
-                session.checkpoint_report(convert.checkpoint_report_of(request.checkpoint_report))
+                session.checkpoint_report(
+                    from_agent.checkpoint_report_of(request.checkpoint_report)
+                )
             case "log_lines":
-                session.log_lines(convert.log_lines_of(request.log_lines))
+                session.log_lines(from_agent.log_lines_of(request.log_lines))
             case _:
                 pass  # a newer agent may say more than we understand
         if request.report_number:

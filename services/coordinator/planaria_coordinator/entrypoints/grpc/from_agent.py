@@ -1,14 +1,12 @@
-"""Between the worker protocol's messages and the application's words."""
+"""What agents send: from the worker protocol's messages to the application's words."""
 
 from collections.abc import Iterable
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from planaria.api.common.v1 import errors_pb2
-from planaria.api.worker.v1 import directive_pb2, report_pb2, worker_service_pb2
+from planaria.api.worker.v1 import report_pb2, worker_service_pb2
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents import (
     CheckpointReport,
@@ -18,25 +16,15 @@ from planaria_coordinator.application.agents import (
     LogLines,
     PeerLost,
     StepReport,
-    Welcome,
 )
-from planaria_coordinator.domain import directive as words
+from planaria_coordinator.domain import outcome as words
+from planaria_coordinator.domain.directive import Base, CommitRecord, LayerWritten
 from planaria_coordinator.domain.node import EngineSnapshot, EngineState
 
 
 def time_of(message: Timestamp) -> datetime:
     """Return a protobuf time, in UTC."""
     return message.ToDatetime(tzinfo=UTC)
-
-
-def duration(seconds: float) -> Duration:
-    """Return seconds as protobuf has them."""
-    message = Duration()
-    message.FromTimedelta(timedelta(seconds=seconds))
-    return message
-
-
-# -- from the agent ----------------------------------------------------------------------------
 
 
 def hello_of(message: worker_service_pb2.Hello) -> Hello:
@@ -119,12 +107,12 @@ def checkpoint_report_of(message: report_pb2.CheckpointReport) -> CheckpointRepo
     Raises:
         PlanariaError: INVALID_ARGUMENT when it says nothing.
     """
-    report: words.CheckpointTaken | words.LayerWritten | words.Failure
+    report: words.CheckpointTaken | LayerWritten | words.Failure
     match message.WhichOneof("report"):
         case "taken":
             report = words.CheckpointTaken(layers=tuple(message.taken.layers))
         case "written":
-            report = words.LayerWritten(
+            report = LayerWritten(
                 layer=message.written.layer,
                 num_bytes=message.written.bytes,
                 sha256=message.written.sha256.hex(),
@@ -149,8 +137,8 @@ def _unset(field: str) -> PlanariaError:
     )
 
 
-def base_of(message: report_pb2.Base) -> words.Base:
-    return words.Base(
+def base_of(message: report_pb2.Base) -> Base:
+    return Base(
         path=message.path,
         step=message.step,
         sha256=message.sha256.hex(),
@@ -167,8 +155,8 @@ def log_lines_of(message: worker_service_pb2.LogLines) -> LogLines:
     )
 
 
-def record_of(message: report_pb2.CommitRecord) -> words.CommitRecord:
-    return words.CommitRecord(
+def record_of(message: report_pb2.CommitRecord) -> CommitRecord:
+    return CommitRecord(
         step=message.step,
         generation=message.generation,
         gradient_norm=message.gradient_norm,
@@ -305,155 +293,3 @@ def _fence_report_of(message: report_pb2.FenceReport) -> words.FenceReport:
 
 def _held_of(layers: Iterable[report_pb2.HeldLayer]) -> tuple[words.HeldLayer, ...]:
     return tuple(words.HeldLayer(layer=held.layer, version=held.version) for held in layers)
-
-
-# -- to the agent ------------------------------------------------------------------------------
-
-
-def welcome_message(welcome: Welcome) -> worker_service_pb2.Welcome:
-    return worker_service_pb2.Welcome(
-        coordinator_id=welcome.coordinator_id,
-        heartbeat_interval=duration(welcome.heartbeat_interval_seconds),
-        node_deadline=duration(welcome.node_deadline_seconds),
-        agent_lease=duration(welcome.agent_lease_seconds),
-        progress_deadline=duration(welcome.progress_deadline_seconds),
-    )
-
-
-def directive_message(directive: words.Directive) -> directive_pb2.Directive:
-    message = directive_pb2.Directive(
-        directive_id=directive.id,
-        job_id=directive.job_id,
-        generation=directive.generation,
-        engine_id=directive.engine_id,
-    )
-    match directive.command:
-        case words.Prepare() as prepare:
-            message.prepare.job_spec = prepare.job_spec
-            message.prepare.accelerator = prepare.accelerator
-            message.prepare.job_secret = prepare.job_secret
-            if prepare.base is not None:
-                message.prepare.base.CopyFrom(_base_message(prepare.base))
-        case words.Quiesce() as quiesce:
-            message.quiesce.mode = directive_pb2.Quiesce.Mode.Value(f"MODE_{quiesce.mode}")
-            message.quiesce.lost_engine_ids.extend(quiesce.lost_engine_ids)
-        case words.Commit(record=record):
-            message.commit.record.CopyFrom(_record_message(record))
-        case words.Copy() as copy:
-            message.copy.layers.extend(_source_message(source) for source in copy.layers)
-            message.copy.version = copy.version
-        case words.Activate() as activate:
-            message.activate.CopyFrom(_plan_message(activate))
-            message.activate.layers.extend(_source_message(s) for s in activate.layers)
-        case words.Switch():
-            message.switch.SetInParent()
-        case words.DigestLayers(layers=layers):
-            message.digest_layers.layers.extend(layers)
-        case words.Export() as export:
-            message.export.path = export.path
-            message.export.format = export.format
-            message.export.layers.extend(_source_message(source) for source in export.layers)
-        case words.WriteCheckpoint(version=version, layers=layers):
-            message.write_checkpoint.version = version
-            message.write_checkpoint.layers.extend(layers)
-        case words.SealCheckpoint(version=version, layers=written):
-            message.seal_checkpoint.version = version
-            message.seal_checkpoint.layers.extend(_written_message(layer) for layer in written)
-        case words.DiscardCheckpoint(version=version):
-            message.discard_checkpoint.version = version
-        case words.Stop(reason=reason):
-            message.stop.reason = reason
-    return message
-
-
-def _record_message(record: words.CommitRecord) -> report_pb2.CommitRecord:
-    return report_pb2.CommitRecord(
-        step=record.step,
-        generation=record.generation,
-        gradient_norm=record.gradient_norm,
-        loss=record.loss,
-        num_tokens=record.num_tokens,
-        next_generation=record.next_generation,
-        evaluation_loss=record.evaluation_loss,
-    )
-
-
-def _base_message(base: words.Base) -> report_pb2.Base:
-    return report_pb2.Base(
-        path=base.path,
-        step=base.step,
-        sha256=bytes.fromhex(base.sha256),
-        num_tokens=base.num_tokens,
-    )
-
-
-def _written_message(written: words.LayerWritten) -> report_pb2.LayerWritten:
-    return report_pb2.LayerWritten(
-        layer=written.layer, bytes=written.num_bytes, sha256=bytes.fromhex(written.sha256)
-    )
-
-
-def _source_message(source: words.LayerSource) -> directive_pb2.LayerSource:
-    return directive_pb2.LayerSource(layer=source.layer, addresses=source.addresses)
-
-
-class _Plans:
-    """What an Activate tells all engines alike, converted once for all of them."""
-
-    def __init__(self) -> None:
-        self._newest: words.Activate | None = None
-        self._message = directive_pb2.Activate()
-
-    def __call__(self, activate: words.Activate) -> directive_pb2.Activate:
-        """Convert all but the layers, which are an engine's own."""
-        newest = self._newest
-        if newest is None or not _is_same_plan(newest, activate):
-            self._newest, self._message = activate, _activate_message(activate)
-        return self._message
-
-
-_plan_message = _Plans()
-
-
-def _is_same_plan(one: words.Activate, other: words.Activate) -> bool:
-    """Compare by identity what is large: the commands of one plan share it."""
-    return (
-        one.pipelines is other.pipelines
-        and one.followers is other.followers
-        and replace(one, pipelines=(), followers=(), layers=())
-        == replace(other, pipelines=(), followers=(), layers=())
-    )
-
-
-def _activate_message(activate: words.Activate) -> directive_pb2.Activate:
-    return directive_pb2.Activate(
-        pipelines=[
-            directive_pb2.PipelineAssignment(
-                stages=[
-                    directive_pb2.StageAssignment(
-                        engine_id=stage.engine_id,
-                        data_address=stage.data_address,
-                        first_layer=stage.first_layer,
-                        num_layers=stage.num_layers,
-                    )
-                    for stage in pipeline.stages
-                ],
-                microbatches=pipeline.microbatches,
-                step_microbatches=pipeline.step_microbatches,
-                keeps_step=pipeline.keeps_step,
-            )
-            for pipeline in activate.pipelines
-        ],
-        followers=[
-            directive_pb2.FollowerAssignment(
-                engine_id=follower.engine_id,
-                data_address=follower.data_address,
-                layers=follower.layers,
-            )
-            for follower in activate.followers
-        ],
-        committed_steps=activate.committed_steps,
-        store_address=activate.store_address,
-        rebuild_timeout=duration(activate.rebuild_timeout_seconds),
-        at_commit=activate.at_commit,
-    )

@@ -1,0 +1,202 @@
+"""What comes of directives; like them, it round-trips through JSON by field types alone."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.directive import Base, CommitRecord
+from planaria_coordinator.domain.node import EngineSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLayer:
+    """A layer's measured cost for one microbatch."""
+
+    layer: int
+    forward_seconds: float
+    backward_seconds: float
+    parameter_bytes: int = 0
+    state_bytes: int = 0
+    activation_bytes: int = 0
+    output_bytes: int = 0
+    forward_flops: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The engine is ready."""
+
+    engine: EngineSnapshot
+    data_digest: str
+    num_tokens: int
+    fingerprint: dict[str, str]
+    measured_layers: tuple[MeasuredLayer, ...]
+    model_digest: str = ""
+    """Of the source of a model by import path."""
+    peak_flops_per_second: float = 0.0
+    base: Base | None = None
+    """Where the job begins; None: from its seed."""
+    kind: Literal["prepared"] = "prepared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLayer:
+    """A layer's state that an engine holds, and its version (number of committed steps)."""
+
+    layer: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceReport:
+    """What an engine was doing when it was fenced."""
+
+    committed_steps: int
+    last_commit: CommitRecord | None
+    layers: tuple[HeldLayer, ...]
+    finished_microbatches: tuple[int, ...]
+    step_compute_seconds: float
+    fence_time: datetime
+    park_time: datetime | None
+    """When it stood still; None while it goes on computing."""
+    applied_generation: int = 0
+    """Of the Activate that it last applied."""
+    kept_microbatches: tuple[int, ...] = ()
+    """Of the step in flight: those in its local gradients, or to be there without being told."""
+    kind: Literal["fence_report"] = "fence_report"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A step was applied."""
+
+    committed_steps: int
+    stale_layers: tuple[int, ...]
+    kind: Literal["committed"] = "committed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """Layers have arrived."""
+
+    num_bytes: int
+    layers: tuple[HeldLayer, ...]
+    """All layers held now."""
+    start_time: datetime
+    end_time: datetime
+    kind: Literal["copied"] = "copied"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activated:
+    """The engine has its place."""
+
+    rebuild_start_time: datetime
+    resume_time: datetime
+    num_communicators: int
+    committed_steps: int = 0
+    """When the place was taken."""
+    kind: Literal["activated"] = "activated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """The next place is ready, and its layers follow every commit."""
+
+    num_bytes: int
+    start_time: datetime
+    rebuild_end_time: datetime
+    copy_end_time: datetime | None
+    """None when no layer was missing."""
+    num_communicators: int
+    kind: Literal["staged"] = "staged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digested:
+    """Digests of layers, hexadecimal, by layer."""
+
+    digests: dict[int, str]
+    version: int
+    kind: Literal["digested"] = "digested"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The model is written."""
+
+    path: str
+    num_bytes: int
+    kind: Literal["exported"] = "exported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTaken:
+    """The engine has copies of layers and writes them."""
+
+    layers: tuple[int, ...]
+    kind: Literal["checkpoint_taken"] = "checkpoint_taken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSealed:
+    """The checkpoint is complete."""
+
+    path: str
+    num_bytes: int
+    removed: tuple[str, ...]
+    """Names of the folders that were removed for it."""
+    kind: Literal["checkpoint_sealed"] = "checkpoint_sealed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDiscarded:
+    """The incomplete checkpoint is gone."""
+
+    kind: Literal["checkpoint_discarded"] = "checkpoint_discarded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The process has been told to end."""
+
+    kind: Literal["stopped"] = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """It could not be done."""
+
+    reason: ErrorReason
+    message: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: Literal["failure"] = "failure"
+
+
+Outcome = (
+    Prepared
+    | FenceReport
+    | Committed
+    | Copied
+    | Activated
+    | Staged
+    | Digested
+    | Exported
+    | CheckpointTaken
+    | CheckpointSealed
+    | CheckpointDiscarded
+    | Stopped
+    | Failure
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectiveResult:
+    """What came of a directive."""
+
+    directive_id: str
+    job_id: str
+    engine_id: str
+    generation: int
+    outcome: Outcome

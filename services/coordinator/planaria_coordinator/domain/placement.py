@@ -1,0 +1,44 @@
+"""A plan on engines: who takes which place in it."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from planaria_coordinator.domain.plan import Plan
+
+Places = tuple[tuple[str, ...], ...]
+"""The engine of each stage of each pipeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A plan that engines were told to take their places in."""
+
+    generation: int
+    plan: Plan
+    places: Places
+    reason: str
+    resume_time: datetime | None = None
+    """When its first engine could compute; None while that is not known."""
+    followers: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By engine: the layers whose sums it takes part in, though it computes nothing."""
+    step_microbatches: tuple[tuple[int, ...], ...] = ()
+    """Of each pipeline, for the step that was in flight; empty where no step was kept."""
+    first_generations: tuple[int, ...] = ()
+    """The generation since which each pipeline has been as it is; empty: all since this one."""
+    plan_before: Plan | None = None
+    """The plan before the loss, where this one only finishes a step: the next one follows it."""
+
+    @property
+    def engine_ids(self) -> frozenset[str]:
+        """Every engine that steps cannot do without."""
+        placed = (engine_id for pipeline in self.places for engine_id in pipeline)
+        return frozenset((*placed, *self.followers))
+
+    @property
+    def plan_in_question(self) -> Plan:
+        """The plan that the next one follows."""
+        return self.plan_before or self.plan
+
+    def first_generation(self, index: int) -> int:
+        """Return the generation since which a pipeline has run unchanged."""
+        return self.first_generations[index] if self.first_generations else self.generation

@@ -1,0 +1,132 @@
+"""A change to a new generation, under way: why, how far it is, and what it has been told so far."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from planaria_coordinator.domain.directive import QuiesceMode
+from planaria_coordinator.domain.ledger import Ledger
+from planaria_coordinator.domain.outcome import Activated, Copied, FenceReport, Staged
+from planaria_coordinator.domain.placement import Placement
+from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.recovery import RecoveryPhase
+
+
+class Cause(StrEnum):
+    """Why a transition was opened."""
+
+    START = "start"
+    NODE_LOST = "node_lost"
+    ENGINE_LOST = "engine_lost"
+    NODE_JOINED = "node_joined"
+    NODE_DRAINED = "node_drained"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    FINISHED = "finished"
+
+
+class Phase(StrEnum):
+    """Where a transition is; docs/design.md has the table."""
+
+    PREPARING = "PREPARING"
+    QUIESCING = "QUIESCING"
+    COMMITTING = "COMMITTING"
+    PLANNING = "PLANNING"
+    COPYING = "COPYING"
+    ACTIVATING = "ACTIVATING"
+    STAGING = "STAGING"
+    SWITCHING = "SWITCHING"
+    DIGESTING = "DIGESTING"
+    CHECKPOINTING = "CHECKPOINTING"
+    EXPORTING = "EXPORTING"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """What a transition is about; handed on when a later one takes its place."""
+
+    cause: Cause
+    start_time: datetime
+    """When the fault happened or the change was asked for, as near as it is known."""
+    first_open_time: datetime
+    """When the first of its generations was opened."""
+    nodes_lost: tuple[str, ...] = ()
+    engines_lost: tuple[str, ...] = ()
+    nodes_joined: tuple[str, ...] = ()
+    sizes_before: tuple[int, ...] = ()
+    num_attempts: int = 0
+    """How often it was begun anew without a loss."""
+    redone_by: tuple[str, ...] = ()
+    """Engines whose work on the step in flight is counted, and that have begun no other since."""
+    redone_microbatches: int = 0
+    redone_seconds: float = 0.0
+    """Seconds of computation thrown away, over all engines."""
+    copied_bytes: int = 0
+    stop_times: dict[str, datetime] = field(default_factory=dict)
+    """By engine: since when it stands still, where whole pipelines have finished the step."""
+    resume_time: datetime | None = None
+    """When whole pipelines could go on to finish the step; None: there were none."""
+    phases: tuple[RecoveryPhase, ...] = ()
+    """Of the generation that finished the step."""
+    staging_failed: bool = False
+    """Some engine could not make its place ready beside training: all stand still to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """A change to a new generation, under way."""
+
+    generation: int
+    phase: Phase
+    story: Story
+    open_time: datetime
+    horizon_seconds: float
+    mode: QuiesceMode | None = None
+    is_ahead: bool = False
+    """The planner is asked while engines train; they are told nothing before it has answered."""
+    ledger_before: Ledger | None = None
+    """The job's time before the fault that whole pipelines compute through."""
+    awaited_nodes: tuple[str, ...] = ()
+    """Nodes whose engines must be prepared before the others are told."""
+    participants: tuple[str, ...] = ()
+    """Engines that were told to quiesce."""
+    stopped: tuple[str, ...] = ()
+    """Those of them that had a place: the ones that had to stop computing."""
+    phase_starts: tuple[tuple[Phase, datetime], ...] = ()
+    reports: dict[str, FenceReport] = field(default_factory=dict)
+    fault_tolerance: int | None = None
+    """What is asked of the planner when what the job wants has been refused."""
+    failure: str = ""
+    """Why some engine could not take its place."""
+    target_steps: int = 0
+    """T*: the version that everyone is brought to."""
+    holdings: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By engine: its layers of version T*."""
+    query: PlanQuery | None = None
+    """What the planner was asked last."""
+    answer: PlanAnswer | None = None
+    asked_time: datetime | None = None
+    answered_time: datetime | None = None
+    target: Placement | None = None
+    has_switched: bool = False
+    """Reports show that the candidate is in force."""
+    staged: dict[str, Staged] = field(default_factory=dict)
+    copied: dict[str, Copied] = field(default_factory=dict)
+    activated: dict[str, Activated] = field(default_factory=dict)
+    digests: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    @property
+    def finishes_step(self) -> bool:
+        """Whether whole pipelines finish the step in flight; the others get places after it."""
+        return self.target is not None and bool(self.target.step_microbatches)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of layers that have arrived."""
+        copied = sum(outcome.num_bytes for outcome in self.copied.values())
+        return copied + sum(outcome.num_bytes for outcome in self.staged.values())
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether everybody trains on, whatever becomes of this transition."""
+        return self.is_ahead or self.phase in (Phase.PREPARING, Phase.STAGING)
