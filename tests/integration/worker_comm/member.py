@@ -1,8 +1,9 @@
 """What a process of the pool holds, and does when it is told to."""
 
 import os
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,37 @@ class Member:
             work.wait()
         return sum(float(tensor[0]) for tensor in tensors)
 
+    def overlap(
+        self, generation: str, group: str, num_elements: int, size: int
+    ) -> tuple[float, float, float]:
+        """Median seconds of products of matrices, of a sum, and of both at once."""
+        total = torch.zeros(num_elements, device=self.device)
+        matrix = torch.ones((size, size), device=self.device)
+        sums = self.sets[generation].groups[group]
+
+        def compute() -> None:
+            for _ in range(8):
+                torch.mm(matrix, matrix)
+            torch.cuda.current_stream(matrix.device).synchronize()
+
+        def both() -> None:
+            work = sums.iall_reduce(total)
+            compute()
+            work.wait()
+
+        def median_seconds(action: Callable[[], None]) -> float:
+            samples = []
+            for _ in range(9):
+                sums.all_reduce(torch.zeros(1, device=self.device))  # all begin together
+                start = time.perf_counter()
+                action()
+                samples.append(time.perf_counter() - start)
+            return statistics.median(samples)
+
+        actions = (compute, lambda: sums.all_reduce(total), both)
+        computing, summing, at_once = map(median_seconds, actions)
+        return computing, summing, at_once
+
     def send(self, generation: str, group: str, dst: int, values: list[float]) -> None:
         tensor = torch.tensor(values, dtype=torch.float32, device=self.device)
         self.sets[generation].groups[group].send(tensor, dst)
@@ -125,7 +157,7 @@ class Member:
         return [self._arrived(tensor, generation, incoming) for tensor in received]
 
     def _arrived(self, tensor: torch.Tensor, generation: str, group: str) -> list[Any]:
-        """As in the engine: over NCCL only this waits for it, and notices an aborted group."""
+        """As in the engine: a group that was shut is not believed."""
         values: list[Any] = tensor.tolist()
         if self.sets[generation].groups[group].is_shut:
             raise GroupBroken("shut meanwhile")

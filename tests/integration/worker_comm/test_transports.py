@@ -13,9 +13,11 @@ from support.gpus import require_gpus
 
 pytestmark = pytest.mark.integration
 
+MEMBERS = ("0", "1")
 SPECS = [
-    *(GroupSpec(name=name, members=("0", "1"), is_line=True) for name in ("forward", "backward")),
-    GroupSpec(name="sums", members=("0", "1")),
+    GroupSpec(name="forward", members=MEMBERS, is_line=True),
+    GroupSpec(name="backward", members=MEMBERS, is_line=True, is_downward=True),
+    GroupSpec(name="sums", members=MEMBERS),
 ]
 """NCCL does the operations of a group one after the other: a group for each direction."""
 
@@ -28,6 +30,11 @@ class Way:
     devices: tuple[str, str]
 
 
+NCCL_ON_TWO_GPUS = pytest.param(
+    Way(transport="nccl", devices=("cuda:0", "cuda:1")),
+    id="nccl-on-two-gpus",
+    marks=pytest.mark.gpu,
+)
 WAYS = [
     pytest.param(Way(transport="gloo_via_host", devices=("cpu", "cpu")), id="host-memory"),
     pytest.param(
@@ -40,11 +47,7 @@ WAYS = [
         id="nccl-on-one-gpu",
         marks=pytest.mark.gpu,
     ),
-    pytest.param(
-        Way(transport="nccl", devices=("cuda:0", "cuda:1")),
-        id="nccl-on-two-gpus",
-        marks=pytest.mark.gpu,
-    ),
+    NCCL_ON_TWO_GPUS,
 ]
 
 
@@ -120,11 +123,10 @@ def test_a_fence_wakes_who_waits_and_new_groups_stand(
     ranks = start_ranks(2)
     build(ranks, way, "1")
     if operation == "recv":
-        waiting = ranks[0].start("recv", generation="1", group="forward", src=1, size=4)
+        waiting = ranks[0].start("recv", generation="1", group="backward", src=1, size=4)
     else:
         (waiting,) = all_reduce(ranks[:1], "1")
-    if way.transport != "nccl":  # who waits for a stream may spin: nothing tells that it waits
-        ranks[0].wait_until_blocked()
+    ranks[0].wait_until_blocked()
 
     for rank in ranks:
         rank.at_once("shut", generation="1")
@@ -140,9 +142,23 @@ def test_the_death_of_a_peer_is_noticed(start_ranks: StartRanks, way: Way) -> No
         pytest.skip("over NCCL a fence tells of it: it notices nothing by itself")
     ranks = start_ranks(2)
     build(ranks, way, "1")
-    waiting = ranks[0].start("recv", generation="1", group="forward", src=1, size=4)
+    waiting = ranks[0].start("recv", generation="1", group="backward", src=1, size=4)
     ranks[0].wait_until_blocked()
 
     ranks[1].kill()
 
     assert waiting.error().kind == "GroupBroken"
+
+
+@pytest.mark.parametrize("way", [NCCL_ON_TWO_GPUS], indirect=True)
+def test_a_sum_goes_on_beside_a_computation(start_ranks: StartRanks, way: Way) -> None:
+    """At least half of the shorter one is hidden behind the other."""
+    ranks = start_ranks(2)
+    build(ranks, way, "1")
+    measured = [
+        rank.start("overlap", generation="1", group="sums", num_elements=64 << 20, size=4096)
+        for rank in ranks
+    ]
+    for one in measured:
+        computing, summing, both = one.result()
+        assert both < computing + summing - min(computing, summing) / 2

@@ -161,7 +161,7 @@ class Agreement:
 
 
 def _arrived(tensor: torch.Tensor, group: Group) -> Message:
-    """A message in host memory; on CUDA only this waits for it, and notices an aborted group."""
+    """A message in host memory, unless the group was shut: then it may be half a message."""
     message = np.asarray(tensor.cpu().numpy())
     if group.is_shut:
         raise GroupBroken(f"group {group.name}: shut during the exchange")

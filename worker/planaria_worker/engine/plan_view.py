@@ -26,6 +26,8 @@ class GroupSpec:
     members: tuple[str, ...]
     is_line: bool = False
     """Whether members send messages to their neighbours, and sum nothing: a pipeline's group."""
+    is_downward: bool = False
+    """Whether messages go to the rank before; otherwise, or also, they go to the rank behind."""
 
     def rank(self, engine_id: str) -> int:
         return self.members.index(engine_id)
@@ -188,7 +190,12 @@ def _pipeline_group(
     members = tuple(place.engine_id for place in pipelines[row].stages)
     if len(members) < 2:
         return None
-    return GroupSpec(name=f"{direction}-{row}", members=members, is_line=True)
+    return GroupSpec(
+        name=f"{direction}-{row}",
+        members=members,
+        is_line=True,
+        is_downward=direction == "backward",
+    )
 
 
 def _owner_groups(runs: Iterable[Run]) -> tuple[GroupSpec, ...]:

@@ -7,7 +7,6 @@ cut from any thread, which makes every operation blocked in them fail at once.
 
 import threading
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -81,32 +80,22 @@ class RawProcessGroup(Protocol):
     def abort(self) -> None: ...
 
 
-class DirectWait:
-    """An operation whose own wait always returns soon after the group was cut."""
-
-    def __init__(self, work: BackendWork) -> None:
-        self._work = work
-
-    def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:  # noqa: ARG002 - needs none
-        return self._work.wait(timedelta(seconds=timeout_seconds))
-
-    def is_over(self) -> bool:
-        return self._work.is_completed()
-
-
 def open_connector(
     transport: Transport,
     device: torch.device,
     host: str,
     *,
     is_line: bool,
+    is_downward: bool,
     operation_timeout_seconds: float,
 ) -> Connector:
     """Opens this rank's end of a new group, by how it is used."""
     if transport == "nccl":
         from planaria_worker.engine.communication.nccl import NcclConnector
 
-        return NcclConnector(device, operation_timeout_seconds)
+        return NcclConnector(
+            device, operation_timeout_seconds, is_line=is_line, is_downward=is_downward
+        )
     connector: Connector
     if is_line:
         from planaria_worker.engine.communication.line import LineConnector

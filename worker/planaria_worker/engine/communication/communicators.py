@@ -188,6 +188,7 @@ class Communicators:
             self._device,
             self._host,
             is_line=spec.is_line,
+            is_downward=spec.is_downward,
             operation_timeout_seconds=self._operation_timeout_seconds,
         )
         with self._lock:
