@@ -1,6 +1,5 @@
 """What this machine offers, asked without importing torch."""
 
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from planaria_worker.agent.settings import WorkerSettings
 from planaria_worker.engine_config import AcceleratorKind, Transport
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+_USABLE_SHARE = 0.9
+"""Of a GPU's memory: the rest is for CUDA itself, NCCL's buffers, and what lies between tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ def describe_machine(settings: WorkerSettings) -> Machine:
 
     Raises:
         InvalidArgumentError: CUDA was asked for and no NVIDIA driver is loaded, or NCCL without
-            CUDA.
+            CUDA; or nobody says how much memory a GPU has.
     """
     kind = _accelerator_kind(settings)
     if kind == "cuda" and not _NVIDIA_DRIVER.exists():
@@ -68,10 +69,24 @@ def _transport(settings: WorkerSettings, kind: AcceleratorKind) -> Transport:
 
 
 def _memory_bytes(kind: str, num_accelerators: int) -> int:
-    if kind == "cuda" and shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if kind == "cuda":
+        return int(_gpu_memory_bytes() * _USABLE_SHARE)
+    return psutil.virtual_memory().total // num_accelerators
+
+
+def _gpu_memory_bytes() -> int:
+    """Of the smallest GPU."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
         sizes = [int(line) for line in answer.stdout.split() if line.isdigit()]
-        if sizes:
-            return min(sizes) * 2**20
-    return psutil.virtual_memory().total // num_accelerators
+    except (OSError, subprocess.TimeoutExpired):
+        sizes = []
+    if not sizes:
+        raise PlanariaError(
+            ErrorReason.INVALID_ARGUMENT,
+            "--accelerator-memory-bytes: nvidia-smi does not tell how much memory a GPU of this "
+            "machine has; give it",
+            {"field": "--accelerator-memory-bytes"},
+        )
+    return min(sizes) * 2**20

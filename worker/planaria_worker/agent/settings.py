@@ -43,5 +43,8 @@ class WorkerSettings(ServiceSettings):
         "With CUDA, gloo goes by way of host memory, for engines that share a GPU.",
     )
     accelerator_memory_bytes: int = Field(
-        default=0, ge=0, description="Memory of one accelerator; 0 asks the machine."
+        default=0,
+        ge=0,
+        description="Memory of one accelerator; 0 asks the machine, and takes nine tenths of what "
+        "a GPU has.",
     )
