@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.common.intervals import Interval, clip, gaps, length
 
-COMPUTING = frozenset({"evaluate", "forward", "backward", "update"})
+COMPUTING = frozenset({"evaluate", "forward", "backward", "device", "update"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,11 @@ Threads and groups in memory: the schedule, the sums and the exchange are the re
 
 import gc
 import json
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from planaria_worker.engine import pipeline as pipeline_module
 from planaria_worker.engine import reduction
 from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
@@ -30,7 +33,7 @@ from planaria_worker.engine.step import CommittedStep, run_step
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import Microbatch, build_stage, hosted_layers
 from planaria_worker.models.state import initial_state
-from support.memory_groups import connect
+from support.memory_groups import MemoryGroup, connect
 from support.training_jobs import training_job
 from unit.engine.plans import pipeline
 
@@ -172,3 +175,36 @@ def test_reproducible_mode_has_one_sum_and_one_norm(tmp_path: Path, model: dict[
                 assert torch.equal(total, whole.reduced[layer])
                 ours, theirs = place.around.store.states[layer], whole.around.store.states[layer]
                 assert torch.equal(ours.parameters, theirs.parameters)
+
+
+def test_a_peer_is_waited_for_behind_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What hangs on a device must not look like a peer that is late: the watchdog tells them apart
+    by what the thread waits for. Guard: `_finish_computing`."""
+    job = make_job(tmp_path, MODELS["llama"], reproducible=True)
+    calls: dict[int, list[str]] = {}
+
+    def note(what: str) -> None:
+        calls.setdefault(threading.get_ident(), []).append(what)
+
+    def await_device(device: torch.device) -> bool:
+        note("device")
+        return True
+
+    def noted(real: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            note(what)
+            return real(*arguments)
+
+        return call
+
+    monkeypatch.setattr(pipeline_module, "await_device", await_device)
+    monkeypatch.setattr(MemoryGroup, "recv", noted(MemoryGroup.recv, "recv"))
+    done = run_one_step(job, PLANS["deep and flat"])
+    assert sum(count.count("recv") for count in calls.values()) > 0
+    for made in calls.values():
+        num_in_step = len(made) - made[::-1].index("device")  # behind it comes the exchange
+        for before, call in pairwise(made[:num_in_step]):
+            assert call != "recv" or before == "device"
+    assert all(place.ledger.compute_seconds > 0 for place, _ in done)

@@ -4,6 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from planaria_worker.engine.numerics import pins
 
 _CODE = """
 import json
@@ -11,12 +17,13 @@ from planaria_worker.engine.numerics.pins import fingerprint, pin_numerics
 import torch
 pin_numerics(1)
 pin_numerics(1)
+tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
 print(json.dumps([fingerprint(), torch.get_num_interop_threads(),
-                  torch.are_deterministic_algorithms_enabled()]))
+                  torch.are_deterministic_algorithms_enabled(), tf32]))
 """
 
 
-def _fingerprint(**environment: str) -> tuple[dict[str, str], int, bool]:
+def _fingerprint(**environment: str) -> tuple[dict[str, str], int, bool, bool]:
     result = subprocess.run(
         [sys.executable, "-c", _CODE],
         env={**os.environ, **environment},
@@ -24,15 +31,29 @@ def _fingerprint(**environment: str) -> tuple[dict[str, str], int, bool]:
         text=True,
         check=True,
     )
-    entries, interop, deterministic = json.loads(result.stdout)
-    return entries, interop, deterministic
+    entries, interop, deterministic, tf32 = json.loads(result.stdout)
+    return entries, interop, deterministic, tf32
 
 
 def test_pinning_holds_and_other_kernels_show() -> None:
-    entries, interop, deterministic = _fingerprint()
-    assert (interop, deterministic, entries["threads"]) == (1, True, "1")
+    entries, interop, deterministic, tf32 = _fingerprint()
+    assert (interop, deterministic, tf32, entries["threads"]) == (1, True, False, "1")
+    assert entries["environment CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert all(entries[name] for name in ("processor", "library torch", "cpu_capability"))
     assert list(entries) == sorted(entries)
     other, *_ = _fingerprint(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE")
     different = {name for name in entries if entries[name] != other[name]}
     assert different >= {"environment ATEN_CPU_CAPABILITY", "environment MKL_CBWR"}
+
+
+def test_what_the_bits_of_a_gpu_depend_on_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(name="a GPU", multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    plain = pins.fingerprint()
+    over_gloo, over_nccl = (pins.fingerprint("cuda", by) for by in ("gloo_via_host", "nccl"))
+    assert over_gloo.keys() - plain.keys() == {"gpu", "gpu_processors", "cuda", "cudnn"}
+    assert (over_gloo["gpu"], over_gloo["gpu_processors"]) == ("a GPU", "132")
+    assert over_nccl.keys() - over_gloo.keys() == {"nccl"}
+    assert over_nccl["nccl"] == "2.29.7"

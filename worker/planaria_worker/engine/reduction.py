@@ -83,6 +83,7 @@ class Reduction:
             failpoints: hit at `reduce`.
         """
         self._local = local
+        self._device = device
         self._squared_norm = squared_norm
         self._num_microbatches = num_microbatches
         self._max_in_flight = max_in_flight
@@ -118,6 +119,7 @@ class Reduction:
         counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
         for microbatch in (*ledger.finished, *upcoming):
             counts[microbatch] += 1
+        counts = counts.to(self._device, non_blocking=True)  # here, since buckets wait for nothing
         order = LaunchOrder(self._in_order, self._max_in_flight)
         self._attempt = _Attempt(ledger=ledger, check=check, counts=counts, order=order)
 
@@ -125,7 +127,7 @@ class Reduction:
         """The local sum of a layer is complete: starts what may start now; never raises.
 
         It comes from within a backward pass, whose gradients stay true whatever becomes of sums. It
-        waits for no peer; over gloo, for the GPU to have come so far.
+        waits for no peer; over gloo, for the GPU to have come so far. Over NCCL for nothing.
         """
         attempt = self._attempt
         if attempt is None or attempt.failure is not None:
@@ -179,7 +181,7 @@ class Reduction:
     def _enter(self, ledger: Ledger, bucket: _Bucket, counts: Tensor) -> None:
         num_counted = int((counts == bucket.run.whole_count).sum())
         if bucket.group is not None and bucket.group.is_shut:
-            # On CUDA nobody has waited before the line above: what came may be half a sum.
+            # Whatever the transport said of it: what came may be half a sum.
             raise GroupBroken(f"group {bucket.group.name}: shut during an all-reduce")
         ledger.enter(bucket.layers, num_counted)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from planaria_worker.engine.trace import Trace
 
-_COMPUTING = frozenset(("evaluate", "forward", "backward", "update"))
+_COMPUTING = frozenset(("evaluate", "forward", "backward", "device", "update"))
 
 
 class Stopwatch:

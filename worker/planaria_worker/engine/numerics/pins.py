@@ -10,7 +10,13 @@ import torch
 from planaria_worker.models.transformer import ATTENTION_IMPLEMENTATION
 
 _LIBRARIES = ("torch", "transformers", "numpy", "numba", "llvmlite", "tokenizers")
-_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE")
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "ONEDNN_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "NVIDIA_TF32_OVERRIDE",
+)
 
 
 def pin_numerics(num_threads: int = 1) -> None:
@@ -28,6 +34,7 @@ def pin_numerics(num_threads: int = 1) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_flush_denormal(False)
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -53,9 +60,23 @@ def fingerprint(device_type: str = "cpu", transport: str = "gloo") -> dict[str, 
     entries["library torch"] = torch.__version__  # with its build
     entries |= {f"environment {name}": os.environ.get(name, "") for name in _VARIABLES}
     if device_type == "cuda":
-        entries["gpu"] = torch.cuda.get_device_name()
-        entries["cuda"] = str(torch.version.cuda)
+        entries |= _gpu()
+        if transport == "nccl":
+            numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            entries["nccl"] = ".".join(map(str, numbers))
     return dict(sorted(entries.items()))
+
+
+def _gpu() -> dict[str, str]:
+    """Kernels are chosen by the model, and by how many processors of it there are."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return {
+        "gpu": properties.name,
+        "gpu_processors": str(properties.multi_processor_count),
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(cudnn),
+    }
 
 
 def _processor() -> str:
