@@ -5,7 +5,6 @@ the matrix (e2e/matrix); here is what happens to nodes, agents and the coordinat
 """
 
 import contextlib
-import json
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -17,15 +16,16 @@ from oracle.from_spec import reference_job
 from oracle.reference import train
 from planaria.job import JobSpec
 from planaria.models import Job, Recovery
+from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE
 from planaria_worker.engine.numerics.pins import pin_numerics
 from support.cluster import Cluster
 from support.jobs import small_job
+from support.pool import Script
 
 pytestmark = pytest.mark.e2e
 
 NUM_NODES = 5
 STEPS = 16
-FAILED_STEP = 5
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,15 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     shared_cluster.heal(NUM_NODES)
 
 
-def failpoint(at: str, action: str, step: int = FAILED_STEP) -> dict[str, str]:
-    point = {"at": at, "step": step, "action": action}
-    return {"PLANARIA_ENGINE_FAILPOINTS": json.dumps([point])}
+def on_six_nodes(spec: JobSpec) -> JobSpec:
+    """Return the job with f = 2: three pipelines."""
+    tolerant = spec.resilience.model_copy(update={"fault_tolerance": 2})
+    six = spec.resources.model_copy(update={"min_nodes": 6})
+    return spec.model_copy(update={"resilience": tolerant, "resources": six})
+
+
+def event_types(cluster: Cluster, job: Job) -> list[str]:
+    return [event.type for event in cluster.client.events(job_id=job.id)]
 
 
 def recoveries_of(cluster: Cluster, job: Job) -> list[Recovery]:
@@ -81,6 +87,9 @@ def test_a_stopped_node_is_lost_and_fenced_and_joins_afresh(
     end = cluster.wait_for_end(job.id)
     assert recoveries_of(cluster, end)[0].nodes_lost == ("node-2",)
     assert end.final_digest == digest
+    told = event_types(cluster, job)
+    assert "fault_tolerance_reduced" in told, "one pipeline finished the step"
+    assert told.index("fault_tolerance_restored") > told.index("fault_tolerance_reduced")
     cluster.wait_for_nodes(5)
 
 
@@ -147,12 +156,13 @@ def test_the_coordinator_dies_in_the_middle_of_a_recovery(
 def test_two_nodes_are_lost_at_the_same_instant(
     cluster: Cluster, spec: JobSpec, digest: str
 ) -> None:
-    """[5] f = 2: three replicas, and two nodes of different pipelines die together."""
+    """[5] f = 2: three replicas, and two nodes of different pipelines die together.
+
+    What the job survives from then on is less, and it says so.
+    """
     cluster.start_node("node-5")
     cluster.wait_for_nodes(6)
-    tolerant = spec.resilience.model_copy(update={"fault_tolerance": 2})
-    six = spec.resources.model_copy(update={"min_nodes": 6})
-    job = cluster.client.submit(spec.model_copy(update={"resilience": tolerant, "resources": six}))
+    job = cluster.client.submit(on_six_nodes(spec))
     cluster.wait_for_step(job.id, 3)
     plan = cluster.client.job_plan(job.id).plan
     assert plan is not None
@@ -162,28 +172,35 @@ def test_two_nodes_are_lost_at_the_same_instant(
     end = cluster.wait_for_end(job.id)
     lost = [node for recovery in recoveries_of(cluster, end) for node in recovery.nodes_lost]
     assert len(lost) == 2
+    assert "fault_tolerance_reduced" in event_types(cluster, job), "four nodes hold two replicas"
     assert end.final_digest == digest
 
 
-@pytest.mark.parametrize("at", [pytest.param("rebuild", marks=pytest.mark.slow), "serve_copy"])
+@pytest.mark.parametrize("during", [pytest.param("fence", marks=pytest.mark.slow), "staging"])
 def test_another_node_dies_during_a_recovery(
-    cluster: Cluster, spec: JobSpec, digest: str, at: str
+    cluster: Cluster, spec: JobSpec, digest: str, tmp_path: Path, during: str
 ) -> None:
     """[5] It only starts the next recovery. f = 2, so that every layer survives both."""
-    cluster.start_node("node-5", failpoint(at, "kill", step=0) if at != "rebuild" else {})
+    script = Script(path=tmp_path / "script")
+    staging = script.add(at="stage", action="hold", until=str(script.gate()))  # it never opens
+    cluster.start_node("node-5", {ENVIRONMENT_VARIABLE: str(script.path)})
     cluster.wait_for_nodes(6)
-    tolerant = spec.resilience.model_copy(update={"fault_tolerance": 2})
-    six = spec.resources.model_copy(update={"min_nodes": 6})
-    job = cluster.client.submit(spec.model_copy(update={"resilience": tolerant, "resources": six}))
+    job = cluster.client.submit(on_six_nodes(spec))
     cluster.wait_for_step(job.id, 3)
     cluster.kill_node("node-0")
-    if at == "rebuild":
+    if during == "fence":
         cluster.wait_for(
             "the recovery to begin", lambda: cluster.client.get_job(job.id).generation > 1
         )
-        cluster.kill_node("node-5")
+    else:
+        cluster.wait_for(
+            "node-5 to make its next place ready", lambda: script.fired(staging) is not None
+        )
+    cluster.kill_node("node-5")
     end = cluster.wait_for_end(job.id)
-    assert end.final_digest == digest, recoveries_of(cluster, end)
+    lost = [recovery.nodes_lost for recovery in recoveries_of(cluster, end)]
+    assert lost == [("node-0", "node-5")]
+    assert end.final_digest == digest
 
 
 def test_a_drained_node_leaves_without_losing_a_microbatch(
