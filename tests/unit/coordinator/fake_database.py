@@ -27,7 +27,7 @@ from planaria_coordinator.domain.run import JobRun
 
 T = TypeVar("T")
 _RUN = TypeAdapter(JobRun)
-_DIRECTIVE = TypeAdapter(Directive)
+DIRECTIVE = TypeAdapter(Directive)
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class _Directives(_Table):
     async def add(self, directives: Sequence[Directive]) -> None:
         for directive in directives:
             assert directive.id not in self.t.directives, "a directive's id is used once"
-            self.t.directives[directive.id] = _DIRECTIVE.dump_json(directive)
+            self.t.directives[directive.id] = DIRECTIVE.dump_json(directive)
 
     async def resolve(self, directive_id: str, outcome: Outcome) -> None:
         if directive_id in self.t.directives:
@@ -191,7 +191,7 @@ class _Directives(_Table):
 
     async def pending(self) -> Sequence[Directive]:
         return [
-            _DIRECTIVE.validate_json(document)
+            DIRECTIVE.validate_json(document)
             for key, document in self.t.directives.items()
             if key not in self.t.settled
         ]

@@ -1,6 +1,7 @@
 """A planner in memory that keeps the promises of its port, and can fail."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -58,6 +59,7 @@ class FakePlanner:
                 num_pipelines,
                 len(query.problem.profile.layers),
                 query.problem.num_microbatches,
+                num_accelerators=accelerators_per_node(query),
             ),
             reason="as many pipelines as there can be",
             min_nodes=size,
@@ -91,23 +93,35 @@ class FakePlanner:
             raise self.error
 
 
+def accelerators_per_node(query: PlanQuery) -> int:
+    return min(kind.accelerators_per_node for kind in query.problem.profile.hardware.node_kinds)
+
+
 def make_plan(
-    node_ids: Sequence[str], num_pipelines: int, num_layers: int, num_microbatches: int
+    node_ids: Sequence[str],
+    num_pipelines: int,
+    num_layers: int,
+    num_microbatches: int,
+    *,
+    num_accelerators: int = 1,
 ) -> Plan:
-    """Deal nodes and microbatches round, and cut the layers evenly."""
+    """Deal nodes and microbatches round, and cut the layers evenly over all accelerators."""
     pipelines = []
     for index in range(num_pipelines):
-        mine = node_ids[index::num_pipelines][:num_layers]
-        cuts = [num_layers * k // len(mine) for k in range(len(mine) + 1)]
+        mine = node_ids[index::num_pipelines]
+        places = [(k, n) for k in range(len(mine)) for n in range(num_accelerators)][:num_layers]
+        cuts = [num_layers * k // len(places) for k in range(len(places) + 1)]
         stages = tuple(
             Stage(
-                first_layer=cuts[k],
-                num_layers=cuts[k + 1] - cuts[k],
-                node_index=k,
-                node_id=node_id,
-                accelerators=(0,),
+                first_layer=first,
+                num_layers=end - first,
+                node_index=node_index,
+                node_id=mine[node_index],
+                accelerators=(accelerator,),
             )
-            for k, node_id in enumerate(mine)
+            for (node_index, accelerator), (first, end) in zip(
+                places, itertools.pairwise(cuts), strict=True
+            )
         )
         microbatches = tuple(range(index, num_microbatches, num_pipelines))
         pipelines.append(Pipeline(stages=stages, microbatches=microbatches, iteration_seconds=1.0))

@@ -30,6 +30,7 @@ class Surroundings(Protocol):
 
     counter: "count[int]"
     clock: FakeClock
+    num_accelerators: int
     steps: int
     num_commits: int
     violations: list[str]
@@ -73,7 +74,7 @@ class SimAgent:
             version="1",
             protocol_version=1,
             advertise_address="127.0.0.1",
-            num_accelerators=1,
+            num_accelerators=self.world.num_accelerators,
             accelerator_kind="cpu",
             accelerator_memory_bytes=1 << 34,
             pid=1,

@@ -41,7 +41,9 @@ DOCUMENTED_EVENTS = frozenset(re.findall(r"`([a-z_]+)`", _EVENTS_PAGE.read_text(
 class World:
     """A coordinator, its agents, and the training they do."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, num_accelerators: int = 1) -> None:
+        self.num_accelerators = num_accelerators
+        """Of each node: it has an engine for each."""
         self.clock = FakeClock()
         self.database = FakeDatabase()
         self.database.on_event = self._check_event
@@ -346,9 +348,9 @@ class World:
             await self._tick()
 
 
-async def running_world(num_nodes: int = 4, **changes: Any) -> World:
+async def running_world(num_nodes: int = 4, num_accelerators: int = 1, **changes: Any) -> World:
     """Return a world whose job trains on all its nodes."""
-    world = World()
+    world = World(num_accelerators=num_accelerators)
     await world.start(num_nodes)
     await world.submit(**changes)
     await world.train()

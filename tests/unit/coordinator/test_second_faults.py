@@ -104,16 +104,25 @@ async def recover(world: World) -> None:
     await world.train(2)
 
 
-@pytest.mark.parametrize("nodes_per_pipeline", [1, 2])
+@pytest.mark.parametrize(
+    ("nodes_per_pipeline", "num_accelerators"),
+    [
+        (1, 1),
+        (2, 1),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cause", CAUSES)
 async def test_a_second_fault_in_any_phase_only_starts_the_next_change(
-    cause: str, kind: str, second: str, nodes_per_pipeline: int
+    cause: str, kind: str, second: str, nodes_per_pipeline: int, num_accelerators: int
 ) -> None:
     """With three replicas two faults lose nothing, wherever the second one falls."""
     world = await running_world(
         4 if nodes_per_pipeline == 1 else 6,
+        num_accelerators,
         resilience={"fault_tolerance": 2},
         resources={"min_nodes_per_pipeline": nodes_per_pipeline},
     )
