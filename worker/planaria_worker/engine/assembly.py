@@ -69,6 +69,7 @@ class Engine:
         self._clock = clock
         self._stop = stop
         self._reports = Reports(config, post, fence, clock)
+        failpoints.hit("prepare")
         self._preparation = prepare(config)
         self._around = Surroundings(
             job=self._preparation.job,

@@ -153,12 +153,14 @@ class Directives:
         else:
             report.applied_generation = promise.generation
             report.kept_microbatches.extend(promise.kept(committed_steps))
+        self._failpoints.hit("report", committed_steps)
         self._finish(directive, fence_report=report)
 
     def _commit(self, directive: Directive) -> None:
         record = CommitRecord.from_proto(directive.commit.record)
 
         def work() -> None:
+            self._failpoints.hit("commit", record.step)
             stale = self._trainer.commit(directive.generation, record)
             self._finish(
                 directive,
@@ -220,6 +222,7 @@ class Directives:
 
     def _digest(self, directive: Directive) -> None:
         def work(_fetcher: LayerFetcher) -> None:
+            self._failpoints.hit("digest", self._vitals.committed_steps)
             digests, version = self._layer_work.digest(directive.digest_layers.layers)
             layers = [LayerDigest(layer=layer, sha256=value) for layer, value in digests.items()]
             self._finish(directive, digested=Digested(layers=layers, version=version))

@@ -24,6 +24,7 @@ from planaria_worker.engine.failpoint_script import Line, Script
 ENVIRONMENT_VARIABLE = "PLANARIA_ENGINE_FAILPOINTS"
 
 Place = Literal[
+    "prepare",
     "forward",
     "backward",
     "evaluate",
@@ -32,6 +33,8 @@ Place = Literal[
     "before_exchange",
     "after_exchange",
     "before_update",
+    "report",
+    "commit",
     "rebuild",
     "copy",
     "serve_copy",
@@ -41,6 +44,7 @@ Place = Literal[
     "follow",
     "serve_follow",
     "switch",
+    "digest",
 ]
 Action = Literal["kill", "stop", "raise", "segfault", "hang", "hold"]
 _HOLD_SECONDS = 0.001
