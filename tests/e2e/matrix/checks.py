@@ -5,8 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from e2e.matrix.scenario import NUM_STAGED_STEPS, Played
-from e2e.matrix.table import Count, During
+from e2e.matrix.table import During
 from oracle.reference import ReferenceResult
+from planaria_worker.engine.checkpointing.layer_file import verify_layer
+from planaria_worker.engine.checkpointing.layout import (
+    complete_checkpoints,
+    layer_file,
+    partial_checkpoints,
+)
+from planaria_worker.engine.checkpointing.manifest import Manifest
 from support.pool import Pool, Traced, is_alive, node_of
 
 BUSY = ("forward", "backward")
@@ -24,6 +31,7 @@ def check(pool: Pool, played: Played, expected: ReferenceResult) -> None:
     check_awake(pool, played, traces)
     check_healthy_went_on(played, traces)
     check_staging_disturbs_nobody(played, traces)
+    check_checkpoints(played, traces)
 
 
 def check_losses(pool: Pool, played: Played, expected: ReferenceResult) -> None:
@@ -79,9 +87,9 @@ def check_nobody_else_restarted(pool: Pool, played: Played) -> None:
 
 def check_awake(pool: Pool, played: Played, traces: list[Traced]) -> None:
     """Once somebody knows of a failure, everybody does: nobody waits for a timeout of their own."""
-    if played.case.place.during is not During.STEP:
+    if played.case.place.during is During.CHANGE:
         return  # a fence may already be on its way, of the change
-    for fault in played.all_faults:
+    for fault in played.losses:
         fenced = {}
         for trace in traces:
             times = [line["at"] for line in trace.events("fence") if line["at"] > fault.seconds]
@@ -94,15 +102,16 @@ def check_awake(pool: Pool, played: Played, traces: list[Traced]) -> None:
 
 def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
     """[8] Pipelines that lost nobody finish microbatches before the wounded compute again."""
-    if played.case.place.during is not During.STEP or played.case.count is Count.SECOND:
+    if not played.losses or not _has_first_places(played, traces):
         return
-    broken = {played.engines[node_id].pipeline for node_id in played.hurt_nodes}
-    fault_time = max(fault.seconds for fault in played.faults)
+    lost_nodes = {fault.node_id for fault in played.losses}
+    broken = {played.engines[node_id].pipeline for node_id in lost_nodes}
+    fault_time = max(fault.seconds for fault in played.losses)
     healthy: list[float] = []
     returned: list[float] = []
     for trace in traces:
         node_id = node_of(trace.engine)
-        if node_id in played.hurt_nodes or node_id not in played.engines:
+        if node_id in lost_nodes or node_id not in played.engines:
             continue
         fence_time = min(at for line in trace.events("fence") if (at := line["at"]) > fault_time)
         after_fence = [s["end"] for s in trace.spans(*BUSY) if s["start"] > fence_time]
@@ -113,6 +122,22 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
     assert healthy, "healthy pipelines computed nothing"
     if returned:
         assert min(healthy) < min(returned), "the wounded were back first"
+
+
+def _has_first_places(played: Played, traces: list[Traced]) -> bool:
+    """Whether the job was in its first plan yet when the last engine was lost.
+
+    Who fails beside training, or as the second, may do so behind the change that followed the first
+    loss: who is healthy then, another plan says.
+    """
+    if played.case.place.during is During.CHANGE:
+        return False
+    first, last = (choose(fault.seconds for fault in played.losses) for choose in (min, max))
+    return not any(
+        first < line["at"] < last and line["num_layers"]
+        for trace in traces
+        for line in trace.events("place")
+    )
 
 
 def check_staging_disturbs_nobody(played: Played, traces: list[Traced]) -> None:
@@ -129,3 +154,18 @@ def check_staging_disturbs_nobody(played: Played, traces: list[Traced]) -> None:
             )
     # What is reported is late by a step at most.
     assert min(numbers.values()) >= NUM_STAGED_STEPS - 1, f"steps beside staging: {numbers}"
+
+
+def check_checkpoints(played: Played, traces: list[Traced]) -> None:
+    """The newest checkpoint is that of the last step and whole, and none is left half written."""
+    if played.case.place.during is not During.CHECKPOINT:
+        return
+    assert not partial_checkpoints(played.checkpoints)
+    version, folder = list(complete_checkpoints(played.checkpoints).items())[-1]
+    manifest = Manifest.read(folder)
+    assert manifest.step == version == played.job.steps
+    places = [line for trace in traces for line in trace.events("place")]
+    num_layers = max(line["first_layer"] + line["num_layers"] for line in places)
+    assert [entry.layer for entry in manifest.layers] == list(range(num_layers))
+    for entry in manifest.layers:
+        verify_layer(layer_file(folder, entry.layer), entry)

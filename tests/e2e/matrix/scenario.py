@@ -55,6 +55,8 @@ class Played:
     first_loss: Fired | None
     agent_pids: dict[str, int] = field(default_factory=dict)
     staging: Staging | None = None
+    checkpoints: Path
+    """The folder of checkpoints, where the job writes any."""
 
     @property
     def all_faults(self) -> list[Fired]:
@@ -63,6 +65,12 @@ class Played:
     @property
     def hurt_nodes(self) -> set[str]:
         return {fault.node_id for fault in self.all_faults}
+
+    @property
+    def losses(self) -> list[Fired]:
+        """Those by which an engine was lost."""
+        loses = self.case.action.loses(self.case.place)
+        return [fault for fault in self.all_faults if loses or fault is self.first_loss]
 
 
 class Scenario:
@@ -82,9 +90,12 @@ class Scenario:
     def _with_checkpoints(self, spec: JobSpec) -> JobSpec:
         if self._case.place.during is not During.CHECKPOINT:
             return spec
-        folder = self._script.path.with_name(f"{self._script.path.name}.checkpoints")
-        checkpoint = {"path": str(folder), "every_steps": CHECKPOINT_STEPS}
+        checkpoint = {"path": str(self._checkpoints), "every_steps": CHECKPOINT_STEPS}
         return JobSpec.model_validate({**spec.to_document(), "checkpoint": checkpoint})
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self._script.path.with_name(f"{self._script.path.name}.checkpoints")
 
     def play(self) -> Played:
         """Run the job to its end."""
@@ -122,6 +133,7 @@ class Scenario:
             first_loss=first_loss,
             agent_pids=agents,
             staging=staging,
+            checkpoints=self._checkpoints,
         )
 
     def _engines(self, job: Job, pipelines: list[Pipeline]) -> dict[str, Engine]:

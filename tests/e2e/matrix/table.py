@@ -102,6 +102,14 @@ class Action(Enum):
         """Whether no deadline must pass before it is found, and no agent is started again."""
         return self in (Action.KILL, Action.RAISE, Action.SEGFAULT)
 
+    def loses(self, place: Place) -> bool:
+        """Whether whoever fails like this at a place is lost.
+
+        What writes checkpoints is a thread of its own, without which an engine trains on.
+        """
+        beside = place.during is During.CHECKPOINT
+        return not (beside and self in (Action.RAISE, Action.HANG))
+
     @property
     def returns(self) -> bool:
         """Whether the node comes back by itself."""

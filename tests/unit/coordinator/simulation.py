@@ -348,7 +348,7 @@ class World:
             await self._tick()
 
 
-async def running_world(num_nodes: int = 4, num_accelerators: int = 1, **changes: Any) -> World:
+async def running_world(num_nodes: int = 4, num_accelerators: int = 1, /, **changes: Any) -> World:
     """Return a world whose job trains on all its nodes."""
     world = World(num_accelerators=num_accelerators)
     await world.start(num_nodes)

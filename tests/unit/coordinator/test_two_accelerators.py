@@ -10,7 +10,7 @@ from unit.coordinator.simulation import World, running_world
 async def world_of_pairs(num_nodes: int, nodes_per_pipeline: int) -> World:
     return await running_world(
         num_nodes,
-        num_accelerators=2,
+        2,
         resources={"min_nodes_per_pipeline": nodes_per_pipeline},
     )
 
@@ -76,21 +76,21 @@ async def test_the_rest_of_a_half_lost_node_may_go_as_well() -> None:
 async def test_layers_that_move_within_a_machine_come_from_there() -> None:
     """No network is faster, though another pipeline holds them, too."""
     world = await world_of_pairs(5, nodes_per_pipeline=2)
-    moving, beside = sorted(world.agents["n2"].engines)
-    assert world.engines()[moving].owned() == (2,)
-    assert world.engines()[beside].owned() == (3,)
+    beside, moving = sorted(world.agents["n2"].engines)
+    assert world.engines()[beside].owned() == (2,)
+    assert world.engines()[moving].owned() == (3,)
     world.begin_step()
-    await world.kill_node("n4")
-    staged = [DIRECTIVE.validate_json(each) for each in world.database.tables.directives.values()]
+    await world.kill_node("n0")
+    sent = [DIRECTIVE.validate_json(each) for each in world.database.tables.directives.values()]
     (layers,) = [
         {source.layer: source.addresses for source in directive.command.layers}
-        for directive in staged
+        for directive in sent
         if isinstance(directive.command, Activate)
         and directive.command.layers
         and directive.engine_id == moving
     ]
-    assert layers[3][0] == f"data:{beside}"
-    assert len(layers[3]) == 2
+    assert layers[2][0] == f"data:{beside}"
+    assert len(layers[2]) == 2
     await world.train(2)
-    assert world.engines()[moving].owned() == (3,)
+    assert world.engines()[moving].owned() == (1, 2)
     await world.stop()
