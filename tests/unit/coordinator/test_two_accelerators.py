@@ -1,8 +1,8 @@
 """Nodes with two accelerators: an engine on each, and one of them may be lost alone."""
 
 from planaria_coordinator.domain.directive import Activate
+from planaria_coordinator.domain.engine import node_of
 from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.run import node_of
 from unit.coordinator.fake_database import DIRECTIVE
 from unit.coordinator.simulation import World, running_world
 
