@@ -87,9 +87,6 @@ def test_a_stopped_node_is_lost_and_fenced_and_joins_afresh(
     end = cluster.wait_for_end(job.id)
     assert recoveries_of(cluster, end)[0].nodes_lost == ("node-2",)
     assert end.final_digest == digest
-    told = event_types(cluster, job)
-    assert "fault_tolerance_reduced" in told, "one pipeline finished the step"
-    assert told.index("fault_tolerance_restored") > told.index("fault_tolerance_reduced")
     cluster.wait_for_nodes(5)
 
 
