@@ -90,6 +90,25 @@ def test_a_pipeline_that_is_kept_outlives_its_generation(links: Links, old: Gene
     assert old.shut == (True, True)
 
 
+def test_a_pipeline_that_was_kept_ends_as_others_do(links: Links, old: Generation) -> None:
+    """Its generation ended long before it. Guard: a pipeline is retired by itself."""
+    links.hand_over(Generation("a", "b").communicators)
+    links.shut_retired("the plan changed")
+    new = Generation("a", "c")
+    links.hand_over(new.communicators, new.along)
+    assert not old.pipeline.is_shut
+    links.shut_retired("the plan changed")
+    assert (old.shut, new.shut) == ((True, True), (False, False))
+
+
+def test_a_lost_peer_ends_a_retired_pipeline(links: Links, old: Generation) -> None:
+    links.hand_over(Generation("a", "b").communicators)
+    links.shut_retired("the plan changed")
+    links.hand_over(Generation("a", "c").communicators, Generation("a", "c").along)
+    links.peer_lost("b")
+    assert old.pipeline.is_shut
+
+
 @pytest.mark.parametrize("end", [Links.shut_sums, Links.shut])
 def test_a_fence_shuts_what_was_retired(links: Links, old: Generation, end: "object") -> None:
     new = Generation("a", "c")

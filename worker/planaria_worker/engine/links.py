@@ -2,7 +2,7 @@
 
 Those across are of one generation. Those along the pipeline live as long as the pipeline does. When
 a plan is changed behind a commit, the groups before it are retired: a peer may still be reading the
-last verdict from them.
+last verdict from them. A pipeline's may be many generations older than those across.
 """
 
 import threading
@@ -20,6 +20,7 @@ class Links:
         self._staged: Communicators | None = None
         self._retired: tuple[Communicators, ...] = ()
         self._pipeline: tuple[Group, ...] = ()
+        self._retired_pipeline: tuple[Group, ...] = ()
 
     def begin(self, communicators: Communicators) -> None:
         """Takes up the groups of a generation; those before them have been shut."""
@@ -50,15 +51,19 @@ class Links:
                 self._retired += (self._communicators,)
             self._communicators, self._staged = communicators, None
             if pipeline is not None:
+                self._retired_pipeline += self._pipeline
                 self._pipeline = pipeline
 
     def shut_retired(self, reason: str) -> None:
         """Shuts the groups of earlier generations."""
         with self._lock:
             retired, self._retired = self._retired, ()
+            groups, self._retired_pipeline = self._retired_pipeline, ()
             pipeline = self._pipeline
         for communicators in retired:
             _shut(communicators, reason, pipeline)
+        for group in groups:
+            group.shut(reason)
 
     @property
     def is_pipeline_whole(self) -> bool:
@@ -83,7 +88,7 @@ class Links:
     def peer_lost(self, engine_id: str) -> None:
         """Ends the groups that a lost peer was in: they will never carry a message again."""
         with self._lock:
-            groups = list(self._pipeline)
+            groups = [*self._pipeline, *self._retired_pipeline]
             for communicators in (self._communicators, self._staged, *self._retired):
                 if communicators is not None:
                     groups += communicators.groups.values()
