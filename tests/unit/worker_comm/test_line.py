@@ -1,5 +1,6 @@
 """A pipeline's messages, over real connections of this machine."""
 
+import contextlib
 import gc
 import socket
 import threading
@@ -32,11 +33,18 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def connect(pool: ThreadPoolExecutor, connectors: list[LineConnector]) -> Line:
+def connect(
+    pool: ThreadPoolExecutor,
+    connectors: list[LineConnector],
+    *,
+    timeout_seconds: float = BOUND_SECONDS,
+) -> Line:
     addresses = [connector.address for connector in connectors]
     members = tuple(map(str, range(len(connectors))))
     pending = [
-        pool.submit(connector.connect, HashStore(), rank, addresses, timeout_seconds=BOUND_SECONDS)
+        pool.submit(
+            connector.connect, HashStore(), rank, addresses, timeout_seconds=timeout_seconds
+        )
         for rank, connector in enumerate(connectors)
     ]
     return [
@@ -176,11 +184,16 @@ def test_a_wait_is_bounded(build_line: BuildLine, start: str) -> None:
     assert line[0].is_shut
 
 
+def called(connector: LineConnector) -> socket.socket:
+    """A connection of a stranger."""
+    host, _, port = connector.address.partition("/")[0].rpartition(":")
+    return socket.create_connection((host, int(port)))
+
+
 def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
     """Guard: the token."""
     connectors = [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)]
-    host, _, port = connectors[1].address.partition("/")[0].rpartition(":")
-    with socket.create_connection((host, int(port))) as stranger:
+    with called(connectors[1]) as stranger:
         stranger.sendall(b"0" * 16)
         line = connect(elsewhere, connectors)
         line[0].send(torch.ones(1), 1)
@@ -192,8 +205,24 @@ def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
         group.shut()
 
 
+def test_strangers_hold_up_nobody(elsewhere: ThreadPoolExecutor) -> None:
+    """They called first and say nothing, or little, and are more than are heard. Guard: callers are
+    heard side by side."""
+    connectors = [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)]
+    with contextlib.ExitStack() as strangers:
+        for _ in range(40):
+            strangers.enter_context(called(connectors[1])).sendall(b"0")
+        line = connect(elsewhere, connectors, timeout_seconds=2.0)
+    line[0].send(torch.ones(1), 1)
+    received = torch.zeros(1)
+    line[1].recv(received, 0)
+    assert received.tolist() == [1]
+    for group in line:
+        group.shut()
+
+
 def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
-    """Guard: `_greeting` reads on."""
+    """Guard: `Callers` hears on."""
     connector = LineConnector(HOST, BOUND_SECONDS)
     waiting = elsewhere.submit(
         connector.connect,
@@ -202,9 +231,8 @@ def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
         ["nobody", connector.address],
         timeout_seconds=BOUND_SECONDS,
     )
-    where, _, token = connector.address.partition("/")
-    host, _, port = where.rpartition(":")
-    with socket.create_connection((host, int(port))) as neighbour:
+    token = connector.address.partition("/")[2]
+    with called(connector) as neighbour:
         neighbour.sendall(token[:5].encode())
         until_blocked(waiting)
         neighbour.sendall(token[5:].encode())

@@ -6,7 +6,6 @@ kernel, by a message as by the connection's end.
 """
 
 import contextlib
-import hmac
 import queue
 import secrets
 import socket
@@ -21,12 +20,11 @@ from torch._C._distributed_c10d import Store
 
 from planaria_worker.engine.communication.addresses import format_address, parse_address
 from planaria_worker.engine.communication.backends import Pending
+from planaria_worker.engine.communication.callers import Callers
 
 _LENGTH = struct.Struct("!Q")
 """What goes before each message: how many bytes it has."""
 _TOKEN_BYTES = 16
-_GREETING_SECONDS = 5.0
-"""How long a stranger who connects and says nothing holds up the neighbour behind him."""
 _LOOK_UP_SECONDS = 0.02
 """How often who waits for a message to leave looks whether the group was shut."""
 
@@ -58,7 +56,8 @@ class LineConnector:
             if rank + 1 < len(addresses):
                 neighbours[rank + 1] = self._call(addresses[rank + 1], deadline)
             if rank > 0:
-                neighbours[rank - 1] = self._answer(deadline)
+                callers = Callers(self._listener, self._token.encode())
+                neighbours[rank - 1] = self._noted(callers.wait_for_neighbour(deadline))
         except OSError as error:
             raise RuntimeError(f"a neighbour did not come: {error}") from None
         self._opened = [self._listener]  # the others are the backend's
@@ -89,17 +88,6 @@ class LineConnector:
             raise ConnectionError(f"nobody listens at {where}")  # the kernel joined both ends
         connection.sendall(token.encode())
         return connection
-
-    def _answer(self, deadline: float) -> socket.socket:
-        """Waits for whoever knows the token; others are turned away."""
-        while (seconds_left := deadline - time.monotonic()) > 0:
-            self._listener.settimeout(seconds_left)
-            connection = self._noted(self._listener.accept()[0])
-            with contextlib.suppress(OSError):
-                if hmac.compare_digest(_greeting(connection), self._token.encode()):
-                    return connection
-            connection.close()
-        raise TimeoutError("timed out")
 
     def _noted(self, opened: socket.socket) -> socket.socket:
         self._opened.append(opened)
@@ -282,15 +270,6 @@ class _Receipt:
                 f"the neighbour sent a message of {found} bytes, where one of {self._num_bytes} "
                 "was due"
             )
-
-
-def _greeting(connection: socket.socket) -> bytes:
-    """What a caller says first, which may come in pieces; shorter if he ends the connection."""
-    connection.settimeout(_GREETING_SECONDS)
-    greeting = b""
-    while len(greeting) < _TOKEN_BYTES and (piece := connection.recv(_TOKEN_BYTES - len(greeting))):
-        greeting += piece
-    return greeting
 
 
 def _write_all(dispatches: "queue.SimpleQueue[_Dispatch | None]", connection: _Connection) -> None:
