@@ -159,7 +159,7 @@ class Communicators:
             reason = str(error).partition("\n")[0]
             failure = _unavailable(reason, {"reason": reason})
         except Exception as error:
-            failure = error
+            failure = error.with_traceback(None)  # which would keep what was opened
         if self._shut.is_set():
             failure = _interrupted()
         try:

@@ -133,8 +133,9 @@ def _answered(address: str, call: Callable[[], T]) -> T:
         return call()
     except (OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise PlanariaError(
-            ErrorReason.UNAVAILABLE,
-            f"store: no answer from {address}, which must be an engine that is alive: {reason}",
-            {"address": address, "reason": reason},
-        ) from None
+    # Out here, or the error would remember the other one, and with it the connection.
+    raise PlanariaError(
+        ErrorReason.UNAVAILABLE,
+        f"store: no answer from {address}, which must be an engine that is alive: {reason}",
+        {"address": address, "reason": reason},
+    )
