@@ -1,17 +1,27 @@
 """A layer arrives whole, in the version wanted, from the first source that has it; or not."""
 
 import contextlib
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from planaria_common.errors import ErrorReason, JobFailedError
 from planaria_coordinator.domain.run import Limits
 from planaria_worker.engine.communication.addresses import parse_address
-from planaria_worker.engine.copying import CopyInterrupted, CopyServer, LayerFetcher, wire
+from planaria_worker.engine.copying import (
+    CopyInterrupted,
+    CopyServer,
+    FetchedLayer,
+    LayerFetcher,
+    wire,
+)
 from planaria_worker.engine.copying.connections import STALL_TIMEOUT_SECONDS
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from unit.worker_comm.layers import (
@@ -265,6 +275,30 @@ def test_one_failed_layer_ends_the_others() -> None:
         pytest.raises(JobFailedError, match="layer 1 in version 17"),
     ):
         fetcher().fetch_all({0: [silent.address], 1: [broken.address]}, VERSION)
+
+
+def test_what_came_before_a_failure_is_gone_with_it(
+    source: MemoryLayers, server: CopyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, not when the garbage collector comes by: the next recovery needs the memory."""
+    arrived: list[weakref.ref[Tensor]] = []
+
+    def fetched(**fields: Any) -> FetchedLayer:
+        layer = FetchedLayer(**fields)
+        arrived.extend(map(weakref.ref, layer.tensors.values()))
+        return layer
+
+    monkeypatch.setattr("planaria_worker.engine.copying.client.FetchedLayer", fetched)
+    one_by_one = LayerFetcher(job_secret=SECRET, failpoints=Failpoints(), max_parallel=1)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(JobFailedError, match="layer 4 in version"):
+            one_by_one.fetch_all({3: [server.address], 4: []}, VERSION)
+        assert arrived
+        assert not any(tensor() is not None for tensor in arrived)
+    finally:
+        gc.enable()
 
 
 def test_nothing_to_fetch() -> None:

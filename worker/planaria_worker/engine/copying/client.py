@@ -103,7 +103,10 @@ class LayerFetcher:
             outcome = self._outcomes.get()
             if isinstance(outcome, Exception):
                 self.interrupt()
-                raise outcome
+                try:
+                    raise outcome
+                finally:
+                    del outcome  # whose traceback keeps this frame, and the layers that came
             layer, fetched = outcome
             layers[layer] = fetched
         return layers
