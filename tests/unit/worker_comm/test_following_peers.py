@@ -13,6 +13,7 @@ from torch import Tensor
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.copying import CommitFeed, CommittedSum, LayerFollower, wire
+from planaria_worker.engine.copying.feed import Subscription
 from planaria_worker.engine.failpoints import Failpoints
 from unit.worker_comm.layers import SECRET, MemoryLayers, serve
 
@@ -260,6 +261,36 @@ def test_only_the_layer_that_falls_behind_is_given_up() -> None:
         assert committed is not None
         assert committed.layer == 1
         assert subscription.next() is None
+
+
+def test_a_layer_that_was_given_up_can_be_followed_again_at_once() -> None:
+    """By the stream, while the commit that was too much for it is still being published. Guard: a
+    layer is given up in one piece."""
+    feed = CommitFeed(num_kept=1, kept_bytes=0)
+    with feed.subscribe() as subscription:
+
+        def follow_again() -> None:
+            for layer in subscription.given_up():
+                subscription.follow(layer)
+
+        stream = threading.Thread(target=follow_again)
+        remove = feed.remove
+
+        def remove_late(layer: int, follower: Subscription) -> None:
+            if not stream.ident:
+                stream.start()
+                stream.join(0.2)
+            remove(layer, follower)
+
+        feed.remove = remove_late  # type: ignore[method-assign]
+        subscription.follow(0)
+        for step in range(2):
+            feed.publish(0, record(step), total(step))
+        stream.join()
+        feed.publish(0, record(2), total(2))
+        committed = subscription.next()
+    assert committed is not None
+    assert committed.record.step == 2
 
 
 def test_small_sums_are_kept_while_they_are_small_together() -> None:

@@ -117,12 +117,10 @@ class Subscription:
                 self._waiting = deque(c for c in self._waiting if c.layer != layer)
                 self._followed.discard(layer)
                 self._overrun.add(layer)
+                self._feed.remove(layer, self)  # before the stream can follow it again
             else:
                 self._waiting.append(committed)
             self._changed.notify_all()
-            is_given_up = layer in self._overrun
-        if is_given_up:
-            self._feed.remove(layer, self)
 
     def next(
         self, *, leaving: int | None = None, timeout_seconds: float = 0.0
