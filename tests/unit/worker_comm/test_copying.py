@@ -1,6 +1,7 @@
 """A layer arrives whole, in the version wanted, from the first source that has it; or not."""
 
 import contextlib
+import errno
 import gc
 import socket
 import threading
@@ -314,6 +315,43 @@ def test_failpoints_fail_in_the_middle(source: MemoryLayers, at: str) -> None:
         with pytest.raises(Exception, match=r"closed the connection|failpoint at copy"):
             client.fetch_all({3: [server.address]}, VERSION)
         assert same(fetcher().fetch(3, VERSION, [server.address]).tensors, source.layers[3])
+
+
+def test_a_server_outlives_a_lack_of_threads(
+    server: CopyServer, source: MemoryLayers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who calls meanwhile is turned away. Guard: the thread that accepts goes on."""
+    start, has_failed = threading.Thread.start, threading.Event()
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name == "copy-connection" and not has_failed.is_set():
+            has_failed.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    with socket.create_connection(parse_address(server.address)) as turned_away:
+        assert turned_away.recv(1) == b""
+    assert same(fetcher().fetch(3, VERSION, [server.address]).tensors, source.layers[3])
+
+
+def test_a_server_without_descriptors_does_not_spin(
+    server: CopyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt would fail at once, and write a line."""
+    attempts: list[socket.socket] = []
+
+    def accept(listener: socket.socket) -> None:
+        attempts.append(listener)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    pause = threading.Event()
+    with socket.create_connection(parse_address(server.address)):  # which wakes it
+        while not attempts:
+            pause.wait(0.01)
+        pause.wait(0.2)
+    assert len(attempts) < 10
 
 
 def test_a_closed_server_lets_go(server: CopyServer) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import hmac
 import socket
 import threading
+import time
 
 from planaria_common.logging import get_logger
 from planaria_worker.engine.communication.addresses import format_address
@@ -16,6 +17,8 @@ from planaria_worker.engine.failpoints import Failpoints
 
 _GREETING_TIMEOUT_SECONDS = 5.0
 _STALL_TIMEOUT_SECONDS = 30.0
+_REST_SECONDS = 0.1
+"""Between two attempts to accept when there is no room: the next one would fail at once."""
 
 _log = get_logger("copy_server")
 
@@ -85,13 +88,21 @@ class CopyServer:
         while not self._is_closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError as error:
-                if not self._is_closed:  # too many open files, or a client that left at once
+                self._begin_to_serve(connection)
+            except (OSError, RuntimeError) as error:
+                if not self._is_closed:  # too many open files or threads
                     _log.warning("accept_failed", error=str(error))
-                continue
-            threading.Thread(
-                target=self._serve, args=(connection,), name="copy-connection", daemon=True
-            ).start()
+                    time.sleep(_REST_SECONDS)
+
+    def _begin_to_serve(self, connection: socket.socket) -> None:
+        thread = threading.Thread(
+            target=self._serve, args=(connection,), name="copy-connection", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            connection.close()
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
