@@ -8,10 +8,31 @@ import pytest
 from support.cluster import Cluster
 from support.jobs import write_text
 
+NUM_NODES = 5
+
+
+@pytest.fixture(scope="package")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return a cluster for all tests that need nothing special: to start one takes its time.
+
+    Its deadline for decisions is so long that nobody can have waited for it.
+    """
+    folder = tmp_path_factory.mktemp("shared") / "cluster"
+    with Cluster(folder, decision_deadline_seconds=3600) as cluster:
+        cluster.start(NUM_NODES)
+        yield cluster
+
+
+@pytest.fixture
+def five_nodes(shared_cluster: Cluster) -> Cluster:
+    """Return a healthy cluster of five nodes, whatever the test before did to it."""
+    shared_cluster.heal(NUM_NODES)
+    return shared_cluster
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Return a cluster that has not been started."""
+    """Return a cluster of its own that has not been started."""
     with Cluster(tmp_path / "cluster") as running:
         yield running
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.conftest import NUM_NODES
 from support.cluster import Cluster
 from support.jobs import small_job
 from support.repository import ROOT
@@ -47,46 +48,37 @@ def read_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Four nodes, and a deadline so long that nobody can have waited for it."""
-    folder = tmp_path_factory.mktemp("scheduler") / "cluster"
-    with Cluster(folder, decision_deadline_seconds=3600) as running:
-        running.start(num_nodes=4)
-        yield running
-
-
-def test_the_example_decides_which_nodes_a_job_gets(cluster: Cluster, text: Path) -> None:
+def test_the_example_decides_which_nodes_a_job_gets(five_nodes: Cluster, text: Path) -> None:
     """It leaves half of the nodes to others, where the built-in policy would take all."""
-    example = ("examples/scheduler.py", "--token-file", str(cluster.token_file))
+    example = ("examples/scheduler.py", "--token-file", str(five_nodes.token_file))
     spec = small_job(text, name="modest", scheduler="frugal", resources__min_nodes=2)
 
-    with run(*example, "--coordinator", cluster.grpc_address) as scheduler:
-        job = cluster.client.submit(spec)
+    with run(*example, "--coordinator", five_nodes.grpc_address) as scheduler:
+        job = five_nodes.client.submit(spec)
         assert read_line(scheduler) == "modest gets node-0, node-1"
-        ended = cluster.wait_for_end(job.id)
+        ended = five_nodes.wait_for_end(job.id)
 
     assert ended.state == "SUCCEEDED", ended.error
-    assert nodes_of(cluster, job.id) == {"node-0", "node-1"}
-    assert overrulings(cluster, job.id) == []
+    assert nodes_of(five_nodes, job.id) == {"node-0", "node-1"}
+    assert overrulings(five_nodes, job.id) == []
 
 
 def test_a_scheduler_killed_in_the_middle_of_a_decision_is_overruled(
-    cluster: Cluster, text: Path
+    five_nodes: Cluster, text: Path
 ) -> None:
     """The built-in policy takes over at once, and an event says why."""
-    hanging = ("-c", HANGING, "examples", cluster.grpc_address, "hanging")
+    hanging = ("-c", HANGING, "examples", five_nodes.grpc_address, "hanging")
     spec = small_job(text, scheduler="hanging", resources__min_nodes=2)
 
-    with run(*hanging, str(cluster.token_file)) as scheduler:
-        job = cluster.client.submit(spec)
+    with run(*hanging, str(five_nodes.token_file)) as scheduler:
+        job = five_nodes.client.submit(spec)
         assert read_line(scheduler) == "asked"
         scheduler.kill()
-    ended = cluster.wait_for_end(job.id)
+    ended = five_nodes.wait_for_end(job.id)
 
     assert ended.state == "SUCCEEDED", ended.error
-    assert nodes_of(cluster, job.id) == {f"node-{index}" for index in range(4)}
-    assert "disconnected before it answered" in overrulings(cluster, job.id)[0]
+    assert nodes_of(five_nodes, job.id) == {f"node-{index}" for index in range(NUM_NODES)}
+    assert "disconnected before it answered" in overrulings(five_nodes, job.id)[0]
 
 
 def nodes_of(cluster: Cluster, job_id: str) -> set[str]:

@@ -7,7 +7,6 @@ the matrix (e2e/matrix); here is what happens to nodes, agents and the coordinat
 import contextlib
 import signal
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from support.pool import Script
 
 pytestmark = pytest.mark.e2e
 
-NUM_NODES = 5
 STEPS = 16
 
 
@@ -45,20 +43,6 @@ def digest(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> str:
     return train(reference_job(spec, tmp_path_factory.mktemp("oracle"))).digest
 
 
-@pytest.fixture(scope="module")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("failures") / "cluster") as cluster:
-        cluster.start(num_nodes=NUM_NODES)
-        yield cluster
-
-
-@pytest.fixture
-def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
-    """Return a healthy cluster of five nodes, whatever the test before did to it."""
-    yield shared_cluster
-    shared_cluster.heal(NUM_NODES)
-
-
 def on_six_nodes(spec: JobSpec) -> JobSpec:
     """Return the job with f = 2: three pipelines."""
     tolerant = spec.resilience.model_copy(update={"fault_tolerance": 2})
@@ -76,47 +60,49 @@ def recoveries_of(cluster: Cluster, job: Job) -> list[Recovery]:
 
 
 def test_a_stopped_node_is_lost_and_fenced_and_joins_afresh(
-    cluster: Cluster, spec: JobSpec, digest: str
+    five_nodes: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """[4] It wakes up long after the others went on, does no harm, and takes part again."""
-    job = cluster.client.submit(spec)
-    cluster.wait_for_step(job.id, 4)
-    cluster.signal_node("node-2", signal.SIGSTOP)
-    cluster.wait_for_nodes(1, "LOST")
-    cluster.signal_node("node-2", signal.SIGCONT)
-    end = cluster.wait_for_end(job.id)
-    assert recoveries_of(cluster, end)[0].nodes_lost == ("node-2",)
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for_step(job.id, 4)
+    five_nodes.signal_node("node-2", signal.SIGSTOP)
+    five_nodes.wait_for_nodes(1, "LOST")
+    five_nodes.signal_node("node-2", signal.SIGCONT)
+    end = five_nodes.wait_for_end(job.id)
+    assert recoveries_of(five_nodes, end)[0].nodes_lost == ("node-2",)
     assert end.final_digest == digest
-    cluster.wait_for_nodes(5)
+    five_nodes.wait_for_nodes(5)
 
 
 def test_the_death_of_an_agent_alone_costs_nothing(
-    cluster: Cluster, spec: JobSpec, digest: str
+    five_nodes: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """Engines outlive their agent for a lease; the next agent adopts them."""
-    job = cluster.client.submit(spec)
-    cluster.wait_for_step(job.id, 3)
-    pids = cluster.engine_pids("node-1")
-    cluster.kill_agent("node-1")
-    cluster.start_node("node-1")
-    end = cluster.wait_for_end(job.id)
-    assert recoveries_of(cluster, end) == []
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for_step(job.id, 3)
+    pids = five_nodes.engine_pids("node-1")
+    five_nodes.kill_agent("node-1")
+    five_nodes.start_node("node-1")
+    end = five_nodes.wait_for_end(job.id)
+    assert recoveries_of(five_nodes, end) == []
     assert end.final_digest == digest
     assert pids
 
 
 def test_the_coordinator_dies_while_a_job_trains(
-    cluster: Cluster, spec: JobSpec, digest: str
+    five_nodes: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """[7] Training goes on without it, and steps that it knew and had not stored are not lost."""
-    job = cluster.client.submit(spec)
-    cluster.wait_for("steps that are told and not stored", lambda: has_more_to_store(cluster, job))
-    cluster.kill_coordinator()
-    cluster.start_coordinator()
-    end = cluster.wait_for_end(job.id)
-    assert recoveries_of(cluster, end) == []
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for(
+        "steps that are told and not stored", lambda: has_more_to_store(five_nodes, job)
+    )
+    five_nodes.kill_coordinator()
+    five_nodes.start_coordinator()
+    end = five_nodes.wait_for_end(job.id)
+    assert recoveries_of(five_nodes, end) == []
     assert end.final_digest == digest
-    assert [each.step for each in cluster.client.job_metrics(job.id)] == list(range(STEPS))
+    assert [each.step for each in five_nodes.client.job_metrics(job.id)] == list(range(STEPS))
 
 
 def has_more_to_store(cluster: Cluster, job: Job) -> bool:
@@ -136,131 +122,133 @@ def has_more_to_store(cluster: Cluster, job: Job) -> bool:
 
 
 def test_the_coordinator_dies_in_the_middle_of_a_recovery(
-    cluster: Cluster, spec: JobSpec, digest: str
+    five_nodes: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """[7] The recovery is cleanly redone."""
-    job = cluster.client.submit(spec)
-    cluster.wait_for_step(job.id, 3)
-    cluster.kill_node("node-0")
-    cluster.wait_for("the recovery to begin", lambda: cluster.client.get_job(job.id).generation > 1)
-    cluster.kill_coordinator()
-    cluster.start_coordinator()
-    end = cluster.wait_for_end(job.id)
-    assert "node-0" in {node for each in recoveries_of(cluster, end) for node in each.nodes_lost}
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for_step(job.id, 3)
+    five_nodes.kill_node("node-0")
+    five_nodes.wait_for(
+        "the recovery to begin", lambda: five_nodes.client.get_job(job.id).generation > 1
+    )
+    five_nodes.kill_coordinator()
+    five_nodes.start_coordinator()
+    end = five_nodes.wait_for_end(job.id)
+    assert "node-0" in {node for each in recoveries_of(five_nodes, end) for node in each.nodes_lost}
     assert end.final_digest == digest
 
 
 def test_two_nodes_are_lost_at_the_same_instant(
-    cluster: Cluster, spec: JobSpec, digest: str
+    five_nodes: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """[5] f = 2: three replicas, and two nodes of different pipelines die together.
 
     What the job survives from then on is less, and it says so.
     """
-    cluster.start_node("node-5")
-    cluster.wait_for_nodes(6)
-    job = cluster.client.submit(on_six_nodes(spec))
-    cluster.wait_for_step(job.id, 3)
-    plan = cluster.client.job_plan(job.id).plan
+    five_nodes.start_node("node-5")
+    five_nodes.wait_for_nodes(6)
+    job = five_nodes.client.submit(on_six_nodes(spec))
+    five_nodes.wait_for_step(job.id, 3)
+    plan = five_nodes.client.job_plan(job.id).plan
     assert plan is not None
     assert plan.fault_tolerance == 2
     for victim in [pipeline.stages[0].node_id for pipeline in plan.pipelines[:2]]:
-        cluster.kill_node(victim)
-    end = cluster.wait_for_end(job.id)
-    lost = [node for recovery in recoveries_of(cluster, end) for node in recovery.nodes_lost]
+        five_nodes.kill_node(victim)
+    end = five_nodes.wait_for_end(job.id)
+    lost = [node for recovery in recoveries_of(five_nodes, end) for node in recovery.nodes_lost]
     assert len(lost) == 2
-    assert "fault_tolerance_reduced" in event_types(cluster, job), "four nodes hold two replicas"
+    assert "fault_tolerance_reduced" in event_types(five_nodes, job), "four nodes hold two replicas"
     assert end.final_digest == digest
 
 
 @pytest.mark.parametrize("during", [pytest.param("fence", marks=pytest.mark.slow), "staging"])
 def test_another_node_dies_during_a_recovery(
-    cluster: Cluster, spec: JobSpec, digest: str, tmp_path: Path, during: str
+    five_nodes: Cluster, spec: JobSpec, digest: str, tmp_path: Path, during: str
 ) -> None:
     """[5] It only starts the next recovery. f = 2, so that every layer survives both."""
     script = Script(path=tmp_path / "script")
     staging = script.add(at="stage", action="hold", until=str(script.gate()))  # it never opens
-    cluster.start_node("node-5", {ENVIRONMENT_VARIABLE: str(script.path)})
-    cluster.wait_for_nodes(6)
-    job = cluster.client.submit(on_six_nodes(spec))
-    cluster.wait_for_step(job.id, 3)
-    cluster.kill_node("node-0")
+    five_nodes.start_node("node-5", {ENVIRONMENT_VARIABLE: str(script.path)})
+    five_nodes.wait_for_nodes(6)
+    job = five_nodes.client.submit(on_six_nodes(spec))
+    five_nodes.wait_for_step(job.id, 3)
+    five_nodes.kill_node("node-0")
     if during == "fence":
-        cluster.wait_for(
-            "the recovery to begin", lambda: cluster.client.get_job(job.id).generation > 1
+        five_nodes.wait_for(
+            "the recovery to begin", lambda: five_nodes.client.get_job(job.id).generation > 1
         )
     else:
-        cluster.wait_for(
+        five_nodes.wait_for(
             "node-5 to make its next place ready", lambda: script.fired(staging) is not None
         )
-    cluster.kill_node("node-5")
-    end = cluster.wait_for_end(job.id)
-    lost = [recovery.nodes_lost for recovery in recoveries_of(cluster, end)]
+    five_nodes.kill_node("node-5")
+    end = five_nodes.wait_for_end(job.id)
+    lost = [recovery.nodes_lost for recovery in recoveries_of(five_nodes, end)]
     assert lost == [("node-0", "node-5")]
     assert end.final_digest == digest
 
 
 def test_a_drained_node_leaves_without_losing_a_microbatch(
-    cluster: Cluster, spec: JobSpec, digest: str
+    five_nodes: Cluster, spec: JobSpec, digest: str
 ) -> None:
-    job = cluster.client.submit(spec)
-    cluster.wait_for_step(job.id, 3)
-    cluster.client.drain_node("node-3")
-    cluster.wait_for_nodes(1, "DRAINED")
-    end = cluster.wait_for_end(job.id)
-    (drain,) = recoveries_of(cluster, end)
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for_step(job.id, 3)
+    five_nodes.client.drain_node("node-3")
+    five_nodes.wait_for_nodes(1, "DRAINED")
+    end = five_nodes.wait_for_end(job.id)
+    (drain,) = recoveries_of(five_nodes, end)
     assert drain.cause == "node_drained"
     assert drain.redone_microbatches == 0
     assert end.final_digest == digest
 
 
 def test_a_paused_job_stands_still_and_goes_on(
-    cluster: Cluster, spec: JobSpec, digest: str
+    five_nodes: Cluster, spec: JobSpec, digest: str
 ) -> None:
-    job = cluster.client.submit(spec)
-    cluster.wait_for_step(job.id, 3)
-    cluster.client.pause_job(job.id)
-    paused = cluster.wait_for_state(job.id, "PAUSED")
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for_step(job.id, 3)
+    five_nodes.client.pause_job(job.id)
+    paused = five_nodes.wait_for_state(job.id, "PAUSED")
     assert paused.step < STEPS
-    cluster.client.resume_job(job.id)
-    end = cluster.wait_for_end(job.id)
+    five_nodes.client.resume_job(job.id)
+    end = five_nodes.wait_for_end(job.id)
     assert end.state == "SUCCEEDED", end.error
     assert end.final_digest == digest
 
 
-def test_a_cancelled_job_leaves_no_engine_behind(cluster: Cluster, spec: JobSpec) -> None:
-    job = cluster.client.submit(spec)
-    cluster.wait_for_step(job.id, 1)
-    cluster.client.cancel_job(job.id)
-    cluster.wait_for_state(job.id, "CANCELLED")
-    cluster.wait_for(
-        "no engine to be left", lambda: not any(map(cluster.engine_pids, cluster.nodes))
+def test_a_cancelled_job_leaves_no_engine_behind(five_nodes: Cluster, spec: JobSpec) -> None:
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for_step(job.id, 1)
+    five_nodes.client.cancel_job(job.id)
+    five_nodes.wait_for_state(job.id, "CANCELLED")
+    five_nodes.wait_for(
+        "no engine to be left", lambda: not any(map(five_nodes.engine_pids, five_nodes.nodes))
     )
 
 
 def test_losing_every_replica_of_a_layer_fails_the_job_by_name(
-    cluster: Cluster, spec: JobSpec
+    five_nodes: Cluster, spec: JobSpec
 ) -> None:
     """[10] f = 0 and a node is lost: the error says which layers are gone."""
     alone = spec.resilience.model_copy(update={"fault_tolerance": 0})
     two = spec.resources.model_copy(update={"min_nodes": 2, "max_nodes": 2})
-    job = cluster.client.submit(spec.model_copy(update={"resilience": alone, "resources": two}))
-    cluster.wait_for_step(job.id, 2)
-    plan = cluster.client.job_plan(job.id).plan
+    job = five_nodes.client.submit(spec.model_copy(update={"resilience": alone, "resources": two}))
+    five_nodes.wait_for_step(job.id, 2)
+    plan = five_nodes.client.job_plan(job.id).plan
     assert plan is not None
-    cluster.kill_node(plan.pipelines[0].stages[0].node_id)
-    end = cluster.wait_for_end(job.id)
+    five_nodes.kill_node(plan.pipelines[0].stages[0].node_id)
+    end = five_nodes.wait_for_end(job.id)
     assert end.state == "FAILED"
     assert end.error is not None
     assert end.error.reason == "STATE_LOST"
 
 
 def test_data_that_is_not_there_fails_the_job_and_names_node_and_path(
-    cluster: Cluster, spec: JobSpec
+    five_nodes: Cluster, spec: JobSpec
 ) -> None:
     missing = spec.data.model_copy(update={"path": "/nowhere/*.txt"})
-    job = cluster.client.submit(spec.model_copy(update={"data": missing}))
-    end = cluster.wait_for_end(job.id)
+    job = five_nodes.client.submit(spec.model_copy(update={"data": missing}))
+    end = five_nodes.wait_for_end(job.id)
     assert end.state == "FAILED"
     assert end.error is not None
     assert end.error.reason == "DATA_UNUSABLE"

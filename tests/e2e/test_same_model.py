@@ -46,14 +46,13 @@ def succeeded(job: Job) -> Job:
     return job
 
 
-def test_one_digest_on_1_2_3_and_5_nodes(cluster: Cluster, text: Path, digest: str) -> None:
+def test_one_digest_on_1_2_3_and_5_nodes(five_nodes: Cluster, text: Path, digest: str) -> None:
     """The same job on clusters of different size ends with the oracle's parameters."""
-    cluster.start(num_nodes=5)
     digests = {}
     for num_nodes in (1, 2, 3, 5):
-        job = cluster.client.submit(on_nodes(text, num_nodes))
-        digests[num_nodes] = succeeded(cluster.wait_for_end(job.id)).final_digest
-        plan = cluster.client.job_plan(job.id).plan
+        job = five_nodes.client.submit(on_nodes(text, num_nodes))
+        digests[num_nodes] = succeeded(five_nodes.wait_for_end(job.id)).final_digest
+        plan = five_nodes.client.job_plan(job.id).plan
         assert plan is not None
         assert sum(len(p.stages) for p in plan.pipelines) == num_nodes
     assert digests == dict.fromkeys(digests, digest)
@@ -61,24 +60,23 @@ def test_one_digest_on_1_2_3_and_5_nodes(cluster: Cluster, text: Path, digest: s
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_digest_through_kills_at_random_moments(
-    cluster: Cluster, text: Path, digest: str, seed: int
+    five_nodes: Cluster, text: Path, digest: str, seed: int
 ) -> None:
     """Two of five nodes are killed at random moments and a replacement joins."""
     chance = random.Random(seed)
-    cluster.start(num_nodes=5)
     spec = on_nodes(text, 5).model_copy(
         update={"resources": on_nodes(text, 5).resources.model_copy(update={"max_nodes": None})}
     )
-    job = cluster.client.submit(spec)
+    job = five_nodes.client.submit(spec)
     for after_step in (4, 10):
-        cluster.wait_for_step(job.id, after_step)
-        cluster.wait_for_state(job.id, "RUNNING")
+        five_nodes.wait_for_step(job.id, after_step)
+        five_nodes.wait_for_state(job.id, "RUNNING")
         time.sleep(chance.uniform(0, 0.3))
-        cluster.kill_node(chance.choice(sorted(cluster.nodes)))
-    cluster.start_node("node-5")
-    end = succeeded(cluster.wait_for_end(job.id))
+        five_nodes.kill_node(chance.choice(sorted(five_nodes.nodes)))
+    five_nodes.start_node("node-5")
+    end = succeeded(five_nodes.wait_for_end(job.id))
     assert end.final_digest == digest
-    recoveries = cluster.client.job_recoveries(job.id)
+    recoveries = five_nodes.client.job_recoveries(job.id)
     assert sum(len(recovery.nodes_lost) for recovery in recoveries) == 2
-    steps = [metrics.step for metrics in cluster.client.job_metrics(job.id)]
+    steps = [metrics.step for metrics in five_nodes.client.job_metrics(job.id)]
     assert steps == sorted(set(steps))

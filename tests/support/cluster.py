@@ -11,7 +11,6 @@ Every part listens on a free port, keeps its files below the cluster's folder an
 """
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -19,12 +18,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from planaria import Client
+from planaria import Client, ConflictError
 from planaria.models import Job, Node
 from planaria_common.netutil import free_port
 from planaria_worker.agent.engine_process import find_engine
@@ -41,7 +40,6 @@ class Part:
     name: str
     process: subprocess.Popen[str]
     log: Path
-    ready: dict[str, Any] = field(default_factory=dict)
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal and wait for the end."""
@@ -66,7 +64,6 @@ class Part:
                 if not line:
                     break
                 if line.startswith("ready "):
-                    self.ready = json.loads(line.removeprefix("ready "))
                     return
         raise AssertionError(f"{self.name} did not start:\n{self.log.read_text()[-4000:]}")
 
@@ -84,6 +81,7 @@ class Cluster:
         self._client: Client | None = None
         # Test machines are busy: a node must not count as lost because it had no processor.
         self._settings = {"node_deadline_seconds": 10, **coordinator_settings}
+        self._planner_port = free_port()
         self._http_port = free_port()
         self._grpc_port = free_port()
 
@@ -123,29 +121,36 @@ class Cluster:
 
     def start(self, num_nodes: int, environment: Mapping[str, str] | None = None) -> None:
         """Start everything and wait until all nodes are ready."""
-        self.start_planner()
-        self.start_coordinator()
+        self.planner = self._begin_planner()
+        self.coordinator = self._begin_coordinator()
+        self.planner.wait_ready()
+        self.coordinator.wait_ready()
         for index in range(num_nodes):
             self.start_node(f"node-{index}", environment)
         self.wait_for_nodes(num_nodes)
 
     def start_planner(self) -> None:
-        port = free_port()
-        self.planner = self._start("planner", "planaria_planner", ["--port", str(port)])
+        self.planner = self._begin_planner()
         self.planner.wait_ready()
 
     def start_coordinator(self) -> None:
-        assert self.planner is not None
+        self.coordinator = self._begin_coordinator()
+        self.coordinator.wait_ready()
+
+    def _begin_planner(self) -> Part:
+        return self._start("planner", "planaria_planner", _flags({"port": self._planner_port}))
+
+    def _begin_coordinator(self) -> Part:
+        """Start a coordinator, which finds its planner as soon as there is one."""
         options: dict[str, object] = {
             "data-dir": self.folder / "coordinator",
             "host": self.host,
             "http-port": self._http_port,
             "grpc-port": self._grpc_port,
-            "planner-addresses": self.planner.ready["grpc_address"],
+            "planner-addresses": f"127.0.0.1:{self._planner_port}",
             **{name.replace("_", "-"): value for name, value in self._settings.items()},
         }
-        self.coordinator = self._start("coordinator", "planaria_coordinator", _flags(options))
-        self.coordinator.wait_ready()
+        return self._start("coordinator", "planaria_coordinator", _flags(options))
 
     def start_node(self, node_id: str, environment: Mapping[str, str] | None = None) -> None:
         """Start an agent; `wait_for_nodes` tells when it is ready."""
@@ -245,16 +250,31 @@ class Cluster:
             if not job.is_done:
                 self.client.cancel_job(job.id)
         for node_id in self.nodes.keys() - wanted:
-            self.kill_node(node_id)
+            self._dismiss_node(node_id)
         for node_id in sorted(wanted - self.nodes.keys()):
             self.start_node(node_id)
-        self.wait_for("other nodes to be known as lost", lambda: self._are_lost(wanted))
+        self.wait_for("other nodes to be forgotten", lambda: self._has_forgotten_others(wanted))
         for node in self.client.list_nodes():
-            if node.id not in wanted:
-                self.client.remove_node(node.id)
-            elif node.state in ("DRAINED", "DRAINING", "CORDONED"):
+            if node.state in ("DRAINED", "DRAINING", "CORDONED"):
                 self.client.uncordon_node(node.id)
         self.wait_for("all nodes to be ready", lambda: all(map(self.is_ready, wanted)))
+
+    def _dismiss_node(self, node_id: str) -> None:
+        """End a node; one that has been drained is forgotten without waiting for its deadline."""
+        states = {node.id: node.state for node in self.client.list_nodes()}
+        if states.get(node_id) == "READY":
+            self.client.drain_node(node_id)
+            self.wait_for_node(node_id, "DRAINED")
+        self.kill_node(node_id)
+
+    def _has_forgotten_others(self, wanted: set[str]) -> bool:
+        """Forget other nodes that can be; tell whether none was left."""
+        others = [node for node in self.client.list_nodes() if node.id not in wanted]
+        for node in others:
+            if node.state in ("LOST", "DRAINED"):
+                with contextlib.suppress(ConflictError):  # its session is about to end
+                    self.client.remove_node(node.id)
+        return not others
 
     def is_ready(self, node_id: str) -> bool:
         """Tell whether the coordinator counts on the agent that was started last."""
@@ -279,6 +299,12 @@ class Cluster:
 
         self.wait_for(f"{count} nodes {state}", lambda: len(ready()) == count)
         return ready()
+
+    def wait_for_node(self, node_id: str, state: str) -> None:
+        """Wait until one node is in a state."""
+        self.wait_for(
+            f"{node_id} to be {state}", lambda: self.client.get_node(node_id).state == state
+        )
 
     def wait_for_step(self, job_id: str, step: int, **options: float) -> Job:
         """Wait until a job has committed so many steps."""
@@ -310,9 +336,6 @@ class Cluster:
 
     def _ended(self, job_id: str) -> bool:
         return self.client.get_job(job_id).is_done
-
-    def _are_lost(self, wanted: set[str]) -> bool:
-        return all(node.state == "LOST" or node.id in wanted for node in self.client.list_nodes())
 
     # -- telling and ending ------------------------------------------------------------------------
 
