@@ -34,7 +34,7 @@ from planaria_coordinator.domain.outcome import (
     Prepared,
     Stopped,
 )
-from unit.coordinator_edge.fakes import NOON, PLAN, node
+from unit.coordinator_edge.fakes import NOON, PLAN, job, node
 
 pytestmark = pytest.mark.integration
 
@@ -105,6 +105,31 @@ async def test_directives_wait_until_they_are_resolved_or_dropped(with_job: SqlD
         await work.commit()
     async with with_job.unit_of_work() as work:
         assert await work.directives.pending() == [sent[0], *sent[3:]]
+
+
+async def test_settled_directives_of_old_generations_are_pruned(with_job: SqlDatabase) -> None:
+    """A few at a time; those that are pending stay, and so do those of other jobs."""
+    sent = [replace(directive(number), generation=number) for number in range(1, 7)]
+    other = replace(directive(7), job_id="job-2", generation=1)
+    async with with_job.unit_of_work() as work:
+        await work.jobs.add(job("job-2"))
+        await work.directives.add([*sent, other])
+        for number in (1, 3, 5, 7):
+            await work.directives.resolve(f"directive-{number}", Stopped())
+        await work.directives.drop(["directive-4"])
+        await work.commit()
+
+    num_pruned = []
+    for _ in range(3):
+        async with with_job.unit_of_work() as work:
+            num_pruned.append(await work.directives.prune("job-1", before_generation=5, limit=2))
+            await work.commit()
+
+    assert num_pruned == [2, 1, 0]
+    async with with_job.unit_of_work() as work:
+        assert await work.directives.pending() == [sent[1], sent[5]]
+        assert await work.directives.prune("job-1", before_generation=9, limit=9) == 1
+        assert await work.directives.prune("job-2", before_generation=9, limit=9) == 1
 
 
 OUTCOMES: Sequence[Outcome] = (

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -11,7 +12,7 @@ from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
 from planaria_coordinator.application.ports import RequestRecord
 from planaria_coordinator.application.statistics import RecoveryTotals
 from planaria_coordinator.domain.job import JobState
-from unit.coordinator_edge.fakes import RECOVERY, job
+from unit.coordinator_edge.fakes import NOON, RECOVERY, job
 
 pytestmark = pytest.mark.integration
 
@@ -129,13 +130,21 @@ async def test_logs_take_any_text(with_job: SqlDatabase) -> None:
 
 
 async def test_request_ids(database: SqlDatabase) -> None:
-    """A change is found again by the id it was made under."""
+    """A change is found again by the id it was made under, until it is forgotten."""
     record = RequestRecord(
-        request_id="r", method="create_job", fingerprint="f" * 64, resource_id="job-1"
+        request_id="r",
+        method="create_job",
+        fingerprint="f" * 64,
+        resource_id="job-1",
+        create_time=NOON,
     )
     async with database.unit_of_work() as work:
         assert await work.requests.get("r") is None
         await work.requests.add(record)
         await work.commit()
-    async with database.unit_of_work() as work:
-        assert await work.requests.get("r") == record
+    for time, expected in ((NOON, record), (NOON + timedelta(microseconds=1), None)):
+        async with database.unit_of_work() as work:
+            await work.requests.forget_before(time)
+            await work.commit()
+        async with database.unit_of_work() as work:
+            assert await work.requests.get("r") == expected

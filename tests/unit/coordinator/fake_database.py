@@ -196,6 +196,18 @@ class _Directives(_Table):
             if key not in self.t.settled
         ]
 
+    async def prune(self, job_id: str, *, before_generation: int, limit: int) -> int:
+        directives = map(_DIRECTIVE.validate_json, self.t.directives.values())
+        outdated = [
+            each.id
+            for each in directives
+            if each.job_id == job_id and each.generation < before_generation
+            if each.id in self.t.settled
+        ][:limit]
+        for directive_id in outdated:
+            del self.t.directives[directive_id], self.t.settled[directive_id]
+        return len(outdated)
+
 
 class _Events(_Table):
     async def append(self, drafts: Sequence[EventDraft]) -> None:
@@ -256,3 +268,8 @@ class _Requests(_Table):
 
     async def add(self, record: RequestRecord) -> None:
         self.t.requests[record.request_id] = record
+
+    async def forget_before(self, time: datetime) -> None:
+        for record in tuple(self.t.requests.values()):
+            if record.create_time < time:
+                del self.t.requests[record.request_id]

@@ -1,7 +1,7 @@
 """The coordinator as one object: what the composition root builds and the entry points use."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planaria_common.clock import Clock
@@ -10,12 +10,14 @@ from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
 from planaria_coordinator.application.jobs import Jobs
 from planaria_coordinator.application.options import Options
-from planaria_coordinator.application.ports import Database, Planner, SchedulingPolicy
+from planaria_coordinator.application.ports import Database, Planner, SchedulingPolicy, UnitOfWork
 from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE
 from planaria_coordinator.application.scheduling import Scheduler
 from planaria_coordinator.application.sessions import Sessions
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
+from planaria_coordinator.domain.directive import Directive
+from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.signals import Restarted
 
 log = get_logger("coordinator")
@@ -87,6 +89,7 @@ class Coordinator:
                 )
                 for job in jobs
             ]
+            await _settle_what_nobody_awaits(work, pending, [run for _, run, _ in loaded])
         for job, run, newest in loaded:
             if run is None:
                 log.error("job_without_run", job_id=job.id)
@@ -132,3 +135,14 @@ class Coordinator:
         actors = all(actor.is_idle for actor in self._state.actors.values())
         quiet = not self._state.is_busy_beside and not waiting
         return actors and self._scheduler.is_idle and quiet
+
+
+async def _settle_what_nobody_awaits(
+    work: UnitOfWork, pending: Sequence[Directive], runs: Sequence[JobRun | None]
+) -> None:
+    """A job stores what follows from a result; the result itself may be lost with a coordinator."""
+    awaited = {directive_id for run in runs if run is not None for directive_id in run.pending}
+    settled = [each.id for each in pending if each.id not in awaited]
+    if settled:
+        await work.directives.drop(settled)
+        await work.commit()

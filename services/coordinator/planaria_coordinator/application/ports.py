@@ -69,6 +69,7 @@ class RequestRecord:
     fingerprint: str
     """SHA-256 of the request's contents; another content under the same id is an error."""
     resource_id: str
+    create_time: datetime
 
 
 class JobRepository(Protocol):
@@ -156,6 +157,10 @@ class DirectiveRepository(Protocol):
         """List those neither resolved nor dropped, in the order they were added."""
         ...
 
+    async def prune(self, job_id: str, *, before_generation: int, limit: int) -> int:
+        """Delete those of older generations that are not pending, at most `limit`: how many?"""
+        ...
+
 
 class EventRepository(Protocol):
     """Events, append-only."""
@@ -217,6 +222,10 @@ class RequestRepository(Protocol):
     async def get(self, request_id: str) -> RequestRecord | None: ...
 
     async def add(self, record: RequestRecord) -> None: ...
+
+    async def forget_before(self, time: datetime) -> None:
+        """Delete those that were made before a moment."""
+        ...
 
 
 class UnitOfWork(Protocol):

@@ -5,11 +5,16 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.ports import Database, RequestRecord, UnitOfWork
+
+REMEMBERED_FOR: Final = timedelta(days=2)
+"""Nobody repeats a request for longer. Promised in docs/reference/rest.md."""
 
 
 class Request:
@@ -26,14 +31,16 @@ class Request:
     async def remember(self, work: UnitOfWork) -> None:
         """Keep the request, in the transaction that makes its change where there is one."""
         if self._record.request_id and self.known is None:
+            await work.requests.forget_before(self._record.create_time - REMEMBERED_FOR)
             await work.requests.add(self._record)
 
 
 class Requests:
-    """Knows every request that carried an id."""
+    """Knows every request of the last two days that carried an id."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
+        self._clock = clock
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
@@ -57,6 +64,7 @@ class Requests:
             method=method,
             fingerprint=hashlib.sha256(text.encode()).hexdigest(),
             resource_id=resource_id,
+            create_time=self._clock.now(),
         )
         if not request_id:
             yield Request(record, None)

@@ -18,6 +18,7 @@ from planaria_coordinator.application.ports import (
     Planner,
     SchedulingPolicy,
 )
+from planaria_coordinator.application.pruning import Pruning
 from planaria_coordinator.application.requests import Requests
 from planaria_coordinator.domain.event import EventDraft
 from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
@@ -50,7 +51,7 @@ class SharedState:
         self.new_id = new_id
         self.coordinator_id = new_id("coordinator")
         self.dispatcher = Dispatcher()
-        self.requests = Requests(database)
+        self.requests = Requests(database, clock)
         self.nodes = NodeRegistry(clock, options)
         self.actors: dict[str, JobActor] = {}
         self.event_changes = Changes()
@@ -61,6 +62,7 @@ class SharedState:
         """Not yet written."""
         self.results: list[DirectiveResult] = []
         """Not yet written."""
+        self._pruning = Pruning(database)
         self._beside: set[asyncio.Task[None]] = set()
 
     # -- what actors see ---------------------------------------------------------------------------
@@ -77,12 +79,16 @@ class SharedState:
         if run.state.is_terminal and not run.held_nodes and actor.job_id in self.actors:
             del self.actors[actor.job_id]
             self.run_beside(self._retire(actor))
+        elif self._pruning.is_due(run):
+            self.run_beside(self._pruning.prune(run))
         self.scheduling_wanted.set()
 
     async def _retire(self, actor: JobActor) -> None:
         await actor.flush()
         await actor.stop()
         actor.changes.notify()
+        await self._pruning.prune(actor.run)
+        self._pruning.forget(actor.job_id)
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that nobody waits for."""

@@ -92,3 +92,6 @@ class SqlRequests:
 
     async def add(self, record: RequestRecord) -> None:
         insert_rows(self._transaction, REQUEST_IDS, [row_of(record, REQUEST_IDS)])
+
+    async def forget_before(self, time: datetime) -> None:
+        write(self._transaction, delete(REQUEST_IDS).where(REQUEST_IDS.c.create_time < time))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from planaria_coordinator.adapters.database.records import (
     Listing,
@@ -39,6 +39,7 @@ from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.run import JobRun
 
 _TERMINAL: Final = [state for state in JobState if state.is_terminal]
+_SETTLED: Final = ("RESOLVED", "SUPERSEDED")
 
 
 class SqlJobs:
@@ -145,6 +146,22 @@ class SqlDirectives:
             .order_by(DIRECTIVES.c.position)
         )
         return await find_all(self._transaction, Directive, query)
+
+    async def prune(self, job_id: str, *, before_generation: int, limit: int) -> int:
+        query = (
+            select(DIRECTIVES.c.position)
+            .where(
+                DIRECTIVES.c.state.in_(_SETTLED),
+                DIRECTIVES.c.job_id == job_id,
+                DIRECTIVES.c.generation < before_generation,
+            )
+            .limit(limit)
+        )
+        found = await self._transaction.run(lambda connection: connection.scalars(query).all())
+        if found:
+            outdated = delete(DIRECTIVES).where(DIRECTIVES.c.position == bindparam("outdated"))
+            write(self._transaction, outdated, [{"outdated": position} for position in found])
+        return len(found)
 
 
 class SqlRecoveries:

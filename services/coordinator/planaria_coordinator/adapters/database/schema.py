@@ -128,8 +128,10 @@ DIRECTIVES = Table(
     Column("node_id", String(253), nullable=False),
     Column("command", Document(Command), nullable=False),
     # PENDING, RESOLVED (with its outcome) or SUPERSEDED.
-    Column("state", String(16), nullable=False, index=True),
+    Column("state", String(16), nullable=False),
     Column("outcome", Document(Outcome)),
+    # One index for those pending and for those that are old: every recovery waits for its upkeep.
+    Index(None, "state", "job_id", "generation"),
 )
 
 EVENTS = Table(
@@ -201,6 +203,7 @@ REQUEST_IDS = Table(
     Column("method", String(64), nullable=False),
     Column("fingerprint", String(64), nullable=False),
     Column("resource_id", String(253), nullable=False),
+    Column("create_time", UtcTime, nullable=False, index=True),
 )
 
 COUNTERS = Table(

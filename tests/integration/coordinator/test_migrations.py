@@ -1,0 +1,62 @@
+"""What a database of an older version holds is there behind the migration."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from alembic import command
+from sqlalchemy import Connection, text
+
+from planaria_coordinator.adapters.database.engine import open_engine, parse_database_url
+from planaria_coordinator.adapters.database.migrate import _config
+from planaria_coordinator.adapters.database.unit_of_work import open_database
+
+pytestmark = pytest.mark.integration
+
+JOB = (
+    "INSERT INTO jobs (id, name, state, step, steps, generation, tokens_per_second, final_digest,"
+    " create_time, spec, fault_tolerance, time_seconds) VALUES"
+    " ('job-1', 'small', 'RUNNING', 1, 2, 20, 0, '', '2026-01-01 12:00', '{}', 0, '{}')"
+)
+DIRECTIVE = (
+    "INSERT INTO directives (id, job_id, generation, engine_id, node_id, command, state) VALUES"
+    " (:id, 'job-1', :generation, 'e', 'a', '{\"kind\": \"stop\", \"reason\": \"\"}', :state)"
+)
+REQUEST = "INSERT INTO request_ids VALUES ('r', 'create_job', 'f', 'job-1')"
+DIRECTIVES = (
+    ("old", 12, "RESOLVED"),
+    ("superseded", 1, "SUPERSEDED"),
+    ("awaited", 1, "PENDING"),
+    ("kept", 13, "RESOLVED"),
+    ("new", 20, "PENDING"),
+)
+
+
+def write_as_of_0003(connection: Connection) -> None:
+    command.upgrade(_config(connection), "0003")
+    connection.execute(text(JOB))
+    connection.execute(text(REQUEST))
+    for name, generation, state in DIRECTIVES:
+        values = {"id": name, "generation": generation, "state": state}
+        connection.execute(text(DIRECTIVE), values)
+
+
+async def test_what_is_pruned_from_now_on_is_pruned_by_the_migration(database_url: str) -> None:
+    """Settled directives of old generations go; request ids are remembered for another two days."""
+    engine = open_engine(parse_database_url(database_url))
+    async with engine.transaction() as transaction:
+        transaction.write(write_as_of_0003)
+        await transaction.commit()
+
+    database = await open_database(database_url, max_log_lines_per_job=1)
+
+    async with engine.transaction() as transaction:
+        left = await transaction.run(
+            lambda connection: connection.scalars(text("SELECT id FROM directives")).all()
+        )
+    async with database.unit_of_work() as work:
+        known = await work.requests.get("r")
+    await database.close()
+    await engine.dispose()
+    assert sorted(left) == ["awaited", "kept", "new"]
+    assert known is not None
+    assert abs(known.create_time - datetime.now(UTC)) < timedelta(hours=1)
