@@ -1,10 +1,21 @@
 """Going on from an earlier job's checkpoints: refused at submission while there is none."""
 
+from dataclasses import replace
+
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.domain.directive import Base
 from planaria_coordinator.domain.job import JobState
-from unit.coordinator.checkpoint_world import FULL, announce, checkpointed_world, tell, write
+from planaria_coordinator.domain.resuming import resume_problem
+from unit.coordinator.checkpoint_world import (
+    FULL,
+    announce,
+    checkpoint_events,
+    checkpointed_world,
+    tell,
+    write,
+)
 from unit.coordinator.job_documents import job_document
 from unit.coordinator.simulation import World, running_world
 
@@ -81,6 +92,23 @@ async def test_a_job_that_has_ended_is_asked_for_its_checkpoints_too(is_complete
     await world.stop()
 
 
+async def test_a_checkpoint_that_is_sealed_while_its_job_is_cancelled_is_known() -> None:
+    """It is complete on the disk: another job can go on from it."""
+    world = await checkpointed_world()
+    await world.train()
+    for agent in world.agents.values():
+        agent.held_kinds.update(("seal_checkpoint", "stop"))
+    await write(world, 2, announce(world, 2))
+    await world.coordinator.jobs.cancel(world.job_id)
+    for agent in world.agents.values():
+        agent.release()  # first what it was told first
+    await world.settle()
+    assert world.job_id not in world.coordinator._state.actors
+    assert checkpoint_events(world) == [("checkpoint_written", 2)]
+    assert await beginning(world, world.job_id) == "runs"
+    await world.stop()
+
+
 async def test_a_job_in_the_folder_that_it_began_from_can_be_gone_on_from() -> None:
     """Its own first checkpoint is not due yet, but that of the job before it is there."""
     world = await checkpointed_world()
@@ -90,4 +118,34 @@ async def test_a_job_in_the_folder_that_it_began_from_can_be_gone_on_from() -> N
     second = await world.coordinator.jobs.create(document, resume_job_id=world.job_id)
     assert second.job.state is JobState.PENDING
     assert await beginning(world, second.job.id) == "runs"
+    await world.stop()
+
+
+def found(path: str, step: int) -> Base:
+    return Base(path=path, step=step, sha256="ab" * 32, num_tokens=step)
+
+
+@pytest.mark.parametrize(
+    ("init_from", "base", "is_there"),
+    [
+        ("runs", None, True),
+        ("./runs/", found("runs/step-00000050", 50), True),
+        ("runs", found("runs", 0), False),
+        ("runs/step-00000050", None, True),
+        ("runs/step-00000050", found("runs/step-00000050", 50), True),
+        ("runs/llama", None, False),
+        ("runs/llama", found("runs/llama", 0), False),
+        ("runs/other", found("runs/other/step-00000050", 50), False),
+        ("elsewhere", found("elsewhere/step-00000050", 50), False),
+        ("", None, False),
+    ],
+)
+async def test_only_a_checkpoint_in_the_folder_itself_is_found_there(
+    init_from: str, base: Base | None, is_there: bool
+) -> None:
+    """Weights from Hugging Face in it or below it are none, nor is what another job has below."""
+    world = await checkpointed_world()
+    requirements = replace(world.run.requirements, init_from=init_from)
+    run = replace(world.run, requirements=requirements, base=base)
+    assert (resume_problem(run) == "") is is_there
     await world.stop()

@@ -1,9 +1,14 @@
 """A checkpoint while it is made: what is written, and by whom the rest is."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Final
 
 from planaria_coordinator.domain.directive import LayerWritten
+
+_FOLDER: Final = re.compile(r"step-([0-9]{8,})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +60,9 @@ def is_due(version: int, *, every_steps: int, num_steps: int) -> bool:
 def first_due(base_steps: int, *, every_steps: int, num_steps: int) -> int:
     """Return the first version that is written of a job that begins at `base_steps`."""
     return min((base_steps // every_steps + 1) * every_steps, num_steps)
+
+
+def version_of(path: str) -> int | None:
+    """Return the version that a complete checkpoint's folder is named after; None for others."""
+    named = _FOLDER.fullmatch(PurePosixPath(path).name)
+    return int(named[1]) if named else None

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.checkpoint import Checkpoint, is_due
+from planaria_coordinator.domain.checkpoint import Checkpoint, is_due, version_of
 from planaria_coordinator.domain.directive import (
     DiscardCheckpoint,
     LayerWritten,
@@ -50,9 +50,15 @@ def reported(turn: Turn, signal: CheckpointReported) -> None:
             _give_up(turn, checkpoint, message, failed=True)
 
 
-def sealed(turn: Turn, pending: Pending, outcome: CheckpointSealed) -> None:
+def sealed_at_the_end(turn: Turn, outcome: CheckpointSealed) -> None:
+    """The job ended while a checkpoint was sealed, and nobody waits for it: it is complete."""
+    version = version_of(outcome.path)
+    if version in turn.run.checkpoints:
+        sealed(turn, version, outcome)
+
+
+def sealed(turn: Turn, version: int, outcome: CheckpointSealed) -> None:
     """A checkpoint is complete; older ones that are not have lost their worth."""
-    version = pending.version
     turn.change(
         checkpoints={v: c for v, c in turn.run.checkpoints.items() if v > version},
         checkpoint_floor=max(turn.run.checkpoint_floor, version),

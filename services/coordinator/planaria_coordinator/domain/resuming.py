@@ -2,7 +2,7 @@
 
 from pathlib import PurePosixPath
 
-from planaria_coordinator.domain.checkpoint import first_due
+from planaria_coordinator.domain.checkpoint import first_due, version_of
 from planaria_coordinator.domain.run import JobRun
 
 
@@ -23,7 +23,7 @@ def resume_problem(run: JobRun) -> str:
     requirements = run.requirements
     if not requirements.checkpoint_path:
         return f"{run.job_id} wrote no checkpoints: checkpoint.path was not set"
-    if run.newest_checkpoint or _began_in(requirements.checkpoint_path, requirements.init_from):
+    if run.newest_checkpoint or _began_in(requirements.checkpoint_path, run):
         return ""
     num_steps = requirements.trained_steps(run.committed_steps)
     first = first_due(
@@ -41,6 +41,11 @@ def resume_problem(run: JobRun) -> str:
     return f"{run.job_id} has completed no checkpoint: {why}"
 
 
-def _began_in(folder: str, init_from: str) -> bool:
-    """Whether a job went on in the folder of another: then the other's checkpoints are there."""
-    return bool(init_from) and PurePosixPath(init_from).is_relative_to(folder)
+def _began_in(folder: str, run: JobRun) -> bool:
+    """Whether a job began at a checkpoint in a folder: then that one is there at least."""
+    base, init_from = run.base, PurePosixPath(run.requirements.init_from)
+    if base is not None:  # at step 0: from Hugging Face weights
+        return base.step > 0 and PurePosixPath(base.path).parent == PurePosixPath(folder)
+    if init_from.parent == PurePosixPath(folder):
+        return version_of(init_from.name) is not None
+    return bool(run.requirements.init_from) and init_from == PurePosixPath(folder)

@@ -55,6 +55,7 @@ from planaria_coordinator.domain.outcome import (
     Committed,
     Copied,
     Digested,
+    DirectiveResult,
     Exported,
     Failure,
     FenceReport,
@@ -130,8 +131,10 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
 
 
 def _after_the_end(turn: Turn, signal: Signal) -> None:
-    """All that is left is to hear that engines have stopped."""
+    """All that is left is to hear that engines have stopped, and what they did until then."""
     match signal:
+        case ResultArrived(result=DirectiveResult(outcome=CheckpointSealed() as outcome)):
+            checkpointing.sealed_at_the_end(turn, outcome)
         case ResultArrived(result=result) if result.directive_id in turn.run.pending:
             turn.forget_stopping(turn.run.pending[result.directive_id].engine_id)
         case EngineLost(engine_id=engine_id) if engine_id in turn.run.stopping:
@@ -244,7 +247,7 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
         case CheckpointTaken(), "write_checkpoint":
             pass  # it is known as the writer since it was told
         case CheckpointSealed(), "seal_checkpoint":
-            checkpointing.sealed(turn, pending, outcome)
+            checkpointing.sealed(turn, pending.version, outcome)
         case ((CheckpointDiscarded() | Failure()), "discard_checkpoint"):
             pass  # the next seal removes what is left
         case Failure(), _:
