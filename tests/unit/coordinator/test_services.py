@@ -109,6 +109,16 @@ async def test_a_job_that_has_ended_can_only_be_read() -> None:
     await world.stop()
 
 
+async def test_those_who_watch_over_the_cluster_see_all_that_is_alive() -> None:
+    """Every node, and every job that has not ended."""
+    world = await running_world(2, training={"steps": 1})
+    assert (await world.job()).state is JobState.SUCCEEDED
+    second = await world.submit()
+    assert [job.id for job in world.coordinator.jobs.unfinished()] == [second]
+    assert [node.id for node in world.coordinator.cluster.all()] == ["n0", "n1"]
+    await world.stop()
+
+
 async def test_a_job_that_is_not_there_is_not_found() -> None:
     world = World()
     await world.start(1)

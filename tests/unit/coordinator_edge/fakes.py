@@ -157,6 +157,9 @@ class FakeJobs:
     async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Job]:
         return page_of(list(self.stored.values()), page_size, page_token)
 
+    def unfinished(self) -> tuple[Job, ...]:
+        return tuple(job for job in self.stored.values() if not job.state.is_terminal)
+
     async def cancel(self, job_id: str, *, request_id: str = "") -> Job:
         return await self._change("cancel", job_id, request_id, JobState.CANCELLED)
 
@@ -218,6 +221,9 @@ class FakeCluster:
 
     async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Node]:
         return page_of(list(self.stored.values()), page_size, page_token)
+
+    def all(self) -> tuple[Node, ...]:
+        return tuple(self.stored.values())
 
     async def get(self, node_id: str) -> Node:
         if node_id not in self.stored:

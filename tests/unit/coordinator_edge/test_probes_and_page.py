@@ -8,8 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.domain.job import JobState
 from unit.coordinator_edge.conftest import build_app, client_of
-from unit.coordinator_edge.fakes import FakeCoordinator, job
+from unit.coordinator_edge.fakes import FakeCoordinator, job, node
 
 
 async def test_readiness_names_the_part_that_is_away(
@@ -37,17 +38,33 @@ async def test_a_stopping_server_is_not_ready(coordinator: FakeCoordinator) -> N
         assert (await client.get("/healthz")).status_code == 200
 
 
-async def test_metrics(client: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
-    """Prometheus can parse them; they tell of jobs, nodes, heartbeats and recoveries."""
-    coordinator.jobs.stored["job-0"] = job("job-0", state=coordinator.jobs.stored["job-1"].state)
-
-    response = await client.get("/metrics")
-
-    samples = {
+def samples_in(text: str) -> dict[tuple[str, ...], float]:
+    return {
         (sample.name.removeprefix("planaria_coordinator_"), *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(response.text)
+        for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+async def test_metrics_tell_of_every_node_and_of_every_job_that_has_not_ended(
+    client: httpx.AsyncClient, coordinator: FakeCoordinator
+) -> None:
+    """However many there are."""
+    coordinator.cluster.stored = {f"n{number}": node(f"n{number}") for number in range(1500)}
+    coordinator.jobs.stored = {
+        **{f"ended-{n}": job(f"ended-{n}", state=JobState.SUCCEEDED) for n in range(1000)},
+        "job-1": job(),
+    }
+    samples = samples_in((await client.get("/metrics")).text)
+    assert samples["nodes", "READY"] == 1500
+    assert [key[1] for key in samples if key[0] == "job_step"] == ["job-1"]
+
+
+async def test_metrics(client: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
+    """Prometheus can parse them; they tell of jobs, nodes, heartbeats and recoveries."""
+    response = await client.get("/metrics")
+
+    samples = samples_in(response.text)
     assert response.headers["content-type"].startswith("text/plain")
     assert samples["jobs", "RUNNING"] == 1
     assert samples["jobs", "FAILED"] == 0

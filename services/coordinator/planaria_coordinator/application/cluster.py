@@ -24,6 +24,10 @@ class Cluster:
         token = nodes[size - 1].id if len(nodes) > size else ""
         return Page(items=tuple(nodes[:size]), next_page_token=token)
 
+    def all(self) -> tuple[Node, ...]:
+        """Return every node, by id."""
+        return self._state.all_nodes()
+
     async def get(self, node_id: str) -> Node:
         """Read a node. Raises NODE_NOT_FOUND."""
         return self._state.nodes.view(node_id)

@@ -226,6 +226,11 @@ class Jobs:
         items = tuple(actors[job.id].view() if job.id in actors else job for job in page.items)
         return Page(items=items, next_page_token=page.next_page_token)
 
+    def unfinished(self) -> tuple[Job, ...]:
+        """Return every job that has not ended, as it is now; asks no database."""
+        views = (actor.view() for actor in self._state.actors.values())
+        return tuple(job for job in views if not job.state.is_terminal)
+
     async def plan(self, job_id: str) -> GenerationRecord | None:
         """Read the newest plan; None before the first. Raises JOB_NOT_FOUND."""
         await self.get(job_id)

@@ -23,7 +23,6 @@ from planaria_coordinator.domain.node import Node, NodeState
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "planaria_coordinator"
-_MAX_ITEMS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # registries hash their collectors
@@ -33,7 +32,7 @@ class Snapshot(Collector):
     Attributes:
         now: the moment.
         totals: of everything stored.
-        jobs: the newest jobs; those that have ended get no series of their own.
+        jobs: those that have not ended; the others get no series of their own.
         nodes: the nodes.
     """
 
@@ -79,7 +78,6 @@ class Snapshot(Collector):
         yield _gauge("heartbeat_age_seconds", "Time since the last heartbeat.", "node_id", ages)
 
     def _jobs(self) -> Iterable[Metric]:
-        jobs = [job for job in self.jobs if not job.state.is_terminal]
         for name, text, attribute in (
             ("job_step", "Number of committed steps.", "step"),
             ("job_loss", "Mean loss of the last committed step.", "loss"),
@@ -93,7 +91,9 @@ class Snapshot(Collector):
             ("job_goodput_ratio", "Productive share of the time since the start.", "goodput"),
             ("job_fault_tolerance", "Nodes that may be lost at once now.", "fault_tolerance"),
         ):
-            yield _gauge(name, text, "job_id", {job.id: getattr(job, attribute) for job in jobs})
+            yield _gauge(
+                name, text, "job_id", {job.id: getattr(job, attribute) for job in self.jobs}
+            )
 
 
 def _gauge(
@@ -113,8 +113,8 @@ async def take_snapshot(
     return Snapshot(
         now=now,
         totals=await statistics.totals(),
-        jobs=(await coordinator.jobs.list(page_size=_MAX_ITEMS)).items,
-        nodes=(await coordinator.cluster.list(page_size=_MAX_ITEMS)).items,
+        jobs=coordinator.jobs.unfinished(),
+        nodes=coordinator.cluster.all(),
     )
 
 
