@@ -82,6 +82,27 @@ async def test_another_reason_is_news() -> None:
     await world.stop()
 
 
+async def test_a_job_that_asks_for_more_nodes_than_its_replicas_take_says_so() -> None:
+    world = World()
+    await world.start(2)
+    await world.submit(resources={"min_nodes": 5})
+    expected = "2 of 5 nodes are free (resources.min_nodes)"
+    assert await state_and_reason(world) == (JobState.PENDING, expected)
+    await world.stop()
+
+
+async def test_a_job_whose_plan_was_refused_waits_for_what_the_planner_asked_for() -> None:
+    """The fewest nodes that hold the model are not enough for a plan."""
+    world = World()
+    await world.start(0)
+    await world.submit(resilience={"fault_tolerance": 0})
+    world.planner.min_size = 3
+    await world.add_node("n0")
+    expected = "1 of 3 nodes is free (1 replica of 3 nodes)"
+    assert await state_and_reason(world) == (JobState.PENDING, expected)
+    await world.stop()
+
+
 async def test_a_job_that_has_trained_says_how_many_nodes_it_needs_to_go_on() -> None:
     world = await waiting_world()
     assert await state_and_reason(world) == (JobState.WAITING, TWO_OF_THREE)

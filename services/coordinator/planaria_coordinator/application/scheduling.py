@@ -90,14 +90,15 @@ class Scheduler:
             await self._explain(actor, "no node is free")
             return
         nodes_per_replica = await self._nodes_per_replica(run, facts)
+        to_start = run.requirements.nodes_to_start(nodes_per_replica)
         # What the planner has refused before it need not be asked again with as few.
-        needed = max(run.requirements.nodes_to_start(nodes_per_replica), run.nodes_per_replica)
+        needed = max(to_start, run.nodes_per_replica)
         if len(facts) < needed:
             reason = too_few_nodes(
                 len(facts),
                 needed,
-                nodes_per_replica=nodes_per_replica,
-                num_replicas=run.requirements.fault_tolerance + 1,
+                nodes_per_replica=nodes_per_replica if needed == to_start else needed,
+                num_replicas=run.requirements.fault_tolerance + 1 if needed == to_start else 1,
             )
             await self._explain(actor, reason)
             return

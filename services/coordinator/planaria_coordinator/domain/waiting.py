@@ -36,8 +36,13 @@ def waiting_reason(run: JobRun) -> str:
 def too_few_nodes(
     num_nodes: int, num_needed: int, *, nodes_per_replica: int, num_replicas: int = 1
 ) -> str:
-    """Say how many nodes a job could use, how many it takes, and for what."""
+    """Say how many nodes a job could use, how many it takes, and for what.
+
+    When its replicas take fewer, it is `resources.min_nodes` that asks for more.
+    """
     if num_nodes == 0:
         return "no node is free"
-    replicas = f"{counted(num_replicas, 'replica')} of {counted(nodes_per_replica, 'node')}"
-    return f"{counted_of(num_nodes, num_needed, 'node')} free ({replicas})"
+    why = f"{counted(num_replicas, 'replica')} of {counted(nodes_per_replica, 'node')}"
+    if num_needed > num_replicas * nodes_per_replica:
+        why = "resources.min_nodes"
+    return f"{counted_of(num_nodes, num_needed, 'node')} free ({why})"
