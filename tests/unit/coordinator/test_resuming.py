@@ -92,20 +92,38 @@ async def test_a_job_that_has_ended_is_asked_for_its_checkpoints_too(is_complete
     await world.stop()
 
 
-async def test_a_checkpoint_that_is_sealed_while_its_job_is_cancelled_is_known() -> None:
-    """It is complete on the disk: another job can go on from it."""
+async def cancelled_while_sealing() -> World:
     world = await checkpointed_world()
     await world.train()
     for agent in world.agents.values():
         agent.held_kinds.update(("seal_checkpoint", "stop"))
     await write(world, 2, announce(world, 2))
     await world.coordinator.jobs.cancel(world.job_id)
-    for agent in world.agents.values():
-        agent.release()  # first what it was told first
+    await world.settle()
+    assert checkpoint_events(world) == []
+    return world
+
+
+async def test_a_checkpoint_that_is_sealed_while_its_job_is_cancelled_is_known() -> None:
+    """It is complete on the disk: another job can go on from it."""
+    world = await cancelled_while_sealing()
+    for kind in ("seal_checkpoint", "stop"):
+        for agent in world.agents.values():
+            agent.release_kind(kind)
     await world.settle()
     assert world.job_id not in world.coordinator._state.actors
     assert checkpoint_events(world) == [("checkpoint_written", 2)]
     assert await beginning(world, world.job_id) == "runs"
+    await world.stop()
+
+
+async def test_a_checkpoint_that_was_not_sealed_before_its_engine_stopped_is_given_up() -> None:
+    world = await cancelled_while_sealing()
+    for agent in world.agents.values():
+        agent.release_kind("stop")
+    await world.settle()
+    assert checkpoint_events(world) == [("checkpoint_incomplete", 2)]
+    assert "has completed no checkpoint" in (await refusal(world, world.job_id)).message
     await world.stop()
 
 

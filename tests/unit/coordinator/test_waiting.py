@@ -91,14 +91,14 @@ async def test_a_job_that_asks_for_more_nodes_than_its_replicas_take_says_so() -
     await world.stop()
 
 
-async def test_a_job_whose_plan_was_refused_waits_for_what_the_planner_asked_for() -> None:
-    """The fewest nodes that hold the model are not enough for a plan."""
+async def test_a_job_whose_plan_was_refused_waits_for_one_node_more() -> None:
+    """Its memory may need more nodes than are asked for: the number that is told is explained."""
     world = World()
     await world.start(0)
     await world.submit(resilience={"fault_tolerance": 0})
     world.planner.min_size = 3
     await world.add_node("n0")
-    expected = "1 of 3 nodes is free (1 replica of 3 nodes)"
+    expected = "1 of 2 nodes is free (1 replica of 2 nodes)"
     assert await state_and_reason(world) == (JobState.PENDING, expected)
     await world.stop()
 

@@ -132,7 +132,9 @@ def give_up_what_is_lost(turn: Turn) -> None:
         gone = {e for layer, e in checkpoint.writers.items() if layer not in checkpoint.written}
         gone -= run.engines.keys()
         if checkpoint.sealer:
-            if checkpoint.sealer not in run.engines:
+            # Who was sealing when the job ended may be done, and says so before it stops.
+            present = run.stopping if run.state.is_terminal else run.engines
+            if checkpoint.sealer not in present:
                 _seal_again(turn, checkpoint, f"{checkpoint.sealer} is gone")
         elif gone:
             _give_up(turn, checkpoint, f"{min(gone)} is gone, and had not written its layers")

@@ -113,6 +113,7 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
     turn = Turn(now=now, run=run, limits=limits)
     if run.state.is_terminal:
         _after_the_end(turn, signal)
+        checkpointing.give_up_what_is_lost(turn)
     else:
         _dispatch(turn, signal)
         while turn.silent_engines or turn.retry_reason:
