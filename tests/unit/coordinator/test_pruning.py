@@ -23,7 +23,7 @@ async def lose_and_gain(world: World, number: int) -> None:
     await world.coordinator.flush()
 
 
-@pytest.fixture(params=[1, 1000])
+@pytest.fixture(params=[1, 250])
 def _rows_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "_MAX_ROWS", request.param)
 

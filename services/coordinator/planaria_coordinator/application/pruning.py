@@ -9,7 +9,7 @@ NUM_KEPT_GENERATIONS: Final = 8
 """Whose directives stay, for whoever looks into the database after an incident. A loss takes two
 generations: one that finishes the step, and one that gives everybody else a place."""
 
-_MAX_ROWS: Final = 1000
+_MAX_ROWS: Final = 250
 """Deleted at once: a recovery that begins meanwhile waits for no more than these."""
 
 
