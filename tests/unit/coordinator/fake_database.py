@@ -197,7 +197,7 @@ class _Directives(_Table):
         ]
 
     async def prune(self, job_id: str, *, before_generation: int, limit: int) -> int:
-        directives = map(_DIRECTIVE.validate_json, self.t.directives.values())
+        directives = map(DIRECTIVE.validate_json, self.t.directives.values())
         outdated = [
             each.id
             for each in directives
