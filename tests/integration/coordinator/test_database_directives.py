@@ -107,6 +107,27 @@ async def test_directives_wait_until_they_are_resolved_or_dropped(with_job: SqlD
         assert await work.directives.pending() == [sent[0], *sent[3:]]
 
 
+async def test_what_all_engines_are_told_is_kept_once(with_job: SqlDatabase) -> None:
+    """And comes back for each of them, also when the one that has it is settled and pruned for."""
+    command = COMMANDS[0]
+    sent = [directive(number, command) for number in range(1, 4)]
+    sent.append(directive(4, COMMANDS[1]))
+    async with with_job.unit_of_work() as work:
+        await work.directives.add(sent)
+        await work.directives.resolve("directive-1", Stopped())
+        await work.commit()
+    async with with_job.unit_of_work() as work:
+        assert await work.directives.pending() == sent[1:]
+        assert await work.directives.prune("job-1", before_generation=99, limit=9) == 0
+        await work.directives.drop(["directive-2", "directive-3"])
+        await work.commit()
+    async with with_job.unit_of_work() as work:
+        assert await work.directives.prune("job-1", before_generation=99, limit=9) == 3
+        await work.commit()
+    async with with_job.unit_of_work() as work:
+        assert await work.directives.pending() == sent[3:]
+
+
 async def test_settled_directives_of_old_generations_are_pruned(with_job: SqlDatabase) -> None:
     """A few at a time; those that are pending stay, and so do those of other jobs."""
     sent = [replace(directive(number), generation=number) for number in range(1, 7)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from planaria_coordinator.adapters.database.records import (
     Listing,
@@ -40,6 +40,10 @@ from planaria_coordinator.domain.run import JobRun
 
 _TERMINAL: Final = [state for state in JobState if state.is_terminal]
 _SETTLED: Final = ("RESOLVED", "SUPERSEDED")
+_KEEPERS: Final = DIRECTIVES.alias("keepers")
+"""Directives seen as those that have the command of others."""
+_KEPT: Final = DIRECTIVES.alias("kept")
+"""Those others."""
 
 
 class SqlJobs:
@@ -120,7 +124,14 @@ class SqlDirectives:
         self._transaction = transaction
 
     async def add(self, directives: Sequence[Directive]) -> None:
-        rows = [{**row_of(each, DIRECTIVES), "state": "PENDING"} for each in directives]
+        keepers: dict[int, str] = {}
+        rows = []
+        for each in directives:
+            keeper = keepers.setdefault(id(each.command), each.id)
+            row = {**row_of(each, DIRECTIVES), "state": "PENDING", "command_of": None}
+            if keeper != each.id:
+                row |= {"command": None, "command_of": keeper}
+            rows.append(row)
         insert_rows(self._transaction, DIRECTIVES, rows)
 
     async def resolve(self, directive_id: str, outcome: Outcome) -> None:
@@ -140,8 +151,11 @@ class SqlDirectives:
         )
 
     async def pending(self) -> Sequence[Directive]:
+        command = func.coalesce(DIRECTIVES.c.command, _KEEPERS.c.command).label("command")
+        others = [column for column in DIRECTIVES.c if column.name != "command"]
         query = (
-            select(DIRECTIVES)
+            select(*others, command)
+            .outerjoin_from(DIRECTIVES, _KEEPERS, DIRECTIVES.c.command_of == _KEEPERS.c.id)
             .where(DIRECTIVES.c.state == "PENDING")
             .order_by(DIRECTIVES.c.position)
         )
@@ -154,6 +168,7 @@ class SqlDirectives:
                 DIRECTIVES.c.state.in_(_SETTLED),
                 DIRECTIVES.c.job_id == job_id,
                 DIRECTIVES.c.generation < before_generation,
+                ~exists().where(_KEPT.c.command_of == DIRECTIVES.c.id, _KEPT.c.state == "PENDING"),
             )
             .limit(limit)
         )

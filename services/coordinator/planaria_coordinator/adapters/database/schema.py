@@ -126,7 +126,10 @@ DIRECTIVES = Table(
     Column("generation", BigInteger, nullable=False),
     Column("engine_id", Text, nullable=False),
     Column("node_id", String(253), nullable=False),
-    Column("command", Document(Command), nullable=False),
+    # What a thousand engines are told alike is kept once: `command_of` names the directive that
+    # has the command of one that has none.
+    Column("command", Document(Command)),
+    Column("command_of", String(64), index=True),
     # PENDING, RESOLVED (with its outcome) or SUPERSEDED.
     Column("state", String(16), nullable=False),
     Column("outcome", Document(Outcome)),
