@@ -258,6 +258,16 @@ async def test_a_restarted_agent_adopts_the_engines_of_its_predecessor(node: Nod
         await node.coordinator.send(node.directive("d-copy", copy=Copy()))
 
 
+async def test_what_a_killed_agent_had_begun_to_start_is_started(node: Node) -> None:
+    """It had made the engine's folder; the directive is repeated to its successor."""
+    folder = node.agent.engines.folder("job/node-0/0/1")
+    folder.mkdir()
+    (folder / "config.json").write_text("{")
+    await node.coordinator.send(node.prepare(str(node.text)))
+    result = await node.coordinator.next("result")
+    assert result.HasField("prepared"), result.failure.message
+
+
 async def test_an_agent_that_is_refused_for_good_ends_with_the_reason(tmp_path: Path) -> None:
     refusal = (grpc.StatusCode.UNAUTHENTICATED, "wrong token")
     server, port = await serve(FakeCoordinator(refusal))

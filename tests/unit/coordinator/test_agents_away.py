@@ -69,7 +69,7 @@ async def test_a_node_that_was_declared_lost_joins_afresh() -> None:
 
 
 async def test_a_restarted_coordinator_knows_how_far_the_job_was() -> None:
-    """And a node that died meanwhile is lost one node deadline after the start."""
+    """And a node that died meanwhile, unseen by others, is lost one lease after the start."""
     world = await running_world(4)
     await world.train(3)
     await world.coordinator.flush()
@@ -77,8 +77,42 @@ async def test_a_restarted_coordinator_knows_how_far_the_job_was() -> None:
     await world.crash_coordinator()
     assert (await world.job()).step == 4
     await world.reconnect()
-    await world.advance(3.5)
+    await world.advance(10.5)
     assert world.recoveries[-1].nodes_lost == ("n1",)
+    await world.stop()
+
+
+async def test_an_agent_that_is_slow_to_find_a_restarted_coordinator_is_no_loss() -> None:
+    """Its engines train on all the while; with another node's loss they may be all that is left."""
+    world = await running_world(4)
+    generation = world.run.generation
+    slow = world.agents.pop("n1")
+    slow.disconnect()
+    await world.crash_coordinator()
+    await world.reconnect()
+    await world.advance(9)
+    world.agents["n1"] = slow
+    await world.reconnect()
+    await world.train(3)
+    assert world.run.generation == generation
+    assert "node_lost" not in world.event_types()
+    await world.stop()
+
+
+async def test_an_engine_that_peers_saw_end_is_lost_before_its_agent_is_back() -> None:
+    """After a restart of the coordinator nobody waits for the lease of the dead."""
+    world = await running_world(4)
+    dead = world.agents.pop("n1")
+    dead.disconnect()
+    await world.crash_coordinator()
+    await world.reconnect()
+    for engine_id in dead.engines:
+        world.tell_peer_lost(engine_id)
+    await world.settle()
+    assert world.recoveries[-1].cause == "engine_lost"
+    assert len(world.members()) == 3
+    await world.advance(3.5)
+    assert "node_lost" in world.event_types()
     await world.stop()
 
 

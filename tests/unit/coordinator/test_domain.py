@@ -73,21 +73,28 @@ def test_a_node_is_lost_when_its_deadline_is_over(
     assert (why is not None) == is_lost
 
 
-def test_after_our_own_restart_a_node_has_time_to_connect_whatever_its_peers_saw() -> None:
-    """An engine that died alone while we were away does not make its node lost."""
-
-    def why(silence: float) -> str | None:
-        seen = Liveness(
-            last_seen_seconds=0.0,
-            session_open=False,
-            session_ended=False,
-            holds_engines=True,
-            peer_lost=True,
-        )
-        return why_node_lost(silence, seen, node_deadline_seconds=3.0, agent_lease_seconds=10.0)
-
-    assert why(2.9) is None
-    assert why(3.1) is not None
+@pytest.mark.parametrize(
+    ("silence", "holds_engines", "peer_lost", "is_lost"),
+    [
+        (9.9, True, False, False),  # its agent tries again, and its engines go on
+        (10.1, True, False, True),  # they have stopped by now
+        (2.9, True, True, False),  # an engine that died alone does not make its node lost
+        (3.1, True, True, True),
+        (3.1, False, False, True),
+    ],
+)
+def test_after_our_own_restart_a_node_has_time_to_connect(
+    silence: float, holds_engines: bool, peer_lost: bool, is_lost: bool
+) -> None:
+    seen = Liveness(
+        last_seen_seconds=0.0,
+        session_open=False,
+        session_ended=False,
+        holds_engines=holds_engines,
+        peer_lost=peer_lost,
+    )
+    why = why_node_lost(silence, seen, node_deadline_seconds=3.0, agent_lease_seconds=10.0)
+    assert (why is not None) == is_lost
 
 
 def test_a_job_advances_while_any_engine_does() -> None:

@@ -66,9 +66,12 @@ async def crash_the_coordinator(world: World) -> None:
 
 
 async def lose_a_node_and_crash(world: World) -> None:
-    world.agents.pop("n2").disconnect()
+    dead = world.agents.pop("n2")
+    dead.disconnect()
     await world.crash_coordinator()
     await world.reconnect()
+    for engine_id in dead.engines:
+        world.tell_peer_lost(engine_id)
     await world.advance(4)
 
 

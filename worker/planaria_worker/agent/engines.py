@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -62,14 +63,26 @@ class Engines:
         """Return where an engine's files are; ids are paths, so their slashes become dots."""
         return self._root / engine_id.replace("/", ".")
 
+    def _new_folder(self, engine_id: str) -> Path:
+        """An agent that was killed may have begun to start this engine: it is begun anew.
+
+        Should there be a process that nobody has written down, it ends with its first lease.
+        """
+        folder = self.folder(engine_id)
+        if folder.exists():
+            numbers = itertools.count(1)
+            names = (folder.with_name(f"{folder.name}.abandoned-{n}") for n in numbers)
+            folder.rename(next(name for name in names if not name.exists()))
+        folder.mkdir(mode=0o700)
+        return folder
+
     async def start(self, config: EngineConfig) -> EngineHandle:
         """Start an engine.
 
         Raises:
             OSError: its folder or its process cannot be made.
         """
-        folder = self.folder(config.engine_id)
-        folder.mkdir(mode=0o700)
+        folder = self._new_folder(config.engine_id)
         config.dump(folder / CONFIG_FILE)
         process = await asyncio.to_thread(self._launch, folder)
         log.info("engine_started", engine_id=config.engine_id, pid=process.pid)

@@ -155,7 +155,7 @@ class AgentSession:
         entry = self._state.nodes.get(engine.node_id)
         if entry is not None:
             entry.peers_lost.add(engine.id)
-            if entry.wire is None:
+            if entry.session_ended:
                 self._state.run_beside(declare_lost_nodes(self._state, (entry.node.id,)))
                 return
         actor.post(

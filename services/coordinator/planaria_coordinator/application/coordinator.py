@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planaria_common.clock import Clock
+from planaria_common.errors import PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
 from planaria_coordinator.application.jobs import Jobs
 from planaria_coordinator.application.options import Options
-from planaria_coordinator.application.ports import Database, Planner, SchedulingPolicy, UnitOfWork
+from planaria_coordinator.application.ports import Database, Planner, SchedulingPolicy
 from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE
 from planaria_coordinator.application.scheduling import Scheduler
 from planaria_coordinator.application.sessions import Sessions
@@ -89,7 +90,7 @@ class Coordinator:
                 )
                 for job in jobs
             ]
-            await _settle_what_nobody_awaits(work, pending, [run for _, run, _ in loaded])
+        await self._settle_what_nobody_awaits(pending, [run for _, run, _ in loaded])
         for job, run, newest in loaded:
             if run is None:
                 log.error("job_without_run", job_id=job.id)
@@ -102,6 +103,21 @@ class Coordinator:
                     state.dispatcher.send(directive)
             actor.post(Restarted())
             log.info("job_taken_up", job_id=job.id, state=run.state, generation=run.generation)
+
+    async def _settle_what_nobody_awaits(
+        self, pending: Sequence[Directive], runs: Sequence[JobRun | None]
+    ) -> None:
+        """A job stores what follows from a result; the result may be lost with a coordinator."""
+        awaited = {directive_id for run in runs if run is not None for directive_id in run.pending}
+        settled = [each.id for each in pending if each.id not in awaited]
+        if not settled:
+            return
+        try:
+            async with self._state.database.unit_of_work() as work:
+                await work.directives.drop(settled)
+                await work.commit()
+        except PlanariaError as error:  # a full disk: the next start tries again
+            log.warning("directives_not_settled", cause=str(error))
 
     async def stop(self) -> None:
         """Stop acting; engines go on. What is in the database suffices to start again."""
@@ -135,14 +151,3 @@ class Coordinator:
         actors = all(actor.is_idle for actor in self._state.actors.values())
         quiet = not self._state.is_busy_beside and not waiting
         return actors and self._scheduler.is_idle and quiet
-
-
-async def _settle_what_nobody_awaits(
-    work: UnitOfWork, pending: Sequence[Directive], runs: Sequence[JobRun | None]
-) -> None:
-    """A job stores what follows from a result; the result itself may be lost with a coordinator."""
-    awaited = {directive_id for run in runs if run is not None for directive_id in run.pending}
-    settled = [each.id for each in pending if each.id not in awaited]
-    if settled:
-        await work.directives.drop(settled)
-        await work.commit()

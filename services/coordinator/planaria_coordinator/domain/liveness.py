@@ -25,14 +25,15 @@ def why_node_lost(
     """Return in words why a node is lost, or None while it is not.
 
     A session that ended may be a crash of the agent alone: its engines go on for the agent's
-    lease, and a restarted agent adopts them. Silence on an open session is a dead machine or a cut
-    network; so it is when a node does not connect after our own start.
+    lease, and a restarted agent adopts them. One that has not been opened since our own start may
+    be an agent that is about to try again: its engines go on as well, unless one was seen to end.
+    Silence on an open session is a dead machine or a cut network.
     """
     silence_seconds = now_seconds - seen.last_seen_seconds
     if seen.session_ended and seen.peer_lost:
         return "its session and an engine's process ended"
     deadline_seconds = node_deadline_seconds
-    if seen.session_ended and seen.holds_engines:
+    if seen.holds_engines and not seen.session_open and not seen.peer_lost:
         deadline_seconds = max(node_deadline_seconds, agent_lease_seconds)
     if silence_seconds > deadline_seconds:
         return f"no heartbeat for {silence_seconds:.1f} s"
