@@ -51,8 +51,7 @@ class FollowedLayers:
         self, layer: int, version: int, tensors: Mapping[str, Tensor], record: CommitRecord | None
     ) -> None:
         """Begins a layer anew."""
-        self._begin_change(layer)
-        fill(self.states[layer], tensors)
+        fill(self._begin_change(layer), tensors)
         self._end_change(layer, version, record)
 
     def take_sum(self, committed: CommittedSum) -> None:
@@ -82,6 +81,10 @@ class FollowedLayers:
         with self._changed:
             self._end = self._end or error
             self._changed.notify_all()
+
+    def release(self) -> None:
+        """Lets go of the layers, when they are somebody else's, or nothing more will come."""
+        self.states = {}
 
     def wait_until_current(self) -> None:
         """Waits until every layer has caught up with its source once.

@@ -82,6 +82,7 @@ class NextPlace:
         self._lock = threading.Lock()
         self._is_ready = False
         self._is_claimed = False
+        self._is_dropped = False
         self._place: Place | None = None
         self._answer: Answer | None = None
         self._result: Activated | Exception | None = None
@@ -116,12 +117,19 @@ class NextPlace:
         threading.Thread(target=run, name="stage", daemon=True).start()
 
     def drop(self) -> None:
-        """Gives it up, unless it is claimed: whoever waits for it learns that its time is over."""
+        """Gives it up, unless it is claimed: whoever waits for it learns that its time is over.
+
+        At once its memory is free for another: who still knows it, an error or a thread that waits
+        for a peer, may do so for long.
+        """
         with self._lock:
             if self._is_claimed:
                 return
-        over = FencedError(self.generation, self._builder.around.fence.newest)
+            self._is_dropped = True
+            self._place = None
+        over = self._over()
         self._layers.fail(over)
+        self._layers.release()
         self._follower.interrupt()
         self.communicators.shut("the place is given up")
         self.finish(over)
@@ -170,11 +178,18 @@ class NextPlace:
             self._is_claimed = True
 
     def take(self, version: int) -> Place:
-        """Claims the place, its layers put into the store; only of a pipeline that has changed."""
-        self.claim()
-        place, self._place = self._place, None
-        assert place is not None  # noqa: S101 - made when it was staged
+        """Claims the place, its layers put into the store; only of a pipeline that has changed.
+
+        Raises:
+            FencedError: the place was given up.
+        """
+        with self._lock:
+            place, self._place = self._place, None
+            if place is None:
+                raise self._over()
+            self._is_claimed = True
         self._builder.around.store.install(self._layers.states, version)
+        self._layers.release()
         return place
 
     def _make_ready(self) -> Staged:
@@ -191,13 +206,15 @@ class NextPlace:
         self._layers.wait_until_current()
         copy_end_time = clock.now() if self.activation.layers else None
         if not self.view.keeps_step:
-            self._place = take_place(
-                around,
-                view=self.view,
-                generation=self.generation,
-                step=0,
-                groups=groups,
-                states={**around.store.states, **self._layers.states},
+            self._keep(
+                take_place(
+                    around,
+                    view=self.view,
+                    generation=self.generation,
+                    step=0,
+                    groups=groups,
+                    states={**around.store.states, **self._layers.states},
+                )
             )
         return Staged(
             num_bytes=self._follower.num_bytes,
@@ -207,9 +224,18 @@ class NextPlace:
             num_communicators=len(groups),
         )
 
+    def _keep(self, place: Place) -> None:
+        with self._lock:
+            if self._is_dropped:
+                raise self._over()
+            self._place = place
+
+    def _over(self) -> FencedError:
+        return FencedError(self.generation, self._builder.around.fence.newest)
+
     def _explain(self, error: Exception) -> Exception:
         if self._builder.around.fence.newest > self.generation:
-            return FencedError(self.generation, self._builder.around.fence.newest)
+            return self._over()
         if isinstance(error, GroupBroken):
             return self._builder.explain(error, self.generation)
         return error

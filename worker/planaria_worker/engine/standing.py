@@ -49,6 +49,12 @@ class Standing:
         return self._last_ledger if place is None else place.ledger
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether the engine has a place that was not halted."""
+        place = self.place
+        return place is not None and not place.halt.is_set()
+
+    @property
     def is_finished(self) -> bool:
         """Whether the job's last step is committed, the closing one if it has that."""
         return self.is_last(self.committed_steps)

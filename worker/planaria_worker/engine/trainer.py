@@ -23,7 +23,7 @@ from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.links import Links
 from planaria_worker.engine.listener import Listener, Teller
 from planaria_worker.engine.peer_watch import PeerWatch
-from planaria_worker.engine.place import Place, renew_place, take_place
+from planaria_worker.engine.place import take_place
 from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.staging import NextPlace
@@ -213,27 +213,23 @@ class Trainer:
         Fenced again or not, the engine makes its passes and the attempt: its pipeline does.
         """
         with self._training():
-            place = self._standing.place
-            if place is None or place.halt.is_set():
+            if not self._standing.is_in_place:
                 awaited.shut("the pipeline is broken")
                 return
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._stopwatch.lap("idle")
             self._standing.sums = None
-            renew_place(place, view=view, generation=activation.generation, awaited=awaited)
-            self._loop.train(place, view.pipeline.first_microbatches)
+            self._loop.train_renewed(view, activation.generation, awaited)
 
     def _catch_up(self) -> None:
         """Having been told of a commit, begins the next step, as those do who passed it."""
-        place = self._standing.place
-        if place is None or place.halt.is_set():
-            return
-        if place.ledger.step == self._vitals.committed_steps:
+        standing = self._standing
+        if not standing.is_in_place or standing.ledger.step == standing.committed_steps:
             return
         self._fence.resume()
         with self._training():
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
-            self._loop.train_on(place)
+            self._loop.train_on()
 
     def _take_and_train(self, activation: Activation, view: PlanView, answer: Answer) -> None:
         """Takes a new place and trains until the engine must stand still.
@@ -248,16 +244,17 @@ class Trainer:
             self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
             start_time = self._clock.now()
             try:
-                place, num_groups = self._rebuild(activation, view)
+                num_groups = self._rebuild(activation, view)
             except GroupBroken as error:
                 raise self._builder.explain(error, activation.generation) from None
             self._stopwatch.lap("rebuild")
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             answer(self._builder.activated(start_time, num_groups, activation.committed_steps))
             if not self._standing.is_finished:
-                self._loop.train_from_start(place)
+                self._loop.train_from_start()
 
-    def _rebuild(self, activation: Activation, view: PlanView) -> tuple[Place, int]:
+    def _rebuild(self, activation: Activation, view: PlanView) -> int:
+        """Takes the place; returns how many groups it has."""
         self._builder.require_layers(view, activation.committed_steps)
         self._around.store.keep(view.hosted_layers)
         self.halt("the plan changed")
@@ -283,7 +280,7 @@ class Trainer:
             self._links.join_pipeline(place.pipeline_groups)
             promise = None if view.is_follower else promised(activation, view)
             self._standing.take(place, promise, self._fence)
-        return place, len(groups)
+        return len(groups)
 
     def _join(self, next_place: NextPlace, record: CommitRecord) -> None:
         """Takes a place behind a commit that others made, and trains."""
@@ -297,9 +294,8 @@ class Trainer:
             self._stopwatch.lap("idle")
             self._clear_away()
             self._standing.sums = None
-            place = self._loop.change_over(next_place, record)
-            if place is not None:
-                self._loop.train_from_start(place)
+            if self._loop.change_over(next_place, record) is not None:
+                self._loop.train_from_start()
 
     def _clear_away(self) -> None:
         """Drops a place that was halted while the training thread stood still."""

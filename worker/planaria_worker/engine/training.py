@@ -8,10 +8,12 @@ from planaria_common.clock import Clock
 from planaria_worker.engine.activation import Builder
 from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.communication import Communicators
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.listener import Teller
-from planaria_worker.engine.place import Place
+from planaria_worker.engine.place import Place, renew_place
+from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.staging import NextPlace
 from planaria_worker.engine.standing import Standing
 from planaria_worker.engine.step import CommittedStep, VoidAttempt, attempt, begin_step, compute
@@ -43,24 +45,39 @@ class TrainingLoop:
         self._clock = clock
         self._halt = halt
 
-    def train_from_start(self, place: Place) -> None:
+    def train_from_start(self) -> None:
         """Trains in a new place: its first step may be one that others have begun."""
-        self._begin_step(place)
-        is_follower = place.view.is_follower
-        self.train(place, () if is_follower else place.view.pipeline.first_microbatches)
+        self._begin_step(self._place())
+        self.train()
 
-    def train_on(self, place: Place) -> None:
-        """Trains in a place that is kept, from the next step on."""
-        self._begin_step(place)
-        self.train(place, place.view.pipeline.microbatches)
-
-    def train(self, place: Place, microbatches: Sequence[int]) -> None:
-        """Steps until the job is done, everybody parks, or something breaks.
+    def train_renewed(self, view: PlanView, generation: int, awaited: Communicators) -> None:
+        """Finishes the step in flight of a place that is kept in another generation, and trains on.
 
         Args:
-            place: where.
-            microbatches: those of the step in flight.
+            view: the new plan.
+            generation: the new one.
+            awaited: its groups across the pipelines, which are being built.
         """
+        renew_place(self._place(), view=view, generation=generation, awaited=awaited)
+        self.train()
+
+    def train_on(self) -> None:
+        """Trains in a place that is kept, from the next step on."""
+        self._begin_step(self._place())
+        self.train(self._place().view.pipeline.microbatches)
+
+    def train(self, microbatches: Sequence[int] | None = None) -> None:
+        """Steps until the job is done, everybody parks, or something breaks.
+
+        In the place that the engine has, and in those that it takes behind commits. No caller holds
+        on to the first one: its memory would be in use for as long as nothing breaks.
+
+        Args:
+            microbatches: those of the step in flight; None: those that the place begins with.
+        """
+        place = self._place()
+        if microbatches is None:
+            microbatches = () if place.view.is_follower else place.view.pipeline.first_microbatches
         try:
             while True:
                 compute(place, place.ledger.missing(microbatches))
@@ -89,10 +106,16 @@ class TrainingLoop:
             next_place.drop()
             self._halt(str(error))
             self._teller.met(error, next_place.generation, record.step + 1)
+            error.with_traceback(None)  # the answer, which is kept, would keep a place
             return None
         self._around.stopwatch.lap("rebuild")
         self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
         self._switched(next_place, start_time, record)
+        return place
+
+    def _place(self) -> Place:
+        place = self._standing.place
+        assert place is not None  # noqa: S101 - only the training thread drops it
         return place
 
     def _begin_step(self, place: Place) -> None:

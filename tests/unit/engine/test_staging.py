@@ -1,0 +1,88 @@
+"""A place that was staged holds no memory once it was taken, or given up."""
+
+import json
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from planaria_worker.engine.fence import Fence, FencedError
+from planaria_worker.engine.job import open_job
+from planaria_worker.engine.staging import NextPlace
+from planaria_worker.engine.state import LayerStore
+from support.training_jobs import training_job
+
+GENERATION, LAYER, VERSION = 4, 1, 7
+
+
+class Communicators:
+    """Those of the next generation, which nobody waits for."""
+
+    def shut(self, reason: str) -> None: ...
+
+
+class Staged:
+    """A place that is ready, and what it consists of."""
+
+    def __init__(self, folder: Path) -> None:
+        files = training_job(folder, num_blocks=1).files
+        job = open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
+        self.store = LayerStore()
+        around = SimpleNamespace(
+            job=job, store=self.store, fence=Fence(GENERATION), failpoints=None
+        )
+        self.next: Any = NextPlace(
+            builder=SimpleNamespace(around=around, communicators=Communicators),  # type: ignore[arg-type]
+            job_secret="",
+            activation=SimpleNamespace(generation=GENERATION, layers={LAYER: ()}),  # type: ignore[arg-type]
+            view=SimpleNamespace(),  # type: ignore[arg-type]
+            is_in_exchange=True,
+            on_commit=lambda *_: None,
+        )
+        self.next._layers.allocate()
+        place: Any = Communicators()
+        self.place = weakref.ref(place)
+        self.parameters = weakref.ref(self.next._layers.states[LAYER].parameters)
+        self.next._place = place
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Staged:
+    return Staged(tmp_path)
+
+
+def test_what_is_given_up_is_gone(staged: Staged) -> None:
+    """Though errors and threads still know of it. Guard: `drop` lets go."""
+    staged.next.drop()
+    assert (staged.place(), staged.parameters()) == (None, None)
+
+
+def test_what_is_taken_is_the_stores_alone(staged: Staged) -> None:
+    """The place itself is known until the next change of plan. Guard: `take` lets go."""
+    taken = staged.next.take(VERSION)
+    assert taken is staged.place()
+    assert staged.store.held() == {LAYER: VERSION}
+    del taken
+    staged.store.keep(())
+    assert (staged.place(), staged.parameters()) == (None, None)
+
+
+def test_what_is_taken_is_not_given_up(staged: Staged) -> None:
+    staged.next.take(VERSION)
+    staged.next.drop()
+    assert staged.store.held() == {LAYER: VERSION}
+    assert staged.parameters() is not None
+
+
+def test_what_is_given_up_is_not_taken(staged: Staged) -> None:
+    """Nor made ready any more. Guard: one lock orders the two."""
+    staged.next.drop()
+    with pytest.raises(FencedError):
+        staged.next.take(VERSION)
+    with pytest.raises(FencedError):
+        staged.next._keep(Communicators())
+    assert not staged.next.is_claimed
+    assert staged.store.held() == {}
