@@ -98,7 +98,7 @@ def test_one_of_many_threads_fails() -> None:
         ("[", ": not JSON"),
         ("{}", ": must be a JSON list"),
         ("[1]", "[0]: must be an object"),
-        ('[{"action": "kill"}]', "[0].at: None is not one of forward, backward,"),
+        ('[{"action": "kill"}]', "[0].at: None is not one of prepare, forward,"),
         ('[{"at": "forward", "action": "die"}]', "[0].action: 'die' is not one of kill, stop,"),
         ('[{"at": "forward", "action": "kill", "stp": 1}]', "[0].stp: unknown field; known are"),
         ('[{"at": "forward", "action": "kill", "step": -1}]', "[0].step: -1 is not a whole number"),
