@@ -39,11 +39,17 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("num_nodes", "nodes_per_pipeline"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("num_nodes", "nodes_per_pipeline", "told"),
+    [(3, 1, []), (4, 2, ["reduced", "restored", "reduced"])],
+)
 def test_an_engine_and_then_a_node_with_both_of_its_engines_are_lost(
-    pool: Pool, text: Path, tmp_path: Path, num_nodes: int, nodes_per_pipeline: int
+    pool: Pool, text: Path, tmp_path: Path, num_nodes: int, nodes_per_pipeline: int, told: list[str]
 ) -> None:
-    """[5, 6, 8] The engine beside the crashed one is not restarted, and the digest is the same."""
+    """[5, 6, 8] The engine beside the crashed one is not restarted, and the digest is the same.
+
+    With fewer replicas than f + 1 the job goes on, and says so, as it does when they are back.
+    """
     spec = small_job(
         text,
         training__steps=STEPS,
@@ -77,6 +83,9 @@ def test_an_engine_and_then_a_node_with_both_of_its_engines_are_lost(
     causes = [recovery.cause for recovery in recoveries(pool, job)]
     assert causes == ["engine_lost", "node_joined", "node_lost"]
     assert lost(pool, job) == [(), (), (DEAD,)]
+    types = [event.type for event in pool.client.events(job_id=job.id)]
+    prefix = "fault_tolerance_"
+    assert [each.removeprefix(prefix) for each in types if each.startswith(prefix)] == told
     for node_id in first.keys() - {CRASHED, DEAD}:
         assert by_accelerator(pool, job, node_id) == first[node_id], "nobody else was restarted"
 
