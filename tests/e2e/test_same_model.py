@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oracle.from_spec import reference_job
-from oracle.reference import train
+from oracle.reference import ReferenceResult, train
 from planaria.job import JobSpec
 from planaria.models import Job
 from planaria_worker.engine.numerics.pins import pin_numerics
@@ -33,11 +33,11 @@ def on_nodes(text: Path, num_nodes: int, **changes: object) -> JobSpec:
 
 
 @pytest.fixture(scope="module")
-def digest(text: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return what a plain loop in one process ends with."""
+def expected(text: Path, tmp_path_factory: pytest.TempPathFactory) -> ReferenceResult:
+    """Return what a plain loop in one process ends with, and what it tells of its steps."""
     pin_numerics()
     spec = on_nodes(text, 1)
-    return train(reference_job(spec, tmp_path_factory.mktemp("oracle"))).digest
+    return train(reference_job(spec, tmp_path_factory.mktemp("oracle")))
 
 
 def succeeded(job: Job) -> Job:
@@ -46,8 +46,23 @@ def succeeded(job: Job) -> Job:
     return job
 
 
-def test_one_digest_on_1_2_3_and_5_nodes(five_nodes: Cluster, text: Path, digest: str) -> None:
-    """The same job on clusters of different size ends with the oracle's parameters."""
+def tells_of_every_step(cluster: Cluster, job_id: str, expected: ReferenceResult) -> None:
+    """What the model does is the oracle's, bit for bit; how fast it is, is known from the start."""
+    steps = list(cluster.client.steps(job_id))
+    assert [metrics.step for metrics in steps] == list(range(STEPS))
+    assert [metrics.loss for metrics in steps] == expected.losses
+    assert [metrics.gradient_norm for metrics in steps] == expected.norms
+    assert [metrics.learning_rate for metrics in steps] == expected.learning_rates
+    for metrics in steps:
+        assert metrics.tokens_per_second > 0
+        assert metrics.model_flops_utilization is not None
+        assert metrics.model_flops_utilization > 0
+
+
+def test_one_digest_on_1_2_3_and_5_nodes(
+    five_nodes: Cluster, text: Path, expected: ReferenceResult
+) -> None:
+    """The same job on clusters of different size does what the oracle does."""
     digests = {}
     for num_nodes in (1, 2, 3, 5):
         job = five_nodes.client.submit(on_nodes(text, num_nodes))
@@ -55,12 +70,13 @@ def test_one_digest_on_1_2_3_and_5_nodes(five_nodes: Cluster, text: Path, digest
         plan = five_nodes.client.job_plan(job.id).plan
         assert plan is not None
         assert sum(len(p.stages) for p in plan.pipelines) == num_nodes
-    assert digests == dict.fromkeys(digests, digest)
+        tells_of_every_step(five_nodes, job.id, expected)
+    assert digests == dict.fromkeys(digests, expected.digest)
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_digest_through_kills_at_random_moments(
-    five_nodes: Cluster, text: Path, digest: str, seed: int
+    five_nodes: Cluster, text: Path, expected: ReferenceResult, seed: int
 ) -> None:
     """Two of five nodes are killed at random moments and a replacement joins."""
     chance = random.Random(seed)
@@ -75,7 +91,7 @@ def test_one_digest_through_kills_at_random_moments(
         five_nodes.kill_node(chance.choice(sorted(five_nodes.nodes)))
     five_nodes.start_node("node-5")
     end = succeeded(five_nodes.wait_for_end(job.id))
-    assert end.final_digest == digest
+    assert end.final_digest == expected.digest
     recoveries = five_nodes.client.job_recoveries(job.id)
     assert sum(len(recovery.nodes_lost) for recovery in recoveries) == 2
     steps = [metrics.step for metrics in five_nodes.client.job_metrics(job.id)]

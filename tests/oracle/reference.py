@@ -70,6 +70,8 @@ class ReferenceResult:
     losses: list[float]
     """Nats per token, for each step."""
     norms: list[float]
+    """Of the gradient of the mean loss, before clipping, for each step."""
+    learning_rates: list[float]
     parameters: dict[str, Tensor]
     evaluation_losses: dict[int, float] = field(default_factory=dict)
     """Nats per held-out token, by number of steps in the parameters."""
@@ -124,6 +126,7 @@ def train(job: ReferenceJob) -> ReferenceResult:
         digest=_digest(parameters, num_layers),
         losses=losses,
         norms=norms,
+        learning_rates=[_learning_rate(job.optimizer, step) for step in range(job.num_steps)],
         parameters={parameter.name: parameter.value.clone() for parameter in parameters},
         evaluation_losses=evaluations,
     )

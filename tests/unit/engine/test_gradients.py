@@ -9,9 +9,10 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -67,8 +68,10 @@ def make_job(folder: Path, model: Mapping[str, Any], *, reproducible: bool) -> J
     return open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
 
 
-def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, CommittedStep]]:
-    """One step of every engine of a plan, each on a thread."""
+def take_places(
+    job: Job, plan: Sequence[PipelinePlan], kind: type[MemoryGroup] = MemoryGroup
+) -> list[Place]:
+    """Every engine of a plan, before the first step."""
     hosted = lambda first, count: hosted_layers(job.model, first, count)  # noqa: E731
     views = [
         view_plan(
@@ -81,7 +84,7 @@ def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, Co
         for p in plan
         for place in p.stages
     ]
-    groups = connect({view.engine_id: view.groups for view in views})
+    groups = connect({view.engine_id: view.groups for view in views}, kind)
     places = []
     for view in views:
         store = LayerStore()
@@ -104,9 +107,28 @@ def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, Co
                 states=store.states,
             )
         )
+    return places
+
+
+def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, CommittedStep]]:
+    """One step of every engine of a plan, each on a thread."""
+    return run_places(take_places(job, plan))
+
+
+def run_places(places: Sequence[Place]) -> list[tuple[Place, CommittedStep]]:
     with ThreadPoolExecutor(len(places)) as threads:
         done = list(threads.map(lambda place: run_step(place, 0), places))
     return list(zip(places, done, strict=True))
+
+
+class WatchedGroup(MemoryGroup):
+    """Says when it begins to add up."""
+
+    when_begun: Callable[[], None]
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self.when_begun()
+        super().all_reduce(tensor)
 
 
 def microbatch_gradients(job: Job) -> list[dict[int, Tensor]]:
@@ -148,6 +170,32 @@ def test_layers_that_travel_apart_have_the_same_sums(
     monkeypatch.setattr(reduction, "BUCKET_BYTES", 1)
     apart = run_one_step(job, PLANS["three cuts"])
     assert [done.record for _, done in apart] == [done.record for _, done in together]
+
+
+def test_the_first_sum_begins_within_the_last_backward_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of an engine's lowest layer is yet to come when its highest is on its way."""
+    monkeypatch.setattr(reduction, "BUCKET_BYTES", 1)  # a bucket for each layer
+    job = make_job(tmp_path, MODELS["llama"], reproducible=True)
+    plan = [pipeline(0, [2, 5], [0, 1, 3]), pipeline(1, [3, 5], [2, 4])]
+    places = take_places(job, plan, WatchedGroup)
+    at_first: dict[str, dict[int, Tensor]] = {}
+
+    def note(place: Place) -> None:
+        assert place.sums is not None
+        local = {layer: total.clone() for layer, total in place.sums.sums.items()}
+        at_first.setdefault(place.view.engine_id, local)
+
+    for place in places:
+        for group in place.sum_groups:
+            cast(WatchedGroup, group).when_begun = partial(note, place)
+    for place, _ in run_places(places):
+        assert place.sums is not None
+        then, local = at_first[place.view.engine_id], place.sums.sums
+        highest, lowest = max(place.view.computed_layers), min(place.view.computed_layers)
+        assert torch.equal(then[highest], local[highest])
+        assert not torch.equal(then[lowest], local[lowest])
 
 
 def test_what_a_generation_needed_is_gone_with_it(tmp_path: Path) -> None:

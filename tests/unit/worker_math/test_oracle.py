@@ -15,7 +15,7 @@ from planaria_worker.engine.numerics.accumulate import GradientSums, choose_accu
 from planaria_worker.engine.numerics.digest import final_digest, layer_digest
 from planaria_worker.engine.numerics.loss import loss_units, mean_loss, summed_cross_entropy
 from planaria_worker.engine.numerics.norm import global_norm, squared_norm
-from planaria_worker.engine.numerics.optimizer import gradient_scale, update
+from planaria_worker.engine.numerics.optimizer import gradient_scale, learning_rate, update
 from planaria_worker.models.stage import Microbatch, Stage, build_stage
 from planaria_worker.models.state import LayerState
 from planaria_worker.models.transformer import transformer
@@ -72,6 +72,7 @@ def _run_worker(
         digest=final_digest(layer_digest(parameters[layer]) for layer in range(NUM_LAYERS)),
         losses=losses,
         norms=norms,
+        learning_rates=[learning_rate(job.optimizer, step) for step in range(job.num_steps)],
         parameters={name: value for views in parameters.values() for name, value in views.items()},
     )
 
@@ -122,6 +123,7 @@ def _forward_backward(stages: list[Stage], rows: torch.Tensor, microbatch: Micro
 def _assert_equal(result: ReferenceResult, expected: ReferenceResult) -> None:
     assert result.losses == expected.losses
     assert result.norms == expected.norms
+    assert result.learning_rates == expected.learning_rates
     for name, value in expected.parameters.items():
         assert torch.equal(result.parameters[name], value), name
     assert result.digest == expected.digest
