@@ -39,7 +39,8 @@ class OutputSpec(Section):
     """Where the trained model goes."""
 
     path: str = Field(min_length=1)
-    """The folder to write, on the node that writes."""
+    """The folder to write, on the node that writes; parameters are float32, whichever
+    `training.dtype`."""
     format: Literal["huggingface", "safetensors"] = "huggingface"
     """`safetensors` is the weights alone, for models that Hugging Face does not know."""
 

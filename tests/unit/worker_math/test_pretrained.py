@@ -16,18 +16,24 @@ from planaria_worker.models.state import LayerState, filled_state
 from planaria_worker.models.transformer import huggingface_config, transformer
 
 
-def _saved(folder: Path, config: ModelConfig, shard: str) -> PreTrainedModel:
+def _saved(
+    folder: Path, config: ModelConfig, shard: str, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
     torch.manual_seed(5)
-    whole: PreTrainedModel = AutoModelForCausalLM.from_config(huggingface_config(config))
+    whole: PreTrainedModel = AutoModelForCausalLM.from_config(huggingface_config(config)).to(dtype)
     whole.save_pretrained(folder, max_shard_size=shard)
     return whole
 
 
-def _loaded(folder: Path, config: ModelConfig) -> dict[int, LayerState]:
+def _loaded(
+    folder: Path, config: ModelConfig, dtype: torch.dtype = torch.float32
+) -> dict[int, LayerState]:
     model = transformer(config)
     source = PretrainedFolder.open(folder)
     return {
-        layer: filled_state(layer_layout(model, layer), source.read_layer(model, layer))
+        layer: filled_state(
+            layer_layout(model, layer), source.read_layer(model, layer), compute_dtype=dtype
+        )
         for layer in range(model.num_layers)
     }
 
@@ -43,6 +49,25 @@ def test_stages_start_from_a_saved_model(
     stage = build_stage(transformer(config), 0, NUM_LAYERS, _loaded(tmp_path, config))
     tokens = torch.arange(48).view(2, 24)
     assert torch.equal(stage(tokens), whole.eval()(tokens, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_saved_in_bfloat16_lose_nothing(
+    tmp_path: Path, tied: bool, dtype: torch.dtype
+) -> None:
+    """The master weights are theirs exactly; what is computed with as well, in either type."""
+    config = small_model("llama", tie_word_embeddings=tied)
+    whole = _saved(tmp_path, config, "50KB", torch.bfloat16)
+    states = _loaded(tmp_path, config, dtype)
+    for state in states.values():
+        for name, value in state.layout.views(state.parameters).items():
+            assert value.dtype == torch.float32
+            assert torch.equal(value, whole.get_parameter(name).float())
+    stage = build_stage(transformer(config), 0, NUM_LAYERS, states)
+    tokens = torch.arange(48).view(2, 24)
+    expected = whole.to(dtype).eval()(tokens, use_cache=False).logits
+    assert torch.equal(stage(tokens), expected)
 
 
 def test_what_was_exported_comes_back(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from planaria_worker.models.transformer import huggingface_config, transformer
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_DTYPE = torch.float32
+"""That of the parameters that are trained, whatever is computed with."""
 
 
 class ExportError(OSError):
@@ -47,41 +48,35 @@ def export_huggingface(
     folder: Path,
     config: ModelConfig,
     layers: Iterable[tuple[int, Mapping[str, Tensor]]],
-    *,
-    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Writes config.json and the weights, as transformers reads them.
 
     As export_safetensors otherwise.
     """
-    _export(folder, transformer(config), layers, dtype, huggingface_config(config))
+    _export(folder, transformer(config), layers, huggingface_config(config))
 
 
 def export_safetensors(
     folder: Path,
     model: Model,
     layers: Iterable[tuple[int, Mapping[str, Tensor]]],
-    *,
-    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Writes the weights beside their place and moves them there when they are whole.
 
     `layers` gives each layer once, with its parameters by name (LayerState's `parameters`); a tied
-    parameter is in its first layer. Values are rounded to `dtype`. A folder that exists keeps its
-    other files.
+    parameter is in its first layer. Values are float32. A folder that exists keeps its other files.
 
     Raises:
         ExportError: the folder cannot be written, for example because the disk is full.
         ValueError: a layer or a tensor is missing, or has another shape.
     """
-    _export(folder, model, layers, dtype, None)
+    _export(folder, model, layers, None)
 
 
 def _export(
     folder: Path,
     model: Model,
     layers: Iterable[tuple[int, Mapping[str, Tensor]]],
-    dtype: torch.dtype,
     config: PreTrainedConfig | None,
 ) -> None:
     folder = folder.absolute()
@@ -90,11 +85,11 @@ def _export(
         partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         try:
             with (partial / WEIGHTS_FILE).open("wb") as file:
-                _write_weights(file, model, layers, dtype)
+                _write_weights(file, model, layers)
                 file.flush()
                 os.fsync(file.fileno())
             if config is not None:
-                _write_config(partial / CONFIG_FILE, config, dtype)
+                _write_config(partial / CONFIG_FILE, config)
             _move(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -109,10 +104,9 @@ def _write_weights(
     file: BinaryIO,
     model: Model,
     layers: Iterable[tuple[int, Mapping[str, Tensor]]],
-    dtype: torch.dtype,
 ) -> None:
-    places = _places(model, dtype)
-    header = _header(places, dtype)
+    places = _places(model)
+    header = _header(places)
     file.write(header)
     missing = dict(places)
     for layer, tensors in layers:
@@ -121,30 +115,30 @@ def _write_weights(
             if place is None or place.layer != layer or place.shape != tuple(tensor.shape):
                 raise ValueError(f"layer {layer}: {name} {tuple(tensor.shape)} is not expected")
             file.seek(len(header) + place.start)
-            values = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
+            values = tensor.detach().to("cpu", _DTYPE).contiguous().reshape(-1)
             file.write(values.view(torch.uint8).numpy().data)
     if missing:
         name, place = next(iter(missing.items()))
         raise ValueError(f"layer {place.layer}: {name} is missing")
 
 
-def _places(model: Model, dtype: torch.dtype) -> dict[str, _Place]:
+def _places(model: Model) -> dict[str, _Place]:
     places = {}
     start = 0
     for layer in range(model.num_layers):
         for tensor in layer_layout(model, layer).tensors:
-            end = start + tensor.num_elements * dtype.itemsize
+            end = start + tensor.num_elements * _DTYPE.itemsize
             places[tensor.name] = _Place(layer=layer, shape=tensor.shape, start=start, end=end)
             start = end
     return places
 
 
-def _header(places: Mapping[str, _Place], dtype: torch.dtype) -> bytes:
+def _header(places: Mapping[str, _Place]) -> bytes:
     """The safetensors header: its length, then JSON padded with spaces to 8 bytes."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     for name, place in places.items():
         entries[name] = {
-            "dtype": _DTYPE_NAMES[dtype],
+            "dtype": "F32",
             "shape": list(place.shape),
             "data_offsets": [place.start, place.end],
         }
@@ -153,8 +147,8 @@ def _header(places: Mapping[str, _Place], dtype: torch.dtype) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _write_config(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> None:
-    config.dtype = str(dtype).removeprefix("torch.")
+def _write_config(path: Path, config: PreTrainedConfig) -> None:
+    config.dtype = str(_DTYPE).removeprefix("torch.")
     path.write_text(config.to_json_string(use_diff=True))
 
 
