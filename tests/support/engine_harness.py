@@ -225,11 +225,15 @@ class EngineCluster(Engines):
         return self.ask(name, stop=Stop(reason="test"))
 
     def export(
-        self, name: str, path: Path, sources: Mapping[int, Sequence[str]]
+        self,
+        name: str,
+        path: Path,
+        sources: Mapping[int, Sequence[str]],
+        model_format: str = "huggingface",
     ) -> DirectiveResult:
         return self.ask(
             name,
-            export=Export(path=str(path), format="huggingface", layers=_layer_sources(sources)),
+            export=Export(path=str(path), format=model_format, layers=_layer_sources(sources)),
         )
 
     # --- inside
