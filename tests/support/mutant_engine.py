@@ -24,6 +24,7 @@ from planaria_worker.engine import (
 from planaria_worker.engine.checkpointing import checkpointer
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.exchange import Message, Outcome, Verdict
+from planaria_worker.engine.place import Place
 from planaria_worker.engine.plan_view import PlanView
 
 
@@ -68,6 +69,35 @@ def sums_in_another_order() -> None:
 
     reduction.BUCKET_BYTES = 1  # a bucket for each layer
     reduction.Reduction._cut = swapped  # type: ignore[assignment,method-assign]
+
+
+def sums_in_place() -> None:
+    """What comes out of an all-reduce is what the next attempt begins with."""
+    mutant: Any = reduction.Reduction
+    finish = mutant._finish
+
+    def finish_in_place(self: Any, attempt: Any, bucket: Any, work: Any) -> None:
+        finish(self, attempt, bucket, work)
+        for layer in self._local.keys() & set(bucket.layers):
+            self._local[layer].copy_(self.reduced[layer])
+
+    mutant._finish = finish_in_place
+
+
+def broken_gradients_kept() -> None:
+    """Who begins a step again adds to what is left of its gradients."""
+    begin = training.begin_step
+    left: dict[int, tuple[int, Tensor]] = {}
+
+    def begin_with_the_rest(place: Place, step: int) -> None:
+        begin(place, step)
+        for layer, total in place.sums.sums.items() if place.sums else ():
+            begun, before = left.get(layer, (step, total))
+            if begun == step:
+                total.copy_(before)
+            left[layer] = step, total
+
+    training.begin_step = begin_with_the_rest
 
 
 def impatient_source() -> None:
@@ -165,6 +195,8 @@ MUTANTS: dict[str, Callable[[], None]] = {
         one_phase,
         no_generation_check,
         sums_in_another_order,
+        sums_in_place,
+        broken_gradients_kept,
         impatient_source,
         promise_for_ever,
         hearsay,

@@ -52,3 +52,32 @@ def lose_the_only_rank_without_a_sum(cluster: EngineCluster, digest: str) -> Non
     assert committed == {FAILED_STEP}, "somebody has committed a step that nobody could finish"
     cluster.wait_until_finished("c")
     assert cluster.digest(after) == digest
+
+
+def finish_the_step_without_a(cluster: EngineCluster, digest: str) -> None:
+    """c and d, whose sums are complete as a's are, sum a second time, with what a and b left."""
+    lose_a_behind_its_sums(cluster)
+    cluster.roll_forward(cluster.fence(["a"]))
+    finishing = [Pipeline(BEFORE[1].stages, range(6), in_flight=[3, 4, 5, 0, 1, 2])]
+    for name, result in cluster.activate(finishing, followers={"b": range(3, 7)}).items():
+        assert result.HasField("activated"), (name, result)
+    end_as_undisturbed(cluster, digest)
+
+
+def begin_the_step_again_without_a(cluster: EngineCluster, digest: str) -> None:
+    """c and d have computed their share of the step, and compute all of it anew."""
+    lose_a_behind_its_sums(cluster)
+    cluster.recover([Pipeline(BEFORE[1].stages, range(6))])
+    end_as_undisturbed(cluster, digest)
+
+
+def lose_a_behind_its_sums(cluster: EngineCluster) -> None:
+    fatal = {"at": "before_exchange", "action": "kill", "step": FAILED_STEP}
+    cluster.prepare("a", "b", "c", "d", failpoints={"a": [fatal]})
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("a")
+
+
+def end_as_undisturbed(cluster: EngineCluster, digest: str) -> None:
+    cluster.wait_until_finished("c", "d")
+    assert cluster.digest([BEFORE[1]]) == digest, "something is in the step twice"

@@ -10,6 +10,8 @@ from integration.engine.handover import test_around_the_commit, test_joining_and
 from integration.engine.handover.staged import NUM_STEPS
 from integration.engine.scenarios import (
     BEFORE,
+    begin_the_step_again_without_a,
+    finish_the_step_without_a,
     lose_the_only_rank_without_a_sum,
     obey_a_stale_coordinator,
     train_undisturbed,
@@ -48,6 +50,30 @@ def test_without_its_guard_the_scenario_fails(
     with EngineCluster(tmp_path / "engines", job.files, zygote, mutant=mutant) as cluster:
         train_undisturbed(cluster, digest)
         with pytest.raises(AssertionError, match=seen):
+            scenario(cluster, digest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutant", "scenario"),
+    [
+        ("sums_in_place", finish_the_step_without_a),
+        ("broken_gradients_kept", begin_the_step_again_without_a),
+    ],
+)
+def test_without_its_guard_something_is_in_a_step_twice(
+    tmp_path: Path,
+    zygote: Zygote,
+    mutant: str,
+    scenario: Callable[[EngineCluster, str], None],
+) -> None:
+    job = training_job(tmp_path / "job")
+    digest = job.run_reference().digest
+    with EngineCluster(tmp_path / "guarded", job.files, zygote) as cluster:
+        scenario(cluster, digest)
+    with EngineCluster(tmp_path / "engines", job.files, zygote, mutant=mutant) as cluster:
+        train_undisturbed(cluster, digest)
+        with pytest.raises(AssertionError, match="something is in the step twice"):
             scenario(cluster, digest)
 
 
