@@ -114,6 +114,18 @@ def test_invariant_4_a_fence_that_comes_first_leaves_the_place_untaken(world: Wo
     assert world.standing.promise == OLD
 
 
+def test_invariant_4_a_fence_while_groups_are_built_leaves_the_new_place_untaken(
+    world: World,
+) -> None:
+    """A report that was given at the fence knows nothing of its promise."""
+    world.standing.place = world.standing.promise = None
+    world.fence.fence(NEXT + 1)
+    with pytest.raises(FencedError):
+        world.standing.take(place(NEXT), NEW, world.fence)
+    assert world.standing.place is None
+    assert world.standing.promise is None
+
+
 def test_a_halted_engine_takes_no_promise(world: World) -> None:
     staged = world.stage()
     world.standing.promise = None

@@ -278,14 +278,15 @@ class Steps(RuleBasedStateMachine):
         assert ledger.generation == self.generation
         assert ledger.in_flight == started - complete
         assert ledger.complete.keys() == complete
+        whole = []
         for layer in engine.layers:
             exact = times(torch.stack(self.locals(layer)).sum(0))
             if layer in complete:
                 assert engine.reduction is not None
                 assert times(engine.reduction.reduced[layer]) == exact
                 assert ledger.complete[layer] == exact.count(1)
-            is_whole = layer in complete and exact == WHOLE
-            assert ledger.is_whole([layer], NUM_MICROBATCHES) == is_whole
+            whole.append(layer in complete and exact == WHOLE)
+        assert ledger.is_whole(engine.layers, NUM_MICROBATCHES) == all(whole)
 
     def locals(self, layer: int) -> list[Tensor]:
         return [engine.local[layer] for engine in self.engines if layer in engine.layers]
