@@ -86,7 +86,8 @@ def sums_in_place() -> None:
 
 def broken_gradients_kept() -> None:
     """Who begins a step again adds to what is left of its gradients."""
-    begin = training.begin_step
+    mutant: Any = training
+    begin = mutant.begin_step
     left: dict[int, tuple[int, Tensor]] = {}
 
     def begin_with_the_rest(place: Place, step: int) -> None:
@@ -97,7 +98,7 @@ def broken_gradients_kept() -> None:
                 total.copy_(before)
             left[layer] = step, total
 
-    training.begin_step = begin_with_the_rest
+    mutant.begin_step = begin_with_the_rest
 
 
 def impatient_source() -> None:

@@ -14,8 +14,9 @@ from integration.engine.test_evaluation import HELD_OUT
 from oracle.reference import ReferenceResult
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed
-from support.engine_harness import EngineCluster, JobFiles, Pipeline
+from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
+from support.small_plans import JobFiles, Pipeline
 from support.training_jobs import training_job
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
