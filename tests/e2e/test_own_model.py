@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_model
 from torch import nn
 
 from oracle.from_spec import reference_job
@@ -23,12 +23,17 @@ ARGUMENTS = {"width": 24}
 def job_on(text: Path, num_nodes: int, **changes: object) -> JobSpec:
     return small_job(
         text,
-        model={"import_path": "their_model:layers", "arguments": ARGUMENTS},
+        model={"import_path": "their_model:tied_layers", "arguments": ARGUMENTS},
         training__steps=6,
         resources__min_nodes=num_nodes,
         resources__max_nodes=num_nodes,
         **changes,
     )
+
+
+def digest(spec: JobSpec, folder: Path) -> str:
+    pin_numerics()
+    return train(reference_job(spec, folder)).digest
 
 
 @pytest.fixture
@@ -44,20 +49,26 @@ def test_a_model_by_import_path_trains_where_the_module_is_and_the_same(
     cluster: Cluster, text: Path, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(modules))
-    pin_numerics()
     output = tmp_path / "out"
-    spec = job_on(text, 2, output={"path": str(output), "format": "safetensors"})
-    expected = train(reference_job(spec, tmp_path / "oracle"))
+    spec = job_on(
+        text,
+        2,
+        output={"path": str(output), "format": "safetensors"},
+        resources__min_nodes_per_pipeline=2,
+        resilience__fault_tolerance=0,
+    )
+    expected = digest(spec, tmp_path / "oracle")
 
     cluster.start(num_nodes=2, environment={"PYTHONPATH": str(modules)})
     job = cluster.wait_for_end(cluster.client.submit(spec).id)
     assert job.state == "SUCCEEDED", job.error
-    assert job.final_digest == expected.digest
+    assert job.final_digest == expected
     plan = cluster.client.job_plan(job.id).plan
     assert plan is not None
+    assert len(plan.pipelines[0].stages) == 2
     assert sum(stage.num_layers for stage in plan.pipelines[0].stages) == 7
-    weights = load_file(output / "model.safetensors")
-    nn.Sequential(*own_model.layers(**ARGUMENTS)).load_state_dict(weights)
+    model = nn.Sequential(*own_model.tied_layers(**ARGUMENTS))
+    load_model(model, output / "model.safetensors")
 
     other = tmp_path / "other"
     other.mkdir()
@@ -77,3 +88,26 @@ def test_a_model_by_import_path_trains_where_the_module_is_and_the_same(
     assert job.error.message.startswith(
         "node node-3: model.import_path: there is no module their_model"
     )
+
+
+@pytest.mark.slow
+def test_a_tied_weight_outlives_the_hosts_of_either_end(
+    cluster: Cluster, text: Path, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host of the last layer is killed, then that of the first one; two nodes are left."""
+    monkeypatch.syspath_prepend(str(modules))
+    spec = job_on(text, 4, resources__min_nodes_per_pipeline=2, training__steps=80)
+    expected = digest(spec, tmp_path / "oracle")
+    cluster.start(num_nodes=5, environment={"PYTHONPATH": str(modules)})
+    job = cluster.client.submit(spec)
+    for after_step, place in ((10, -1), (40, 0)):
+        cluster.wait_for_step(job.id, after_step)
+        cluster.wait_for_state(job.id, "RUNNING")
+        plan = cluster.client.job_plan(job.id).plan
+        assert plan is not None
+        cluster.kill_node(plan.pipelines[0].stages[place].node_id)
+    end = cluster.wait_for_end(job.id)
+    assert end.state == "SUCCEEDED", end.error
+    assert end.final_digest == expected
+    recoveries = cluster.client.job_recoveries(job.id)
+    assert sum(len(recovery.nodes_lost) for recovery in recoveries) == 2

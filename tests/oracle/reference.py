@@ -6,11 +6,14 @@ rounded with plain torch operations, summed as integers, and go through a norm, 
 digest written here from their definitions (ALGORITHMS.md 8, ARCHITECTURE.md `final_digest`).
 """
 
+import copy
 import hashlib
 import importlib
+import itertools
 import math
 import struct
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,9 +60,13 @@ class ReferenceJob:
     """The part of the dataset that is not trained on."""
     evaluation: ReferenceEvaluation | None = None
 
-    @property
-    def ties_embeddings(self) -> bool:
-        return isinstance(self.model, ModelConfig) and self.model.tie_word_embeddings
+    @cached_property
+    def tied(self) -> tuple[str, str] | None:
+        """The names of a parameter that two layers share, in the first of them and in the last."""
+        if isinstance(self.model, ImportedSpec):
+            return _shared_names(_listed(self.model))
+        embedding = "transformer.wte" if self.model.family == "gpt2" else "model.embed_tokens"
+        return (f"{embedding}.weight", "lm_head.weight") if self.model.tie_word_embeddings else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +141,7 @@ def train(job: ReferenceJob) -> ReferenceResult:
 
 def _unit_exponent(job: ReferenceJob) -> int:
     """u: 63 bits less those for the sum, 12 for the range and those for the tokens."""
-    uses = 2 if job.ties_embeddings else 1
+    uses = 1 if job.tied is None else 2
     sum_bits = math.ceil(math.log2(job.num_microbatches * uses))
     token_bits = math.ceil(math.log2(job.microbatch_size * job.dataset.sequence_length))
     return min(48, 51 - sum_bits) - token_bits
@@ -158,8 +165,8 @@ def _build(job: ReferenceJob, current: _Current) -> tuple[nn.Module, list[_Param
         state = initial_state(model, layer, seed=job.seed)
         for name, value in state.layout.views(state.parameters).items():
             uses = [names.pop(name)]
-            if job.ties_embeddings and name.endswith(("embed_tokens.weight", "wte.weight")):
-                uses.append(names.pop("lm_head.weight"))
+            if job.tied is not None and name == job.tied[0]:
+                uses.append(names.pop(job.tied[1]))
             for use in uses:
                 use.data = value.to(job.dtype, copy=True)
             parameters.append(_Parameter(name=name, layer=layer, value=value.clone(), uses=uses))
@@ -188,11 +195,23 @@ class _Chain(nn.Sequential):
 
 
 def _imported(spec: ImportedSpec, dtype: torch.dtype) -> tuple[nn.Module, list[nn.Module]]:
-    module_name, _, function = spec.import_path.partition(":")
-    layers = getattr(importlib.import_module(module_name), function)(**spec.arguments)
-    for layer in layers:
-        layer.to(dtype)
+    # A copy of each layer by itself shares nothing with the others.
+    layers = [copy.deepcopy(layer).to(dtype) for layer in _listed(spec)]
     return _Chain(*layers), layers
+
+
+def _listed(spec: ImportedSpec) -> list[nn.Module]:
+    module_name, _, function = spec.import_path.partition(":")
+    layers: list[nn.Module] = getattr(importlib.import_module(module_name), function)(
+        **spec.arguments
+    )
+    return layers
+
+
+def _shared_names(layers: list[nn.Module]) -> tuple[str, str] | None:
+    every = dict(nn.Sequential(*layers).named_parameters(remove_duplicate=False))
+    pairs = itertools.combinations(every.items(), 2)
+    return next(((a, b) for (a, first), (b, second) in pairs if first is second), None)
 
 
 def _seed_each_layer(job: ReferenceJob, layers: list[nn.Module], current: _Current) -> None:

@@ -104,12 +104,11 @@ class EngineCluster(Engines):
 
     def needs(self, pipeline: Pipeline) -> dict[str, list[int]]:
         """Layers that each engine of a pipeline hosts."""
-        is_tied = bool(self.job.spec["model"].get("tie_word_embeddings"))
         needs, first = {}, 0
         for name, num_layers in pipeline.stages:
             layers = list(range(first, first + num_layers))
             first += num_layers
-            if is_tied and first == self.job.num_layers and 0 not in layers:
+            if self.job.is_tied and first == self.job.num_layers and 0 not in layers:
                 layers.insert(0, 0)
             needs[name] = layers
         return needs

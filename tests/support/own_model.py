@@ -85,3 +85,19 @@ def layers(width: int = 32, dropout: float = 0.1, sleep_seconds: float = 0.001) 
         Mixer(width // 2, 24, dropout),
         nn.Sequential(nn.LayerNorm(width // 2), nn.Linear(width // 2, 256, bias=False)),
     ]
+
+
+def tied_layers(width: int = 32, dropout: float = 0.1) -> list[nn.Module]:
+    """Seven layers; the last one has no parameter but that of the first."""
+    embedding = Embedding(width)
+    projection = nn.Linear(width, 256, bias=False)
+    projection.weight = embedding.tokens.weight
+    return [
+        embedding,
+        Mixer(width, 48, dropout),
+        Mixer(width, 48, dropout),
+        nn.Linear(width, width),
+        Mixer(width, 48, dropout),
+        nn.LayerNorm(width),
+        projection,
+    ]

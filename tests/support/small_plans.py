@@ -13,6 +13,8 @@ class JobFiles:
     spec: Mapping[str, Any]
     data_path: Path
     num_layers: int
+    is_tied: bool = False
+    """Whether the hosts of the last layer hold the first one too."""
     evaluation_data_path: Path | None = None
 
     @property

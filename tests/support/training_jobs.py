@@ -76,6 +76,7 @@ def training_job(
         spec=spec.to_document(),
         data_path=reference.dataset.file.path,
         num_layers=num_blocks + 2,
+        is_tied=reference.tied is not None,
         evaluation_data_path=_evaluation_data_path(reference),
     )
     return TrainingJob(files=files, reference=reference)

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_model
+from torch import nn
 
 from oracle.reference import ReferenceResult
 from oracle.small import initial_states
@@ -18,11 +21,14 @@ from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed
 from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
+from support.own_model import tied_layers
 from support.small_plans import JobFiles, Pipeline
-from support.training_jobs import TrainingJob
+from support.training_jobs import TrainingJob, training_job
 
 pytestmark = pytest.mark.integration
 
+WIDTH = 24
+TIED = {"import_path": "support.own_model:tied_layers", "arguments": {"width": WIDTH}}
 ON_THREE = [Pipeline([("a", 3), ("b", 4)], [0, 1, 2]), Pipeline([("c", 7)], [3, 4, 5])]
 ON_TWO = [Pipeline([("a", 5), ("b", 2)], [5, 4, 3, 2, 1, 0])]
 ON_FIVE = [
@@ -77,6 +83,28 @@ def test_a_job_goes_on_from_a_checkpoint_on_other_numbers_of_nodes_bit_for_bit(
         assert cluster.base_steps == 2
         assert cluster.digest(plan) == expected.digest
         assert cluster.losses() == expected.losses[2:]
+
+
+def test_a_users_own_tied_weight_is_once_in_a_checkpoint_and_in_the_result(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    job = training_job(tmp_path / "job", own_model=TIED)
+    expected = job.run_reference()
+    checkpoint = make_checkpoint(tmp_path / "whole", job, zygote, tmp_path / "runs")
+    files = beginning_from(job.files, checkpoint)
+    with training(tmp_path / "resumed", files, zygote, ON_TWO) as cluster:
+        cluster.wait_until_finished()
+        assert cluster.digest(ON_TWO) == expected.digest
+        assert cluster.losses() == expected.losses[2:]
+        address = cluster.engines["a"].snapshot.data_address
+        sources = {layer: [address] if layer < 5 else [] for layer in range(7)}
+        result = cluster.export("b", tmp_path / "out", sources, model_format="safetensors")
+        assert result.HasField("exported"), result
+    model = nn.Sequential(*tied_layers(WIDTH))
+    load_model(model, tmp_path / "out" / "model.safetensors")
+    for name, value in expected.parameters.items():
+        assert torch.equal(model.get_parameter(name), value), name
+    assert model.get_parameter("6.weight") is model.get_parameter("0.tokens.weight")
 
 
 def test_every_layer_is_written_once_and_by_both_pipelines(

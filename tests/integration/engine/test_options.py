@@ -22,6 +22,7 @@ from support.training_jobs import TrainingJob, training_job
 pytestmark = pytest.mark.integration
 
 OWN_MODEL = {"import_path": "support.own_model:layers", "arguments": {"width": 24}}
+TIED_OWN_MODEL = {**OWN_MODEL, "import_path": "support.own_model:tied_layers"}
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "dropout": {"family": "gpt2", "dropout": 0.2},
@@ -33,6 +34,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "dtype": "bfloat16",
         "activation_checkpointing": True,
     },
+    "own tied model": {"own_model": TIED_OWN_MODEL},
 }
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def job_document(**changes: Any) -> dict[str, Any]:
-    """Return a job file; sections given are merged into it."""
+    """Return a job file; sections given are merged into it, but for another kind of model."""
     document: dict[str, Any] = {
         "name": "small",
         "model": {
@@ -20,7 +20,6 @@ def job_document(**changes: Any) -> dict[str, Any]:
         "resources": {"min_nodes_per_pipeline": 1},
     }
     for section, values in changes.items():
-        document[section] = (
-            {**document.get(section, {}), **values} if isinstance(values, dict) else values
-        )
+        is_merged = isinstance(values, dict) and "import_path" not in values
+        document[section] = {**document.get(section, {}), **values} if is_merged else values
     return document

@@ -33,6 +33,7 @@ class Surroundings(Protocol):
     num_accelerators: int
     steps: int
     num_commits: int
+    ties_embeddings: bool
     violations: list[str]
 
     @property
@@ -175,6 +176,7 @@ class SimAgent:
                 MeasuredLayer(layer=layer, forward_seconds=0.01, backward_seconds=0.02)
                 for layer in range(NUM_LAYERS)
             ),
+            ties_embeddings=self.world.ties_embeddings,
         )
 
     def answer(self, directive: Directive, outcome: Outcome) -> None:

@@ -55,6 +55,8 @@ class World:
         self.steps = 100
         self.num_commits = 100
         self.evaluates_every = 0
+        self.ties_embeddings = False
+        """What engines say of the model."""
         self.job_id = ""
         self.on_commit: Callable[[SimEngine], None] = lambda _engine: None
         """Called when an engine has entered a commit, before it says anything of it."""

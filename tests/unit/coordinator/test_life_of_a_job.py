@@ -1,6 +1,7 @@
 """The life of a job: it waits, starts, trains, stands still, goes on and finishes."""
 
 import hashlib
+import json
 
 import pytest
 
@@ -41,6 +42,23 @@ async def test_the_final_digest_is_that_of_the_layers_digests_in_order() -> None
     await world.train(2)
     layers = b"".join(bytes.fromhex(f"{layer:064x}") for layer in range(NUM_LAYERS))
     assert (await world.job()).final_digest == hashlib.sha256(layers).hexdigest()
+    await world.stop()
+
+
+async def test_engines_tell_the_layers_of_a_users_own_model_and_that_it_ties_them() -> None:
+    """Then the host of the last layer holds the first one too."""
+    world = World()
+    world.ties_embeddings = True
+    await world.start(2)
+    await world.submit(
+        model={"import_path": "m:layers"},
+        resources={"min_nodes_per_pipeline": 2},
+        resilience={"fault_tolerance": 0},
+    )
+    assert (await world.job()).state is JobState.RUNNING
+    stored = [json.loads(directive) for directive in world.database.tables.directives.values()]
+    copies = [d["command"]["layers"] for d in stored if d["command"]["kind"] == "copy"]
+    assert [[source["layer"] for source in copy] for copy in copies] == [[0, 1, 2], [0, 3, 4, 5]]
     await world.stop()
 
 

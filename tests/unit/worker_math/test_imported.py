@@ -2,17 +2,22 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import load_model
 from torch import Tensor, nn
 
+from planaria_worker.engine.export import export_safetensors
 from planaria_worker.engine.job import output_shapes
 from planaria_worker.models.imported import ImportedModel, ImportedModelError, import_model
+from planaria_worker.models.layer import TiedWeight
 from planaria_worker.models.layout import layer_layout
 from planaria_worker.models.stage import Microbatch, build_stage
 from planaria_worker.models.state import initial_state
+from support import own_model
 from support.own_model import Paced
 
 Define = Callable[[object], str]
@@ -123,9 +128,84 @@ def ends(*middle: nn.Module, outputs: int = 256) -> list[nn.Module]:
     return [nn.Embedding(256, 8), *middle, nn.Linear(8, outputs)]
 
 
-def shared() -> list[nn.Module]:
+def shared(owner: int, user: int) -> list[nn.Module]:
     layers = ends(nn.Linear(8, 8), nn.Linear(8, 8))
-    layers[2].weight = layers[1].weight
+    layers[user].weight = layers[owner].weight
+    return layers
+
+
+def made_first_and_given_twice() -> list[nn.Module]:
+    weight = nn.Parameter(torch.zeros(256, 8))
+    layers = ends(nn.Linear(8, 8))
+    layers[0].weight = layers[2].weight = weight
+    return layers
+
+
+class Borrowing(nn.Module):
+    """A head that has the embedding as a part."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.embedding = embedding
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return nn.functional.linear(self.norm(hidden), self.embedding.weight)
+
+
+def borrowed() -> list[nn.Module]:
+    embedding = nn.Embedding(256, 8)
+    return [embedding, Borrowing(embedding)]
+
+
+TIED: dict[str, tuple[Callable[[], list[nn.Module]], str]] = {
+    "assigned": (lambda: shared(0, 3), "3.weight"),
+    "made first and given twice": (made_first_and_given_twice, "2.weight"),
+    "a part of both": (borrowed, "1.embedding.weight"),
+}
+
+
+@pytest.mark.parametrize(("function", "user_name"), TIED.values(), ids=TIED.keys())
+def test_a_parameter_of_the_first_layer_may_be_the_last_ones_too(
+    define: Define, function: Callable[[], list[nn.Module]], user_name: str
+) -> None:
+    model = import_model(define(function), {})
+    last = model.num_layers - 1
+    assert model.tied == TiedWeight(
+        owner_layer=0, owner_name="0.weight", user_layer=last, user_name=user_name
+    )
+    assert output_shapes(model, (2, 5))[-1] == (2, 5, 256)
+    of_first, of_last = (layer_layout(model, layer).tensors for layer in (0, last))
+    assert [tensor.name for tensor in of_first] == ["0.weight"]
+    assert {tensor.name for tensor in of_last} == model.initial_parameters(last, seed=7).keys()
+    assert user_name not in {tensor.name for tensor in of_last}
+
+
+def test_a_model_with_a_tied_weight_is_exported_as_its_layers_load_it(tmp_path: Path) -> None:
+    model = import_model("support.own_model:tied_layers", {"width": 24})
+    states = {layer: initial_state(model, layer, seed=7) for layer in range(7)}
+    views = ((layer, state.layout.views(state.parameters)) for layer, state in states.items())
+    export_safetensors(tmp_path / "model", model, views)
+    loaded = nn.Sequential(*own_model.tied_layers(24)).eval()
+    load_model(loaded, tmp_path / "model" / "model.safetensors")
+    assert loaded.get_parameter("6.weight") is loaded.get_parameter("0.tokens.weight")
+    tokens = torch.arange(20).view(2, 10)
+    stage = build_stage(model, 0, 7, states)
+    with stage.evaluating():
+        assert torch.equal(loaded(tokens), stage(tokens))
+
+
+def tied_and(owner: int, name: str, user: int) -> list[nn.Module]:
+    """Tied as it may be, and one use more."""
+    layers = shared(0, 3)
+    setattr(layers[user], name, layers[owner].weight)
+    return layers
+
+
+def tied_twice() -> list[nn.Module]:
+    layers = shared(0, 3)
+    layers[3].bias = nn.Parameter(torch.zeros(256))
+    layers[0].register_parameter("bias", layers[3].bias)
     return layers
 
 
@@ -135,7 +215,13 @@ def frozen() -> list[nn.Module]:
     return layers
 
 
+def twice() -> nn.Module:
+    part = nn.Linear(8, 8)
+    return nn.ModuleDict({"a": part, "b": part})
+
+
 MADE_BEFORE = nn.Linear(8, 8)
+ALLOWED = "only one parameter may be shared: one of the first layer, which the last layer uses once"
 
 REFUSED: dict[str, tuple[object, str]] = {
     "no function": (None, "a_users_module has no function layers"),
@@ -143,7 +229,19 @@ REFUSED: dict[str, tuple[object, str]] = {
     "not a module": (lambda: [*ends(), 3], "layer 2 of .* is a int, not a torch.nn.Module"),
     "an exception": (lambda: 1 / 0, "a_users_module:layers failed: ZeroDivisionError: division"),
     "arguments": (lambda width: [width], r"model.arguments: .*missing a required argument"),
-    "shared": (shared, r"uses one parameter as 1.weight and as 2.weight"),
+    "shared": (lambda: shared(1, 2), f"parameter as 1.weight and as 2.weight; {ALLOWED}"),
+    "shared with the last": (lambda: shared(1, 3), f"1.weight and as 3.weight; {ALLOWED}"),
+    "shared with the first": (lambda: shared(0, 2), f"0.weight and as 2.weight; {ALLOWED}"),
+    "shared by three": (
+        lambda: tied_and(0, "weight", 1),
+        f"0.weight and as 1.weight and as 3.weight; {ALLOWED}",
+    ),
+    "twice in the last": (
+        lambda: tied_and(0, "other", 3),
+        f"0.weight and as 3.weight and as 3.other; {ALLOWED}",
+    ),
+    "two with the last": (tied_twice, f"0.bias and as 3.bias; {ALLOWED}"),
+    "twice in the only layer": (lambda: [twice()], f"0.a.weight and as 0.b.weight; {ALLOWED}"),
     "frozen": (frozen, "layer 1 of .* has weight frozen"),
     "not float32": (lambda: ends(nn.Linear(8, 8).double()), "has weight of torch.float64"),
     "made before": (lambda: ends(MADE_BEFORE), "layer 1 of .* was made before"),

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from oracle.reference import ReferenceJob, ReferenceResult, train
-from oracle.small import NUM_LAYERS, initial_states, small_job, small_model
+from oracle.small import NUM_LAYERS, small_job, small_model
+from planaria.job import ImportedSpec
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.numerics.accumulate import GradientSums, choose_accumulation
@@ -16,8 +17,10 @@ from planaria_worker.engine.numerics.digest import final_digest, layer_digest
 from planaria_worker.engine.numerics.loss import loss_units, mean_loss, summed_cross_entropy
 from planaria_worker.engine.numerics.norm import global_norm, squared_norm
 from planaria_worker.engine.numerics.optimizer import gradient_scale, learning_rate, update
+from planaria_worker.models.imported import import_model
+from planaria_worker.models.layer import Model
 from planaria_worker.models.stage import Microbatch, Stage, build_stage
-from planaria_worker.models.state import LayerState
+from planaria_worker.models.state import LayerState, initial_state
 from planaria_worker.models.transformer import transformer
 
 WHOLE = [(0, NUM_LAYERS)]
@@ -32,9 +35,11 @@ def _run_worker(
     job: ReferenceJob, cut: Sequence[tuple[int, int]], *, checkpointing: bool = False
 ) -> ReferenceResult:
     """One pipeline of the stages (first_layer, num_layers), one microbatch after the other."""
-    assert isinstance(job.model, ModelConfig)
-    model = transformer(job.model)
-    states = initial_states(job.model, job.seed, job.dtype)
+    model = _built(job.model)
+    states = {
+        layer: initial_state(model, layer, seed=job.seed, compute_dtype=job.dtype)
+        for layer in range(model.num_layers)
+    }
     stages = [
         build_stage(
             model, first, count, states, seed=job.seed, activation_checkpointing=checkpointing
@@ -69,7 +74,7 @@ def _run_worker(
         sums.clear()
     parameters = {layer: state.layout.views(state.parameters) for layer, state in states.items()}
     return ReferenceResult(
-        digest=final_digest(layer_digest(parameters[layer]) for layer in range(NUM_LAYERS)),
+        digest=final_digest(layer_digest(parameters[layer]) for layer in states),
         losses=losses,
         norms=norms,
         learning_rates=[learning_rate(job.optimizer, step) for step in range(job.num_steps)],
@@ -100,6 +105,12 @@ def _update(
     for layer, state in states.items():
         update(state, sums[layer], config=job.optimizer, scale=scale, step=step)
     return norm
+
+
+def _built(model: ModelConfig | ImportedSpec) -> Model:
+    if isinstance(model, ModelConfig):
+        return transformer(model)
+    return import_model(model.import_path, model.arguments)
 
 
 def _forward_backward(stages: list[Stage], rows: torch.Tensor, microbatch: Microbatch) -> float:
@@ -154,6 +165,19 @@ def test_the_worker_trains_what_a_plain_loop_trains(
 def test_the_cut_changes_nothing(job: ReferenceJob, cut: list[tuple[int, int]], tied: bool) -> None:
     job = replace(job, model=small_model("llama", tie_word_embeddings=tied))
     _assert_equal(_run_worker(job, cut), _run_worker(job, WHOLE))
+
+
+@pytest.mark.parametrize("cut", [[(0, 7)], [(0, 3), (3, 4)], [(0, 1), (1, 5), (6, 1)]])
+def test_a_models_own_tied_weight_is_one_parameter_with_two_uses(
+    job: ReferenceJob, cut: list[tuple[int, int]]
+) -> None:
+    spec = ImportedSpec(import_path="support.own_model:tied_layers", arguments={"width": 24})
+    job = replace(job, model=spec)
+    assert job.tied == ("0.tokens.weight", "6.weight")
+    expected = train(job)
+    assert "6.weight" not in expected.parameters
+    assert expected.losses[-1] < expected.losses[0]
+    _assert_equal(_run_worker(job, cut), expected)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])

@@ -41,6 +41,7 @@ class Preparation:
             model_digest=self.job.model_digest,
             peak_flops_per_second=self.peak_flops_per_second,
             base=convert.base(self.base.facts),
+            ties_embeddings=self.job.model.tied is not None,
         )
 
 

@@ -5,7 +5,8 @@
 
     model = import_model("my_model:layers", {"width": 64})
 
-Their parameters have the names that they have in `nn.Sequential(*layers(...))`.
+Their parameters have the names that they have in `nn.Sequential(*layers(...))`. One parameter of
+the first layer may be the last layer's too: a tied weight, as in the built-in families.
 
 Parameters never exist but on `meta` until a layer's state is made: every engine builds the whole
 list and holds what it hosts. Buffers are constants, and made as the function makes them.
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from planaria_worker.engine.numerics.rng import derive_seed
 from planaria_worker.models.initialize import initial_tensor
@@ -48,14 +50,11 @@ class ImportedModel:
     """Of hidden states, and of buffers of floats."""
     source_digest: str
     """SHA-256 of the file of the function's module, in hexadecimal."""
+    tied: TiedWeight | None = None
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
-
-    @property
-    def tied(self) -> TiedWeight | None:
-        return None
 
     @property
     def has_dropout(self) -> bool:
@@ -84,7 +83,7 @@ class ImportedModel:
     def _try(self, layer: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         built = self.build_layer(layer)
         for path, module in built.parts.items():
-            values = self.initial_parameters(layer, seed=0)
+            values = self._initial_values(layer, seed=0)
             for name, _ in list(module.named_parameters()):
                 value = values[f"{path}.{name}"].to(self.device, self.dtype)
                 replace_parameter(module, name, nn.Parameter(value))
@@ -138,8 +137,15 @@ class ImportedModel:
 
         A module's own comes after those of its parts, so that it may set them otherwise. What no
         module sets begins like the parameters of the built-in families. Random numbers follow from
-        the seed, the layer and the module's name.
+        the seed, the layer and the module's name. A tied weight begins as the first layer has it.
         """
+        values = self._initial_values(layer, seed)
+        if self.tied is not None and layer == self.tied.user_layer:
+            del values[self.tied.user_name]
+        return values
+
+    def _initial_values(self, layer: int, seed: int) -> dict[str, Tensor]:
+        """With a value in the place of a tied weight: `reset_parameters` may look at it."""
         path = str(layer)
         module = copy.deepcopy(self.layers[layer])
         for name, old in list(module.named_parameters()):
@@ -185,13 +191,13 @@ def import_model(
     for layer, one in enumerate(layers):
         for problem in _problems(one):
             raise ImportedModelError(f"model.import_path: layer {layer} of {import_path} {problem}")
-    _refuse_shared(layers, import_path)
     return ImportedModel(
         layers=tuple(layers),
         import_path=import_path,
         device=torch.device(device),
         dtype=dtype,
         source_digest=_source_digest(module),
+        tied=_find_tied(layers, import_path),
     )
 
 
@@ -217,7 +223,7 @@ def _call(
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
         raise ImportedModelError(f"model.arguments: {import_path}: {error}") from None
-    handle = register_module_parameter_registration_hook(_to_meta)  # type: ignore[arg-type]
+    handle = register_module_parameter_registration_hook(_ToMeta())  # type: ignore[arg-type]
     try:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(derive_seed(seed, "build"))
@@ -239,11 +245,23 @@ def _failed(what: str, error: Exception) -> ImportedModelError:
     return ImportedModelError(f"model.import_path: {what} failed: {line}")
 
 
-def _to_meta(module: nn.Module, name: str, parameter: object) -> nn.Parameter | None:  # noqa: ARG001
-    """Called by torch for each parameter that a module is given: keeps its shape alone."""
-    if not isinstance(parameter, nn.Parameter) or parameter.is_meta:
-        return None
-    return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+class _ToMeta:
+    """Called by torch for each parameter that a module is given: keeps its shape alone.
+
+    A parameter that is given to two modules stays one.
+    """
+
+    def __init__(self) -> None:
+        self._replaced = WeakTensorKeyDictionary()
+
+    def __call__(self, module: nn.Module, name: str, parameter: object) -> nn.Parameter | None:  # noqa: ARG002
+        if not isinstance(parameter, nn.Parameter) or parameter.is_meta:
+            return None
+        if parameter not in self._replaced:
+            shape = parameter.to("meta")
+            self._replaced[parameter] = nn.Parameter(shape, requires_grad=parameter.requires_grad)
+        replacement: nn.Parameter = self._replaced[parameter]
+        return replacement
 
 
 def _problems(layer: object) -> Iterator[str]:
@@ -259,17 +277,26 @@ def _problems(layer: object) -> Iterator[str]:
             yield f"has {name} frozen; make it a buffer, which is a constant"
 
 
-def _refuse_shared(layers: Sequence[nn.Module], import_path: str) -> None:
-    owners: dict[int, str] = {}
+def _find_tied(layers: Sequence[nn.Module], import_path: str) -> TiedWeight | None:
+    """The parameter that the last layer shares with the first; any other sharing is refused."""
+    uses: dict[int, list[tuple[int, str]]] = {}
     for layer, module in enumerate(layers):
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            path = f"{layer}.{name}"
-            owner = owners.setdefault(id(parameter), path)
-            if owner != path:
-                raise ImportedModelError(
-                    f"model.import_path: {import_path} uses one parameter as {owner} and as "
-                    f"{path}; each use needs a parameter of its own"
-                )
+            uses.setdefault(id(parameter), []).append((layer, f"{layer}.{name}"))
+    last = len(layers) - 1
+    tied = None
+    for shared in (places for places in uses.values() if len(places) > 1):
+        if tied is not None or last == 0 or [layer for layer, _ in shared] != [0, last]:
+            raise ImportedModelError(
+                f"model.import_path: {import_path} uses one parameter as "
+                f"{' and as '.join(name for _, name in shared)}; only one parameter may be shared: "
+                "one of the first layer, which the last layer uses once"
+            )
+        (_, owner_name), (_, user_name) = shared
+        tied = TiedWeight(
+            owner_layer=0, owner_name=owner_name, user_layer=last, user_name=user_name
+        )
+    return tied
 
 
 def _source_digest(module: ModuleType) -> str:

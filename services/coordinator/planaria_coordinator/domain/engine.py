@@ -23,6 +23,7 @@ class Engine:
     model_digest: str = ""
     peak_flops_per_second: float = 0.0
     base: Base | None = None
+    ties_embeddings: bool = False
 
 
 def make_engine_id(job_id: str, node_id: str, accelerator: int, number: int) -> str:

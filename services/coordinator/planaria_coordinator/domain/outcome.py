@@ -37,6 +37,8 @@ class Prepared:
     peak_flops_per_second: float = 0.0
     base: Base | None = None
     """Where the job begins; None: from its seed."""
+    ties_embeddings: bool = False
+    """Whether the last layer shares a parameter with the first."""
     kind: Literal["prepared"] = "prepared"
 
 

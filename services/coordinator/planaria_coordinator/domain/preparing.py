@@ -52,6 +52,7 @@ def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
         model_digest=outcome.model_digest,
         peak_flops_per_second=outcome.peak_flops_per_second,
         base=outcome.base,
+        ties_embeddings=outcome.ties_embeddings,
     )
     turn.change(engines={**turn.run.engines, engine.id: engine})
     turn.emit(
@@ -186,8 +187,12 @@ def _take_reference(turn: Turn) -> None:
     )
     requirements = turn.run.requirements
     if not requirements.layers:  # only who has built the model knows them
-        layers = reported_layers(reference.measured_layers)
-        turn.change(requirements=replace(requirements, layers=layers))
+        known = replace(
+            requirements,
+            layers=reported_layers(reference.measured_layers),
+            ties_embeddings=reference.ties_embeddings,
+        )
+        turn.change(requirements=known)
 
 
 def _difference(turn: Turn, engine: Engine) -> Failure | None:

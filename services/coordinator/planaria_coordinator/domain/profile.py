@@ -83,7 +83,7 @@ def _check_vocabulary(spec: JobSpec, config: ModelConfig) -> None:
 
 
 def ties_embeddings(spec: JobSpec) -> bool:
-    """Return whether the model's head shares the embedding's weights."""
+    """Return whether the model's head shares the embedding's weights, as far as its file tells."""
     if isinstance(spec.model, ImportedSpec):
         return False
     return ModelConfig.from_job_file(spec.model.model_dump()).tie_word_embeddings

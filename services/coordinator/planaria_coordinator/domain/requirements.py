@@ -31,7 +31,8 @@ class Requirements:
     """Where the trained model goes; empty for nowhere."""
     output_format: str
     ties_embeddings: bool
-    """Whether the hosts of the head hold the embedding's state as well."""
+    """Whether the hosts of the head hold the embedding's state as well. Of a model by import path
+    engines tell, with its layers."""
     init_from: str = ""
     """Where training begins; empty: from the seed."""
     checkpoint_path: str = ""

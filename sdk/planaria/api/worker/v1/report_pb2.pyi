@@ -315,6 +315,7 @@ class Prepared(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     PEAK_FLOPS_PER_SECOND_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
+    TIES_EMBEDDINGS_FIELD_NUMBER: _builtins.int
     data_digest: _builtins.str
     """SHA-256 of the contents of the data and tokenizer files."""
     num_tokens: _builtins.int
@@ -325,6 +326,8 @@ class Prepared(_message.Message):
     """Floating-point operations a second at which the accelerator multiplies large matrices of the
     type that is computed with, as measured.
     """
+    ties_embeddings: _builtins.bool
+    """Whether the last layer shares a parameter with the first: its hosts hold the first layer's state too."""
     @_builtins.property
     def engine(self) -> Global___EngineSnapshot:
         """The engine, with its addresses."""
@@ -352,10 +355,11 @@ class Prepared(_message.Message):
         model_digest: _builtins.str = ...,
         peak_flops_per_second: _builtins.float = ...,
         base: Global___Base | None = ...,
+        ties_embeddings: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens", "peak_flops_per_second", b"peak_flops_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens", "peak_flops_per_second", b"peak_flops_per_second", "ties_embeddings", b"ties_embeddings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

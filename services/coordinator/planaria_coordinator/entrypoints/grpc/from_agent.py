@@ -262,6 +262,7 @@ def _prepared_of(message: report_pb2.Prepared) -> words.Prepared:
         ),
         model_digest=message.model_digest,
         peak_flops_per_second=message.peak_flops_per_second,
+        ties_embeddings=message.ties_embeddings,
     )
 
 
