@@ -24,10 +24,9 @@ def job_on(text: Path, num_nodes: int, **changes: object) -> JobSpec:
     return small_job(
         text,
         model={"import_path": "their_model:tied_layers", "arguments": ARGUMENTS},
-        training__steps=6,
         resources__min_nodes=num_nodes,
         resources__max_nodes=num_nodes,
-        **changes,
+        **{"training__steps": 6, **changes},
     )
 
 
