@@ -95,7 +95,7 @@ def test_a_tied_weight_outlives_the_hosts_of_either_end(
 ) -> None:
     """The host of the last layer is killed, then that of the first one; two nodes are left."""
     monkeypatch.syspath_prepend(str(modules))
-    spec = job_on(text, 4, resources__min_nodes_per_pipeline=2, training__steps=80)
+    spec = job_on(text, 5, resources__min_nodes_per_pipeline=2, training__steps=80)
     expected = digest(spec, tmp_path / "oracle")
     cluster.start(num_nodes=5, environment={"PYTHONPATH": str(modules)})
     job = cluster.client.submit(spec)
