@@ -21,7 +21,7 @@ from planaria_coordinator.domain.directive import (
 )
 from planaria_coordinator.domain.outcome import FenceReport, Staged
 from planaria_coordinator.entrypoints.grpc.from_agent import result_of
-from planaria_coordinator.entrypoints.grpc.to_agent import directive_message
+from planaria_coordinator.entrypoints.grpc.to_agent import PlanMessages, directive_message
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ def message_of(command: Command) -> directive_pb2.Directive:
     directive = Directive(
         id="d", job_id="job", generation=7, engine_id="e", node_id="n", command=command
     )
-    return directive_message(directive)
+    return directive_message(directive, PlanMessages())
 
 
 def test_a_fence_names_those_who_are_lost() -> None:

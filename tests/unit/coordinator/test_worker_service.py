@@ -204,6 +204,16 @@ async def test_a_message_that_makes_no_sense_ends_the_session_and_not_the_server
 # -- conversions -------------------------------------------------------------------------------
 
 
+def told(
+    command: words.Command, plans: to_agent.PlanMessages | None = None
+) -> directive_pb2.Directive:
+    """Convert a directive with a command."""
+    directive = words.Directive(
+        id="d", job_id="j", generation=3, engine_id="e", node_id="n", command=command
+    )
+    return to_agent.directive_message(directive, plans or to_agent.PlanMessages())
+
+
 def test_every_command_has_its_message() -> None:
     record = words.CommitRecord(step=4, generation=2, gradient_norm=1.5, loss=0.5, num_tokens=9)
     stage = words.StageAssignment(engine_id="e", data_address="d:1", first_layer=2, num_layers=3)
@@ -225,17 +235,9 @@ def test_every_command_has_its_message() -> None:
         words.Stop(reason="done"),
     ]
     for command in commands:
-        message = to_agent.directive_message(
-            words.Directive(
-                id="d", job_id="j", generation=3, engine_id="e", node_id="n", command=command
-            )
-        )
+        message = told(command)
         assert message.WhichOneof("command") == command.kind
-    activate = to_agent.directive_message(
-        words.Directive(
-            id="d", job_id="j", generation=3, engine_id="e", node_id="n", command=commands[4]
-        )
-    ).activate
+    activate = told(commands[4]).activate
     assert activate.pipelines[0].stages[0].first_layer == 2
     assert list(activate.pipelines[0].microbatches) == [1, 3]
     assert activate.rebuild_timeout.ToTimedelta().total_seconds() == 5.0
@@ -263,12 +265,10 @@ def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatc
             rebuild_timeout_seconds=5.0,
         )
 
+    plans = to_agent.PlanMessages()
+
     def sent(command: words.Activate) -> directive_pb2.Activate:
-        return to_agent.directive_message(
-            words.Directive(
-                id="d", job_id="j", generation=3, engine_id="e", node_id="n", command=command
-            )
-        ).activate
+        return told(command, plans).activate
 
     first, second = plan("d:1"), plan("d:2")
     source = words.LayerSource(layer=5, addresses=("d:9",))

@@ -27,7 +27,22 @@ def welcome_message(welcome: Welcome) -> worker_service_pb2.Welcome:
     )
 
 
-def directive_message(directive: words.Directive) -> directive_pb2.Directive:
+class PlanMessages:
+    """What an Activate tells all engines alike, converted once for all of them."""
+
+    def __init__(self) -> None:
+        self._newest: words.Activate | None = None
+        self._message = directive_pb2.Activate()
+
+    def __call__(self, activate: words.Activate) -> directive_pb2.Activate:
+        """Convert all but the layers, which are an engine's own."""
+        newest = self._newest
+        if newest is None or not _is_same_plan(newest, activate):
+            self._newest, self._message = activate, _activate_message(activate)
+        return self._message
+
+
+def directive_message(directive: words.Directive, plans: PlanMessages) -> directive_pb2.Directive:
     message = directive_pb2.Directive(
         directive_id=directive.id,
         job_id=directive.job_id,
@@ -50,7 +65,7 @@ def directive_message(directive: words.Directive) -> directive_pb2.Directive:
             message.copy.layers.extend(_source_message(source) for source in copy.layers)
             message.copy.version = copy.version
         case words.Activate() as activate:
-            message.activate.CopyFrom(_plan_message(activate))
+            message.activate.CopyFrom(plans(activate))
             message.activate.layers.extend(_source_message(s) for s in activate.layers)
         case words.Switch():
             message.switch.SetInParent()
@@ -102,24 +117,6 @@ def _written_message(written: words.LayerWritten) -> report_pb2.LayerWritten:
 
 def _source_message(source: words.LayerSource) -> directive_pb2.LayerSource:
     return directive_pb2.LayerSource(layer=source.layer, addresses=source.addresses)
-
-
-class _Plans:
-    """What an Activate tells all engines alike, converted once for all of them."""
-
-    def __init__(self) -> None:
-        self._newest: words.Activate | None = None
-        self._message = directive_pb2.Activate()
-
-    def __call__(self, activate: words.Activate) -> directive_pb2.Activate:
-        """Convert all but the layers, which are an engine's own."""
-        newest = self._newest
-        if newest is None or not _is_same_plan(newest, activate):
-            self._newest, self._message = activate, _activate_message(activate)
-        return self._message
-
-
-_plan_message = _Plans()
 
 
 def _is_same_plan(one: words.Activate, other: words.Activate) -> bool:

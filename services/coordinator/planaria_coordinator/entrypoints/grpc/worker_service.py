@@ -23,6 +23,7 @@ class WorkerServicer(WorkerServiceServicer):
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
+        self._plans = to_agent.PlanMessages()
 
     async def Session(  # noqa: N802 - the name in the protocol
         self,
@@ -34,7 +35,7 @@ class WorkerServicer(WorkerServiceServicer):
         reading = asyncio.create_task(_read(request_iterator, session))
         try:
             yield SessionResponse(welcome=to_agent.welcome_message(session.welcome))
-            async for response in _responses(session, reading):
+            async for response in _responses(session, reading, self._plans):
                 yield response
         finally:
             reading.cancel()
@@ -58,7 +59,7 @@ async def _hello(requests: AsyncIterator[SessionRequest]) -> Hello:
 
 
 async def _responses(
-    session: AgentSession, reading: asyncio.Task[None]
+    session: AgentSession, reading: asyncio.Task[None], plans: to_agent.PlanMessages
 ) -> AsyncIterator[SessionResponse]:
     """Yield what is to be sent until the agent ends the stream or another session replaces it."""
     while True:
@@ -78,7 +79,7 @@ async def _responses(
             stored = ProtoReportsStored(report_number=message.report_number)
             yield SessionResponse(reports_stored=stored)
         else:
-            yield SessionResponse(directive=to_agent.directive_message(message))
+            yield SessionResponse(directive=to_agent.directive_message(message, plans))
 
 
 async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) -> None:
