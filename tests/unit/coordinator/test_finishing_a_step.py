@@ -256,3 +256,15 @@ async def test_an_engine_that_hangs_while_the_planner_is_away_is_found() -> None
     await world.train(5)
     assert (await world.job()).state is JobState.RUNNING
     await world.stop()
+
+
+async def test_a_recovery_that_leaves_the_pipelines_as_they_are_says_from_which_step() -> None:
+    """Each node is a pipeline: those that are left are the next plan."""
+    world = await running_world(3)
+    await world.train(3)
+    await world.kill_node("n1")
+    await world.train()
+    told = [event for event in world.events if event.type == "recovery_finished"]
+    assert told[-1].message.startswith("training goes on from step 4 ")
+    assert told[-1].details["step"] == 4
+    await world.stop()

@@ -81,7 +81,7 @@ def stay(turn: Turn, reason: str) -> None:
     placement = _running(turn)
     if placement.plan_before is not None:
         placement = replace(placement, plan_before=None)
-    turn.note(target=replace(placement, reason=reason))
+    turn.note(target=replace(placement, reason=reason), target_steps=turn.run.committed_steps)
     transition = turn.transition
     query = transition.query
     asked_for = [n.node_id for n in query.nodes] if query else nodes_to_plan_on(turn.run)
