@@ -1,7 +1,7 @@
 """Disturbs jobs on real processes by seeded schedules, and proves that nobody can tell.
 
     python -m benchmarks.chaos --write          500 events or more
-    python -m benchmarks.chaos --short          a dozen, to try
+    python -m benchmarks.chaos --short          one schedule, to try
     python -m benchmarks.chaos --replay 17      one schedule, verbosely, its files kept
 
 A schedule is the same for the same seed, number of events and steps: a failed one names the command
@@ -27,9 +27,9 @@ from benchmarks.common.results import surroundings, table, write_json
 from support.jobs import write_text
 
 RESULTS = Path(__file__).parent / "results"
-EVENTS_PER_SCHEDULE = 12
-STEPS = 500
-SHORT_STEPS = 150
+EVENTS_PER_SCHEDULE = 24
+STEPS = 900
+SHORT_STEPS = 300
 
 
 def main() -> None:
