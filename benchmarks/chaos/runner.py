@@ -20,6 +20,8 @@ NUM_NODES = 6
 NODE_DEADLINE_SECONDS = 4.0
 BRIEF_STOP_SECONDS = 0.6
 STOP_SECONDS = NODE_DEADLINE_SECONDS + 2.0
+SECONDS_TO_NOTICE = 1.0
+"""After which a loss is known to the coordinator; a stop, as much behind its deadline."""
 POLL_SECONDS = 0.05
 END_TIMEOUT_SECONDS = 300.0
 
@@ -135,6 +137,7 @@ class Disturbance:
         self._start_node = start_node
         self._later: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self._losses_left = 0
+        self._noticed_by = 0.0
 
     def do(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
         """Do one event after the other until the job ends; return those that were done."""
@@ -172,8 +175,11 @@ class Disturbance:
         return node_id in known and self._cluster.is_ready(node_id)
 
     def _may_lose_another(self) -> bool:
-        """A loss counts until the job runs again; what it survives then, its plan says."""
-        if self._run.job.state == "RUNNING":
+        """A loss counts until the job runs again; what it survives then, its plan says.
+
+        A job that runs may not have noticed the loss yet.
+        """
+        if time.monotonic() > self._noticed_by and self._run.job.state == "RUNNING":
             self._losses_left = self._run.plan.fault_tolerance
         return self._losses_left > 0
 
@@ -181,6 +187,8 @@ class Disturbance:
         cluster, node_id = self._cluster, event.node_id
         if event.kind in LOSSES:
             self._losses_left -= 1
+            unnoticed_seconds = NODE_DEADLINE_SECONDS if event.kind == "stop" else 0.0
+            self._noticed_by = time.monotonic() + unnoticed_seconds + SECONDS_TO_NOTICE
         match event.kind:
             case "kill":
                 cluster.kill_node(node_id)
