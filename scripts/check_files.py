@@ -1,5 +1,7 @@
 """Check committed files: text ends with one line feed, nothing is larger than half a megabyte.
 
+Nor is there anything that a merge or an editor left behind.
+
 python scripts/check_files.py [FILE...]      every tracked file when none is named
 """
 
@@ -8,10 +10,13 @@ import sys
 from pathlib import Path
 
 LARGEST_BYTES = 512 * 1024
+LEFT_BEHIND = frozenset({".bak", ".orig", ".rej", ".swp"})
 
 
 def problem(path: Path) -> str | None:
     """Say what is wrong with a file, or None."""
+    if path.suffix in LEFT_BEHIND:
+        return "left behind by a merge or an editor"
     if path.stat().st_size > LARGEST_BYTES:
         return f"larger than {LARGEST_BYTES // 1024} kB"
     content = path.read_bytes()

@@ -1,5 +1,6 @@
 """What engines of the model have in common with what looks at them."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from planaria_coordinator.domain.directive import Activate
@@ -17,7 +18,7 @@ from unit.coordinator.protocol_state import (
 )
 
 
-class Base:
+class Base(ABC):
     """Engines and their places, by number."""
 
     def __init__(self, cluster: Cluster, rules: Rules, num_steps: int, *, reorders: bool) -> None:
@@ -32,9 +33,9 @@ class Base:
         self.places: list[Place] = []
         self._place_numbers: dict[tuple[int, Activate], int] = {}
 
+    @abstractmethod
     def _coordinator_hears(self, state: State, index: int) -> State:
         """Let the coordinator hear the first answer of an engine."""
-        raise NotImplementedError
 
     def _number_of_place(self, generation: int, activate: Activate) -> int:
         activate = replace(activate, layers=())  # what each lacks is its own affair

@@ -246,13 +246,13 @@ def test_every_command_has_its_message() -> None:
 def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a thousand engines each has a place for each of the others in its Activate."""
     converted: list[words.Activate] = []
-    whole = to_agent._activate_message
+    whole = to_agent._plan_message
 
     def counted(activate: words.Activate) -> directive_pb2.Activate:
         converted.append(activate)
         return whole(activate)
 
-    monkeypatch.setattr(to_agent, "_activate_message", counted)
+    monkeypatch.setattr(to_agent, "_plan_message", counted)
 
     def plan(address: str) -> words.Activate:
         stage = words.StageAssignment(

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import itertools
 import shutil
 import signal
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -70,9 +70,7 @@ class Engines:
         """
         folder = self.folder(engine_id)
         if folder.exists():
-            numbers = itertools.count(1)
-            names = (folder.with_name(f"{folder.name}.abandoned-{n}") for n in numbers)
-            folder.rename(next(name for name in names if not name.exists()))
+            folder.rename(folder.with_name(f"{folder.name}.abandoned-{uuid.uuid4().hex}"))
         folder.mkdir(mode=0o700)
         return folder
 

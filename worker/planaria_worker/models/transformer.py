@@ -5,6 +5,7 @@ keep their names, and chained they give bitwise the logits of the whole (tests h
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +100,7 @@ def _llama_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class _Transformer:
+class _Transformer(ABC):
     """What the families share."""
 
     config: ModelConfig
@@ -155,14 +156,14 @@ class _Transformer:
     def _initial_deviation(self, name: str) -> float:  # noqa: ARG002 - of gpt2 it depends on it
         return self.config.initializer_range
 
-    def _embedding(self) -> Layer:
-        raise NotImplementedError
+    @abstractmethod
+    def _embedding(self) -> Layer: ...
 
-    def _block(self, index: int) -> Layer:
-        raise NotImplementedError
+    @abstractmethod
+    def _block(self, index: int) -> Layer: ...
 
-    def _head(self) -> Layer:
-        raise NotImplementedError
+    @abstractmethod
+    def _head(self) -> Layer: ...
 
     def _output_projection(self) -> nn.Linear:
         return nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)

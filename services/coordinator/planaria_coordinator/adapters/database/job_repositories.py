@@ -40,6 +40,8 @@ from planaria_coordinator.domain.run import JobRun
 
 _TERMINAL: Final = [state for state in JobState if state.is_terminal]
 _SETTLED: Final = ("RESOLVED", "SUPERSEDED")
+_MAX_PARAMETERS: Final = 10_000
+"""Of one statement: SQLite and PostgreSQL take about 32,000."""
 _KEEPERS: Final = DIRECTIVES.alias("keepers")
 """Directives seen as those that have the command of others."""
 _KEPT: Final = DIRECTIVES.alias("kept")
@@ -143,12 +145,15 @@ class SqlDirectives:
         )
 
     async def drop(self, directive_ids: Iterable[str]) -> None:
-        write(
-            self._transaction,
-            update(DIRECTIVES)
-            .where(DIRECTIVES.c.id.in_(list(directive_ids)), DIRECTIVES.c.state == "PENDING")
-            .values(state="SUPERSEDED"),
-        )
+        ids = list(directive_ids)
+        for start in range(0, len(ids), _MAX_PARAMETERS):
+            some = DIRECTIVES.c.id.in_(ids[start : start + _MAX_PARAMETERS])
+            write(
+                self._transaction,
+                update(DIRECTIVES)
+                .where(some, DIRECTIVES.c.state == "PENDING")
+                .values(state="SUPERSEDED"),
+            )
 
     async def pending(self) -> Sequence[Directive]:
         command = func.coalesce(DIRECTIVES.c.command, _KEEPERS.c.command).label("command")

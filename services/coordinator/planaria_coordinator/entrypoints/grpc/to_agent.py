@@ -36,9 +36,9 @@ class PlanMessages:
 
     def __call__(self, activate: words.Activate) -> directive_pb2.Activate:
         """Convert all but the layers, which are an engine's own."""
-        newest = self._newest
-        if newest is None or not _is_same_plan(newest, activate):
-            self._newest, self._message = activate, _activate_message(activate)
+        plan = replace(activate, layers=())
+        if plan != self._newest:  # quick: the commands of one plan share all that is large in it
+            self._newest, self._message = plan, _plan_message(plan)
         return self._message
 
 
@@ -119,17 +119,7 @@ def _source_message(source: words.LayerSource) -> directive_pb2.LayerSource:
     return directive_pb2.LayerSource(layer=source.layer, addresses=source.addresses)
 
 
-def _is_same_plan(one: words.Activate, other: words.Activate) -> bool:
-    """Compare by identity what is large: the commands of one plan share it."""
-    return (
-        one.pipelines is other.pipelines
-        and one.followers is other.followers
-        and replace(one, pipelines=(), followers=(), layers=())
-        == replace(other, pipelines=(), followers=(), layers=())
-    )
-
-
-def _activate_message(activate: words.Activate) -> directive_pb2.Activate:
+def _plan_message(activate: words.Activate) -> directive_pb2.Activate:
     return directive_pb2.Activate(
         pipelines=[
             directive_pb2.PipelineAssignment(
