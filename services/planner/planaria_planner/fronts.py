@@ -209,6 +209,27 @@ def _gather_best(
 
 
 @compiled
+def _without_layers(
+    tables: CostTables, num_counts: int
+) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    """Return the tables before the last layer: one label, of no layer on no node."""
+    num_layers, num_kinds = len(tables.state) - 1, len(tables.memory)
+    most_accelerators = 0
+    for accelerators in tables.accelerators:
+        most_accelerators = max(most_accelerators, accelerators)
+    labels = np.zeros((4096, COLUMNS), dtype=np.int64)
+    labels[0, FIT] = UNBOUNDED
+    # Labels by front layer, nodes, kind of the front node and its accelerators used: [first, last).
+    shape = (num_layers + 1, num_counts, num_kinds, most_accelerators + 1, 2)
+    opened = np.zeros(shape, dtype=np.int64)
+    # The best of them over kind and accelerators: a range of rows of `closed_ids`.
+    closed = np.zeros((num_layers + 1, num_counts, 2), dtype=np.int64)
+    closed[num_layers, 0, 1] = 1
+    closed_ids = np.zeros((4096, 1), dtype=np.int64)
+    return labels, opened, closed, closed_ids
+
+
+@compiled
 def pareto_fronts(
     tables: CostTables,
     without: Int64Array,
@@ -231,18 +252,8 @@ def pareto_fronts(
     """
     num_layers, num_counts, num_kinds = len(tables.state) - 1, len(without), len(tables.memory)
     count_stages = _memory_can_bind(tables)
-    most_accelerators = 0
-    for accelerators in tables.accelerators:
-        most_accelerators = max(most_accelerators, accelerators)
-    labels, num_labels = np.zeros((4096, COLUMNS), dtype=np.int64), 1
-    labels[0, FIT] = UNBOUNDED
-    # Labels by front layer, nodes, kind of the front node and its accelerators used: [first, last).
-    shape = (num_layers + 1, num_counts, num_kinds, most_accelerators + 1, 2)
-    opened = np.zeros(shape, dtype=np.int64)
-    # The best of them over kind and accelerators: a range of rows of `closed_ids`.
-    closed = np.zeros((num_layers + 1, num_counts, 2), dtype=np.int64)
-    closed_ids, num_closed = np.zeros((4096, 1), dtype=np.int64), 1
-    closed[num_layers, 0, 1] = 1
+    labels, opened, closed, closed_ids = _without_layers(tables, num_counts)
+    num_labels, num_closed = 1, 1
     front = np.empty((256, COLUMNS), dtype=np.int64)
     best = np.empty((256, COLUMNS), dtype=np.int64)
 

@@ -100,7 +100,8 @@ async def test_directives_wait_until_they_are_resolved_or_dropped(with_job: SqlD
     async with with_job.unit_of_work() as work:
         assert await work.directives.pending() == sent
         await work.directives.resolve("directive-1", Stopped())
-        await work.directives.drop(["directive-2", "directive-1", "unknown"])
+        many = [f"unknown-{number}" for number in range(40_000)]  # more than a statement takes
+        await work.directives.drop(["directive-2", "directive-1", *many])
         await work.directives.resolve("unknown", Stopped())
         await work.commit()
     async with with_job.unit_of_work() as work:
