@@ -41,9 +41,14 @@ class Losses:
 
 
 class Peer:
-    """A listening socket in a peer's place, played by the test."""
+    """A listening socket in a peer's place, played by the test.
 
-    def __init__(self) -> None:
+    Attributes:
+        kind: which of the two connections of a watch the test plays with.
+    """
+
+    def __init__(self, kind: wire.Kind) -> None:
+        self.kind = kind
         self.listener = socket.create_server((HOST, 0))
         self.address = f"{HOST}:{self.listener.getsockname()[1]}"
         self._accepted: list[socket.socket] = []
@@ -54,14 +59,18 @@ class Peer:
             connection.close()
 
     def accept(self, answer: bytes = b"") -> socket.socket:
+        """Returns one of the two connections of a watch; the other stays open."""
         self.listener.settimeout(BOUND_SECONDS)
-        connection, _ = self.listener.accept()
-        self._accepted.append(connection)
-        assert wire.receive_exactly(connection, wire.GREETING.size) == wire.greeting(
-            wire.Kind.WATCH, SECRET
-        )
-        connection.sendall(answer)
-        return connection
+        connections = {}
+        for _ in range(2):
+            connection, _ = self.listener.accept()
+            self._accepted.append(connection)
+            greeting = wire.receive_exactly(connection, wire.GREETING.size)
+            connections[greeting] = connection
+            connection.sendall(answer)
+        kinds = wire.Kind.WATCH, wire.Kind.WATCH_PRESENCE
+        assert set(connections) == {wire.greeting(kind, SECRET) for kind in kinds}
+        return connections[wire.greeting(self.kind, SECRET)]
 
 
 def greeted(engine_id: str) -> bytes:
@@ -81,9 +90,9 @@ def watch(losses: Losses) -> Iterator[PeerWatch]:
         yield running
 
 
-@pytest.fixture
-def peers() -> Iterator[list[Peer]]:
-    made = [Peer() for _ in range(3)]
+@pytest.fixture(params=[wire.Kind.WATCH, wire.Kind.WATCH_PRESENCE])
+def peers(request: pytest.FixtureRequest) -> Iterator[list[Peer]]:
+    made = [Peer(request.param) for _ in range(3)]
     yield made
     for peer in made:
         peer.close()
@@ -160,7 +169,7 @@ def test_goodbye_is_no_loss(watch: PeerWatch, losses: Losses, peers: list[Peer])
 
 def wait_until_watched(watched: CopyServer) -> None:
     deadline = time.monotonic() + BOUND_SECONDS
-    while not watched._watchers:
+    while not watched._presence.num_taken:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

@@ -144,8 +144,8 @@ class Engine:
         )
 
     def _peer_lost(self, engine_id: str, detect_time: datetime) -> None:
+        self._reports.peer_lost(engine_id, detect_time)  # everybody waits for this, one for that
         self._trainer.peer_lost(engine_id)
-        self._reports.peer_lost(engine_id, detect_time)
 
     def _stop_in_order(self, _reason: str) -> None:
         self._copy_server.close()

@@ -1,6 +1,8 @@
 """Notices that the process of a peer ended: its end of an idle connection is closed by the kernel.
 
-One connection to the copy server of each peer, one thread for all of them. That a machine is gone
+Two connections to the copy server of each peer, one thread for all of them. One is held by the
+peer's `Presence`, the other by its other threads: whichever of the two has the last thread of a
+process that is killed frees its memory first, and the other ends at once. That a machine is gone
 without a word shows nowhere here; that is what heartbeats are for.
 """
 
@@ -19,6 +21,7 @@ from planaria_worker.engine.communication.addresses import parse_address
 from planaria_worker.engine.copying import wire
 
 _RETRY_SECONDS = 0.5
+_KINDS = wire.Kind.WATCH_PRESENCE, wire.Kind.WATCH
 
 _log = get_logger("peer_watch")
 
@@ -28,8 +31,9 @@ OnLost = Callable[[str, datetime], None]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Peer:
-    """A peer and the connection to it."""
+    """A peer and one of the connections to it."""
 
+    kind: wire.Kind
     engine_id: str
     address: str
     connection: socket.socket | None = None
@@ -52,13 +56,13 @@ class PeerWatch:
             on_lost: called once for each peer whose process ended without saying goodbye.
             clock: the time of a loss.
         """
-        self._greeting = wire.greeting(wire.Kind.WATCH, job_secret)
+        self._greetings = {kind: wire.greeting(kind, job_secret) for kind in _KINDS}
         self._on_lost = on_lost
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._wanted: dict[str, str] | None = None
         self._is_closed = False
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[tuple[str, wire.Kind], _Peer] = {}
         self._selector = selectors.DefaultSelector()
         self._waker, self._wakened = socket.socketpair()
         self._wakened.setblocking(False)
@@ -119,12 +123,14 @@ class PeerWatch:
             wanted, self._wanted = self._wanted, None
         if wanted is None:
             return
-        for peer in list(self._peers.values()):
+        for key, peer in list(self._peers.items()):
             if peer.is_over or wanted.get(peer.engine_id) != peer.address:
                 self._disconnect(peer)
-                del self._peers[peer.engine_id]
+                del self._peers[key]
         for engine_id, address in wanted.items():
-            self._peers.setdefault(engine_id, _Peer(engine_id=engine_id, address=address))
+            for kind in _KINDS:
+                peer = _Peer(kind=kind, engine_id=engine_id, address=address)
+                self._peers.setdefault((engine_id, kind), peer)
 
     def _guarded(self, peer: _Peer, step: Callable[[_Peer], None]) -> None:
         try:
@@ -171,7 +177,7 @@ class PeerWatch:
         if code:
             self._not_connected(peer, code)
             return
-        connection.send(self._greeting)  # into an empty buffer: it fits
+        connection.send(self._greetings[peer.kind])  # into an empty buffer: it fits
         peer.is_greeted = True
         self._selector.modify(connection, selectors.EVENT_READ, peer)
 
@@ -197,8 +203,10 @@ class PeerWatch:
             _log.debug("peer_unreachable", peer=peer.engine_id, error=errno.errorcode.get(code))
 
     def _lost(self, peer: _Peer) -> None:
-        self._disconnect(peer)
-        peer.is_over = True
+        for kind in _KINDS:
+            each = self._peers[peer.engine_id, kind]
+            self._disconnect(each)
+            each.is_over = True
         _log.warning("peer_lost", peer=peer.engine_id)
         self._on_lost(peer.engine_id, self._clock.now())
 

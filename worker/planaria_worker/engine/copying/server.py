@@ -14,6 +14,7 @@ from planaria_worker.engine.copying.source import LayerSource
 from planaria_worker.engine.copying.stream import CommitStream
 from planaria_worker.engine.copying.transfer import send_tensors
 from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.presence import Presence
 
 _GREETING_TIMEOUT_SECONDS = 5.0
 _STALL_TIMEOUT_SECONDS = 30.0
@@ -63,6 +64,8 @@ class CopyServer:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._watchers: set[socket.socket] = set()
+        """Greeted, and not yet handed over."""
+        self._presence = Presence(farewell=wire.BYE)
         self._is_closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
@@ -80,6 +83,7 @@ class CopyServer:
         for watcher in watchers:
             with contextlib.suppress(OSError):
                 watcher.send(wire.BYE)
+        self._presence.close()
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -128,6 +132,9 @@ class CopyServer:
         kind = self._greet(connection)
         if kind is wire.Kind.WATCH:
             self._be_watched(connection)
+        elif kind is wire.Kind.WATCH_PRESENCE:
+            if not self._presence.hold(connection):
+                self._be_watched(connection)
         elif kind is wire.Kind.COPY:
             connection.settimeout(self._stall_timeout_seconds)
             while True:
@@ -151,7 +158,7 @@ class CopyServer:
         name = self._engine_id.encode()
         with self._lock:  # a goodbye comes behind the name
             connection.sendall(wire.LENGTH.pack(len(name)) + name)
-            if kind == wire.Kind.WATCH:
+            if kind in (wire.Kind.WATCH, wire.Kind.WATCH_PRESENCE):
                 self._watchers.add(connection)
         return wire.Kind(kind)
 

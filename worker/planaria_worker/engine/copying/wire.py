@@ -50,6 +50,8 @@ class Kind(IntEnum):
     COPY = 1
     WATCH = 2
     FOLLOW = 3
+    WATCH_PRESENCE = 4
+    """As WATCH, but the connection is handed to `Presence`."""
 
 
 class AnswerState(StrEnum):

@@ -4,28 +4,19 @@ Without `fastmath` numba neither reorders nor contracts: every operation rounds 
 counterpart does, so torch operations (on CUDA, and in the tests' oracle) give the same bits.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from planaria_worker.engine.compiled import compiled
 
 NUM_LANES = 16
 """Partial sums of a squared norm; part of its definition."""
 
-F = TypeVar("F", bound=Callable[..., Any])
 Float32Array = NDArray[np.float32]
 SumArray = NDArray[np.int64] | Float32Array
 
 
-def _compiled(function: F) -> F:
-    """Machine code, kept on disk; it lets other threads (heartbeats) run meanwhile."""
-    compiled: F = njit(cache=True, nogil=True, error_model="numpy")(function)
-    return compiled
-
-
-@_compiled
+@compiled()
 def add_fixed_point(
     total: NDArray[np.int64], gradient: Float32Array, scale: float, limit: float
 ) -> bool:
@@ -38,7 +29,7 @@ def add_fixed_point(
     return num_outside == 0
 
 
-@_compiled
+@compiled()
 def squared_norm(values: SumArray) -> float:
     """Sum of squares in float64: lane j adds elements j, j + 16, ...; then the lanes in order."""
     lanes = np.zeros(NUM_LANES, np.float64)
@@ -56,7 +47,7 @@ def squared_norm(values: SumArray) -> float:
     return total
 
 
-@_compiled
+@compiled()
 def adamw(
     parameters: Float32Array,
     exp_avg: Float32Array,

@@ -1,0 +1,173 @@
+"""Connections whose end shows that this process died, in the instant in which it is killed.
+
+The kernel closes the files of a killed process behind its memory: after 40 ms when that is half a
+gigabyte, after seconds when it is what an engine holds on a large machine; and its peers wait for
+it. But the open files are a table, a thread may have one of its own, and a thread that is not the
+last of its process has no memory to free: its table is closed at once, whatever the process's size.
+So the connections that peers watch are handed to a thread whose files are these and no others.
+
+No Python runs in it while it has them: a socket that is collected as garbage there would be closed
+in the wrong table. Where the kernel has no such tables (before Linux 5.9) or forbids them, the
+thread shares those of the process, and an end shows as late as that of any other connection.
+"""
+
+import contextlib
+import signal
+import socket
+import threading
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from planaria_common.logging import get_logger
+from planaria_worker.engine.compiled import compiled
+
+_HAND_OVER_TIMEOUT_SECONDS = 5.0
+
+# What a hand-over is answered with.
+_REFUSED, _SHARED, _OWN = 0, 1, 2
+
+# <linux/close_range.h>, <poll.h>, <sys/socket.h>; alike on x86-64 and AArch64.
+_CLOSE_RANGE_UNSHARE = 2
+_LAST_DESCRIPTOR = 0xFFFF_FFFF
+_POLLIN = 1
+_MSG_CTRUNC = 0x8
+_MSG_DONTWAIT = 0x40
+_MSG_NOSIGNAL = 0x4000
+_LENGTH_OF_ONE_RIGHT = 20
+
+_FIRST_ROOM = 16
+_REST_MICROSECONDS = 1000
+
+_log = get_logger("presence")
+
+_close_range = types.ExternalFunction(
+    "close_range", types.int32(types.uint32, types.uint32, types.int32)
+)
+_poll = types.ExternalFunction("poll", types.int32(types.voidptr, types.uint64, types.int32))
+_recvmsg = types.ExternalFunction("recvmsg", types.int64(types.int32, types.voidptr, types.int32))
+_send = types.ExternalFunction(
+    "send", types.int64(types.int32, types.voidptr, types.uint64, types.int32)
+)
+_close = types.ExternalFunction("close", types.int32(types.int32))
+_usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+
+class Presence:
+    """Holds connections until their other ends are closed, it is closed, or the process is dead.
+
+    Attributes:
+        num_taken: how many connections it has been handed.
+    """
+
+    def __init__(self, farewell: bytes) -> None:
+        """Starts the thread.
+
+        Args:
+            farewell: sent on every connection when this is closed in order.
+        """
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.num_taken = 0
+        self._sender, self._receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sender.settimeout(_HAND_OVER_TIMEOUT_SECONDS)
+        self._thread = threading.Thread(
+            target=_keep, args=(self._receiver.fileno(), farewell), name="presence", daemon=True
+        )
+        self._thread.start()
+
+    def hold(self, connection: socket.socket) -> bool:
+        """Takes a duplicate of a connection; the caller closes its own then.
+
+        Returns:
+            Whether it was taken: not when this is closed, or no more files may be open.
+        """
+        with self._lock:
+            if self._is_closed:
+                return False
+            try:
+                socket.send_fds(self._sender, [b"\0"], [connection.fileno()])
+                (answer,) = self._sender.recv(1)
+            except (OSError, ValueError) as error:
+                _log.warning("not_handed_over", error=str(error))
+                return False
+            self.num_taken += answer != _REFUSED
+        if answer == _SHARED:
+            _log.warning("deaths_show_late", cause="the kernel gives a thread no files of its own")
+        return answer != _REFUSED
+
+    def close(self) -> None:
+        """Says farewell on every connection and closes it; nothing is taken any more."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._sender.close()
+        self._thread.join(_HAND_OVER_TIMEOUT_SECONDS)
+        with contextlib.suppress(OSError):
+            self._receiver.close()
+
+
+def _keep(receiver: int, farewell: bytes) -> None:
+    """Is the thread: nothing of Python may happen in it but this."""
+    # A signal's handler would look for its descriptors here.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    _hold(receiver, np.frombuffer(farewell, np.uint8).copy())
+
+
+@compiled("int32(int32)")
+def _receive_descriptor(receiver: int) -> int:
+    """Waits for a descriptor; -1 when it could not be taken, -2 when the sender is closed."""
+    # In one piece, so that all of it lives as long as any: a byte to receive, struct iovec at 1,
+    # struct cmsghdr with one descriptor at 3, struct msghdr at 6.
+    block = np.zeros(13, np.int64)
+    start = block.ctypes.data
+    block[1], block[2] = start, 1
+    block[8], block[9] = start + 8 * 1, 1
+    block[10], block[11] = start + 8 * 3, 24
+    if _recvmsg(receiver, block[6:].ctypes, 0) <= 0:
+        return -2
+    if block[3] != _LENGTH_OF_ONE_RIGHT or block[12] & _MSG_CTRUNC:
+        return -1
+    descriptor: int = block[5]
+    return descriptor
+
+
+@compiled("void(int32, uint8[::1])")
+def _hold(receiver: int, farewell: NDArray[np.uint8]) -> None:
+    """Holds what is handed over, until the handing end is closed."""
+    answers = np.array([_REFUSED, _SHARED], np.uint8)
+    if _close_range(receiver + 1, _LAST_DESCRIPTOR, _CLOSE_RANGE_UNSHARE) == 0:
+        _close_range(0, receiver - 1, 0)
+        answers[1] = _OWN
+    # struct pollfd: the descriptor; what is waited for, and in the upper half what happened.
+    polled = np.zeros((_FIRST_ROOM, 2), np.int32)
+    polled[0, 0], polled[0, 1] = receiver, _POLLIN
+    count = 1
+    while True:
+        if _poll(polled.ctypes, count, -1) < 0:
+            _usleep(_REST_MICROSECONDS)
+            continue
+        for i in range(count - 1, 0, -1):
+            if polled[i, 1] >> 16:  # a watcher has nothing to say: it has left
+                _close(polled[i, 0])
+                count -= 1
+                polled[i, 0], polled[i, 1] = polled[count, 0], polled[count, 1]
+        if polled[0, 1] >> 16 == 0:
+            continue
+        descriptor = _receive_descriptor(receiver)
+        if descriptor == -2:
+            break
+        if descriptor >= 0:
+            if count == len(polled):
+                larger = np.zeros((2 * count, 2), np.int32)
+                for i in range(count):
+                    larger[i, 0], larger[i, 1] = polled[i, 0], polled[i, 1]
+                polled = larger
+            polled[count, 0], polled[count, 1] = descriptor, _POLLIN
+            count += 1
+        _send(receiver, answers[int(descriptor >= 0) :].ctypes, 1, _MSG_NOSIGNAL)
+    for i in range(1, count):
+        _send(polled[i, 0], farewell.ctypes, farewell.size, _MSG_NOSIGNAL | _MSG_DONTWAIT)
+        _close(polled[i, 0])
