@@ -10,6 +10,7 @@ Nothing here sleeps: every wait is for something that an engine says, or for its
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class EngineCluster(Engines):
 
     Attributes:
         members: engines of the newest plan, dead or alive.
+        kept_groups: those that go on in the plan that comes next.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class EngineCluster(Engines):
         super().__init__(folder, job, zygote, mutant=mutant, transport=transport)
         self.committed_steps = 0
         self.members: list[str] = []
+        self.kept_groups: list[str] = []
 
     # --- a plan
 
@@ -92,6 +95,7 @@ class EngineCluster(Engines):
             committed_steps=self.committed_steps,
             store_address=self.engines[names[0]].snapshot.store_address,
             rebuild_timeout=Duration(seconds=rebuild_seconds),
+            kept_groups=self.kept_groups,
         )
 
     def train(self, plan: Sequence[Pipeline]) -> None:
@@ -121,23 +125,28 @@ class EngineCluster(Engines):
         mode: "Quiesce.Mode.ValueType" = Quiesce.MODE_IMMEDIATE,
     ) -> dict[str, FenceReport]:
         """Opens a new generation and collects what every survivor of the plan reports."""
-        self.generation += 1
         chosen = _alive(self, self.members) if names is None else list(names)
-        results = self.ask_all({name: {"quiesce": Quiesce(mode=mode)} for name in chosen})
-        for name, result in results.items():
-            assert result.HasField("fence_report"), (name, result)
-        return {name: result.fence_report for name, result in results.items()}
+        return self._collect(chosen, Quiesce(mode=mode))
 
     def fence(self, lost: Iterable[str] = ()) -> dict[str, FenceReport]:
         """Opens a new generation in which whole pipelines go on computing."""
-        self.generation += 1
         lost_ids = [self.engines[name].engine_id for name in lost]
         command = Quiesce(mode=Quiesce.MODE_FENCE, lost_engine_ids=lost_ids)
         chosen = [name for name in _alive(self, self.members) if name not in lost]
-        results = self.ask_all({name: {"quiesce": command} for name in chosen})
+        return self._collect(chosen, command)
+
+    def _collect(self, names: Iterable[str], command: Quiesce) -> dict[str, FenceReport]:
+        """Fences engines in a new generation; the groups that all name as idle are kept then."""
+        self.generation += 1
+        results = self.ask_all({name: {"quiesce": command} for name in names})
         for name, result in results.items():
             assert result.HasField("fence_report"), (name, result)
-        return {name: result.fence_report for name, result in results.items()}
+        reports = {name: result.fence_report for name, result in results.items()}
+        named = Counter(
+            (group.id, group.size) for report in reports.values() for group in report.idle_groups
+        )
+        self.kept_groups = [each for (each, size), times in named.items() if times == size]
+        return reports
 
     def fence_until_computed(self, *names: str) -> dict[str, FenceReport]:
         """Fences again and again, until engines have computed all that they keep."""

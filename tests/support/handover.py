@@ -60,6 +60,7 @@ class Handover:
             self._needed |= cluster.needs(pipeline)
         self._activate = cluster.activation(after, rebuild_seconds)
         self._activate.at_commit = True
+        self._activate.ClearField("kept_groups")
         self._activate.committed_steps = 0
         self._activate.rebuild_timeout.CopyFrom(Duration(seconds=rebuild_seconds))
         self.leaving = [name for name in self._held if name not in self._needed]

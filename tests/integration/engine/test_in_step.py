@@ -111,6 +111,32 @@ def test_a_whole_pipeline_finishes_the_step_of_a_broken_one(
     finish(cluster, expected, followers={"a": LAYERS_OF_A})
 
 
+def test_a_group_that_lost_nobody_goes_on(
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
+) -> None:
+    """One of its members is armed to die if it makes any group anew.
+
+    Guard: who is in a broken pipeline sets its idle groups aside, too.
+    """
+    go = tmp_path / "go"
+    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
+    once_made = {"at": "rebuild", "action": "kill", "skip": 1}
+    cluster.prepare("a", "b", "c", "d", failpoints={"b": [fatal], "c": [held(go, 4), once_made]})
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    reports = cluster.fence(["b"])
+    go.touch()
+    assert {name: [g.size for g in report.idle_groups] for name, report in reports.items()} == {
+        "a": [2],
+        "c": [2],
+        "d": [],
+    }
+    assert len(cluster.kept_groups) == 1
+    cluster.committed_steps = FAILED_STEP
+    activate(cluster, followers={"a": LAYERS_OF_A})
+    finish(cluster, expected, followers={"a": LAYERS_OF_A})
+
+
 def test_it_computes_on_between_the_fence_and_the_plan(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:

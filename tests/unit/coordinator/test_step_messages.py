@@ -19,7 +19,7 @@ from planaria_coordinator.domain.directive import (
     StageAssignment,
     Switch,
 )
-from planaria_coordinator.domain.outcome import FenceReport, Staged
+from planaria_coordinator.domain.outcome import FenceReport, IdleGroup, Staged
 from planaria_coordinator.entrypoints.grpc.from_agent import result_of
 from planaria_coordinator.entrypoints.grpc.to_agent import PlanMessages, directive_message
 
@@ -52,8 +52,10 @@ def test_an_activate_says_who_keeps_what_and_who_follows() -> None:
             store_address="s",
             rebuild_timeout_seconds=2.5,
             followers=(follower,),
+            kept_groups=("job/6/owners-0",),
         )
     ).activate
+    assert list(activate.kept_groups) == ["job/6/owners-0"]
     assert activate.pipelines[0].keeps_step
     assert list(activate.pipelines[0].step_microbatches) == [0, 1, 2]
     assert [(f.engine_id, f.data_address, list(f.layers)) for f in activate.followers] == [
@@ -118,12 +120,17 @@ def test_an_engine_that_goes_on_has_no_time_at_which_it_stood_still() -> None:
     fence_time = Timestamp()
     fence_time.FromDatetime(NOON)
     report = report_pb2.FenceReport(
-        committed_steps=5, fence_time=fence_time, applied_generation=6, kept_microbatches=[0, 2]
+        committed_steps=5,
+        fence_time=fence_time,
+        applied_generation=6,
+        kept_microbatches=[0, 2],
+        idle_groups=[report_pb2.IdleGroup(id="job/6/owners-0", size=3)],
     )
     outcome = result_of(report_pb2.DirectiveResult(fence_report=report)).outcome
     assert isinstance(outcome, FenceReport)
     assert outcome.park_time is None
     assert (outcome.applied_generation, outcome.kept_microbatches) == (6, (0, 2))
+    assert outcome.idle_groups == (IdleGroup(id="job/6/owners-0", size=3),)
     report.park_time.CopyFrom(fence_time)
     parked = result_of(report_pb2.DirectiveResult(fence_report=report)).outcome
     assert isinstance(parked, FenceReport)

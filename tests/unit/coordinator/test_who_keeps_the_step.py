@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from planaria.job import JobSpec
 from planaria_coordinator.application.submission import requirements_of
+from planaria_coordinator.domain.activating import idle_groups
 from planaria_coordinator.domain.engine import Engine
 from planaria_coordinator.domain.finish_step import (
     Share,
@@ -17,7 +18,7 @@ from planaria_coordinator.domain.finish_step import (
     seconds_per_microbatch,
     spread,
 )
-from planaria_coordinator.domain.outcome import FenceReport, HeldLayer
+from planaria_coordinator.domain.outcome import FenceReport, HeldLayer, IdleGroup
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.replicas import assign_places
 from planaria_coordinator.domain.requirements import Requirements
@@ -25,6 +26,26 @@ from unit.coordinator.fake_planner import make_plan
 from unit.coordinator.job_documents import job_document
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def test_a_group_is_kept_where_all_its_members_name_it() -> None:
+    """Guard: the count of those who do. What one of them has begun there, others would wait for."""
+    three, two = IdleGroup(id="owners-0", size=3), IdleGroup(id="last-ranks", size=2)
+    reports = [
+        FenceReport(
+            committed_steps=3,
+            last_commit=None,
+            layers=(),
+            finished_microbatches=(),
+            step_compute_seconds=0.0,
+            fence_time=NOON,
+            park_time=None,
+            idle_groups=idle,
+        )
+        for idle in [(three, two), (two, three), (), (three,)]
+    ]
+    assert idle_groups(reports) == ("last-ranks", "owners-0")
+    assert idle_groups(reports[:3]) == ("last-ranks",)
 
 
 @given(

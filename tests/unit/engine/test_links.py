@@ -1,23 +1,43 @@
 """Groups are shut when everybody has done with them, and not before."""
 
+from collections.abc import Mapping
 from typing import cast
 
 import pytest
 
-from planaria_worker.engine.communication import Communicators, Group
+from planaria_common.errors import PlanariaError
+from planaria_worker.engine.communication import Communicators, Group, GroupBroken
 from planaria_worker.engine.links import Links
+from planaria_worker.engine.plan_view import GroupSpec
 
 
 class FakeGroup:
-    """A group that only knows whether it is shut."""
+    """A group that only knows whether it is shut, set aside, or in use."""
 
     def __init__(self, name: str, *members: str) -> None:
+        self.group_id = f"1/{name}"
         self.name = name
         self.members = members
         self.is_shut = False
+        self.is_aside = False
+        self.is_busy = False
 
     def shut(self, _reason: str) -> None:
         self.is_shut = True
+
+    def give_up(self, _reason: str) -> None:
+        self.is_shut |= not self.is_aside
+
+    def set_aside(self) -> None:
+        self.is_aside |= not self.is_busy
+
+    def take_up(self, name: str) -> "FakeGroup":
+        if self.is_shut:
+            raise GroupBroken(f"group {self.name}: ended")
+        self.is_shut = True
+        taken = FakeGroup(name, *self.members)
+        taken.group_id = self.group_id
+        return taken
 
 
 class FakeCommunicators:
@@ -29,7 +49,7 @@ class FakeCommunicators:
     def shut(self, reason: str, *, keeping: set[str]) -> None:
         for name, group in self.groups.items():
             if name not in keeping:
-                group.shut(reason)
+                group.give_up(reason)
 
 
 class Generation:
@@ -124,3 +144,86 @@ def test_a_lost_peer_is_in_groups_of_three_kinds(links: Links, old: Generation) 
     links.stage(staged.communicators)
     links.peer_lost("b")
     assert (old.shut, new.shut, staged.shut) == ((True, True), (False, False), (True, True))
+
+
+def spec(name: str, *members: str) -> GroupSpec:
+    return GroupSpec(name=name, members=members)
+
+
+def ids(groups: Mapping[str, Group]) -> dict[str, str]:
+    return {name: group.group_id for name, group in groups.items()}
+
+
+class TestSetAside:
+    """A fence ends what is under way across the pipelines; the rest can be taken up again."""
+
+    def test_what_is_idle_and_lost_nobody_outlives_the_fence(
+        self, links: Links, old: Generation
+    ) -> None:
+        links.set_aside(["gone"])
+        links.shut("fenced")
+        assert old.shut == (True, False)
+        assert [group.group_id for group in links.idle_groups] == ["1/last-ranks"]
+
+    def test_what_is_busy_does_not(self, links: Links, old: Generation) -> None:
+        old.across.is_busy = True
+        links.set_aside([])
+        links.shut("fenced")
+        assert old.shut == (True, True)
+        assert links.idle_groups == []
+
+    def test_what_has_lost_a_member_does_not(self, links: Links, old: Generation) -> None:
+        """Even if it was set aside before anybody knew."""
+        links.set_aside([])
+        links.set_aside(["other"])
+        assert old.across.is_shut
+        assert links.idle_groups == []
+
+    def test_who_sees_a_pipeline_break_sets_the_rest_aside(
+        self, links: Links, old: Generation
+    ) -> None:
+        links.peer_lost("b")
+        assert old.shut == (True, True)  # b was in both
+        new = Generation("a", "c")
+        new.across.members = ("a", "other")
+        links.begin(new.communicators)
+        links.join_pipeline(new.along)
+        links.peer_lost("c")
+        links.shut("broken")
+        assert new.shut == (True, False)
+
+    def test_it_is_taken_up_where_the_members_are_the_same(
+        self, links: Links, old: Generation
+    ) -> None:
+        """In whichever order the plan has them."""
+        links.set_aside([])
+        wanted = [spec("owners-3", "other", "b", "a"), spec("owners-0", "a", "b")]
+        taken = links.take_up(wanted, {"1/last-ranks", "1/forward-0"})
+        assert ids(taken) == {"owners-3": "1/last-ranks"}
+        assert not taken["owners-3"].is_shut
+
+    def test_two_with_the_same_members_are_told_apart_by_their_ids(self) -> None:
+        links, fake = Links(), FakeCommunicators(FakeGroup("z", "a", "b"), FakeGroup("y", "b", "a"))
+        links.begin(cast(Communicators, fake))
+        links.set_aside([])
+        wanted = [spec("owners-0", "a", "b"), spec("last-ranks", "a", "b")]
+        taken = links.take_up(wanted, {"1/z", "1/y"})
+        assert ids(taken) == {"owners-0": "1/y", "last-ranks": "1/z"}
+
+    def test_what_is_not_kept_by_all_is_made_anew(self, links: Links) -> None:
+        links.set_aside([])
+        assert links.take_up([spec("last-ranks", "a", "b", "other")], set()) == {}
+
+    def test_what_was_lost_meanwhile_is_an_error(self, links: Links) -> None:
+        """The others go on with it: a group made without them would never stand."""
+        links.set_aside([])
+        links.peer_lost("other")
+        with pytest.raises(PlanariaError, match="was to be kept is lost: group last-ranks: ended"):
+            links.take_up([spec("owners-0", "a", "b", "other")], {"1/last-ranks"})
+
+    def test_what_is_not_taken_up_ends_when_the_next_generation_begins(
+        self, links: Links, old: Generation
+    ) -> None:
+        links.set_aside([])
+        links.begin(Generation("a", "c").communicators)
+        assert old.shut == (False, True)

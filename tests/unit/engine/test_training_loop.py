@@ -52,6 +52,7 @@ def test_a_place_is_gone_when_another_is_taken(monkeypatch: pytest.MonkeyPatch) 
         teller=untold,
         clock=untold,
         halt=lambda _: None,
+        set_aside=lambda: None,
     )
     monkeypatch.setattr(loop, "_go_on", go_on)
     monkeypatch.setattr(loop, "_break_off", lambda *_: None)

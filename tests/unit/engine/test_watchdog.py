@@ -98,7 +98,9 @@ def computing(blocked: Blocked) -> None:
 
 
 def waiting(blocked: Blocked) -> None:
-    group = Group(name="g", members=("a", "b"), rank=0, backend=NoBackend(), timeout_seconds=1)
+    group = Group(
+        group_id="1/g", name="g", members=("a", "b"), rank=0, backend=NoBackend(), timeout_seconds=1
+    )
     Work(group, EndlessPending(blocked), "receiving", 60.0).wait()
 
 

@@ -104,6 +104,7 @@ def group(
     if request.param == "gloo_via_host":
         backend = HostMemoryBackend(backend)
     made = Group(
+        group_id="1/group",
         name="g",
         members=("0", "1"),
         rank=0,
@@ -255,3 +256,64 @@ def test_ranks_are_known_by_engine(group: Group) -> None:
     assert (group.size, group.rank, group.rank_of("1")) == (2, 0, 1)
     with pytest.raises(ValueError, match="not in tuple"):
         group.rank_of("2")
+
+
+class TestSetAside:
+    """A group outlives its generation where nothing was under way in it."""
+
+    def test_nothing_starts_in_it_until_it_is_taken_up(
+        self, group: Group, fake: FakeProcessGroup
+    ) -> None:
+        assert group.set_aside()
+        with pytest.raises(GroupBroken, match="set aside by a fence"):
+            start(group)
+        group.give_up("fenced")
+        assert not group.is_shut
+        taken = group.take_up("again")
+        work = start(taken)
+        fake.works[-1].end()
+        work.wait()
+        assert (taken.name, taken.group_id) == ("again", group.group_id)
+        taken.shut()
+
+    def test_whoever_still_has_it_can_do_nothing_with_it(
+        self, group: Group, fake: FakeProcessGroup
+    ) -> None:
+        """Guard: a group of its own for each generation. Its training thread may be on its way."""
+        group.set_aside()
+        taken = group.take_up("again")
+        group.shut("the attempt is void")
+        with pytest.raises(GroupBroken, match="it belongs to a later generation"):
+            start(group)
+        start(taken)
+        assert len(fake.works) == 1
+        taken.shut()
+
+    def test_not_while_something_is_under_way(self, group: Group, fake: FakeProcessGroup) -> None:
+        """Until it was waited for: only then did everybody begin it."""
+        work = start(group)
+        assert not group.set_aside()
+        fake.works[-1].end()
+        assert not group.set_aside()
+        work.wait()
+        assert group.set_aside()
+
+    def test_not_while_something_starts(self, group: Group, fake: FakeProcessGroup) -> None:
+        """Guard: the lock of those who start."""
+        seen: list[bool] = []
+        fake.launch = lambda: seen.append(group.set_aside())
+        start(group)
+        assert seen == [False]
+
+    def test_not_when_it_is_shut(self, group: Group) -> None:
+        group.give_up("fenced")
+        assert group.is_shut
+        assert not group.set_aside()
+
+    def test_a_lost_member_ends_it(self, group: Group) -> None:
+        group.set_aside()
+        group.shut("a member was lost")
+        assert group.is_shut
+        assert not group.set_aside()
+        with pytest.raises(GroupBroken, match="a member was lost"):
+            group.take_up("again")

@@ -74,6 +74,7 @@ def backend() -> FakeBackend:
 @pytest.fixture
 def group(backend: FakeBackend) -> Group:
     return Group(
+        group_id="1/group",
         name="g",
         members=("0", "1"),
         rank=0,

@@ -49,6 +49,7 @@ def connect(
     ]
     return [
         Group(
+            group_id="1/group",
             name="line",
             members=members,
             rank=rank,

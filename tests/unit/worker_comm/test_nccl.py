@@ -135,7 +135,12 @@ def connect(
 
 def join(backend: Any) -> Group:
     return Group(
-        name="g", members=("0", "1"), rank=0, backend=backend, timeout_seconds=BOUND_SECONDS
+        group_id="1/group",
+        name="g",
+        members=("0", "1"),
+        rank=0,
+        backend=backend,
+        timeout_seconds=BOUND_SECONDS,
     )
 
 

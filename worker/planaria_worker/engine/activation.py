@@ -27,6 +27,8 @@ class Activation:
     """0 when the place is taken behind a commit, whichever that is."""
     store_address: str
     rebuild_timeout_seconds: float
+    kept_groups: frozenset[str] = frozenset()
+    """Ids of groups that all their members have set aside."""
     layers: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """Layers to follow until the place is taken, with data addresses of engines that train."""
 

@@ -63,6 +63,7 @@ def activation(directive: directive_pb2.Directive) -> Activation:
         committed_steps=activate.committed_steps,
         store_address=activate.store_address,
         rebuild_timeout_seconds=activate.rebuild_timeout.ToNanoseconds() / 1e9,
+        kept_groups=frozenset(activate.kept_groups),
         layers=sources(activate.layers),
     )
 

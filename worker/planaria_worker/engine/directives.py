@@ -21,6 +21,7 @@ from planaria.api.worker.v1.report_pb2 import (
     Failure,
     FenceReport,
     HeldLayer,
+    IdleGroup,
     LayerDigest,
     Stopped,
 )
@@ -147,6 +148,9 @@ class Directives:
             finished_microbatches=list(ledger.finished) if is_in_flight else (),
             step_compute_seconds=ledger.compute_seconds if is_in_flight else 0.0,
             fence_time=convert.timestamp(fence_time),
+            idle_groups=[
+                IdleGroup(id=group.group_id, size=group.size) for group in self._trainer.idle_groups
+            ],
         )
         if promise is None:
             report.park_time.CopyFrom(convert.timestamp(max(fence_time, self._trainer.park_time)))

@@ -1,14 +1,17 @@
 """The groups that an engine is in: along its pipeline, and across the pipelines.
 
-Those across are of one generation. Those along the pipeline live as long as the pipeline does. When
+Those across are of one generation; at a fence the idle ones are set aside, so that the next one can
+take them up. Those along the pipeline live as long as the pipeline does. When
 a plan is changed behind a commit, the groups before it are retired: a peer may still be reading the
 last verdict from them. A pipeline's may be many generations older than those across.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from planaria_worker.engine.communication import Communicators, Group
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.communication import Communicators, Group, GroupBroken
+from planaria_worker.engine.plan_view import GroupSpec
 
 
 class Links:
@@ -23,9 +26,13 @@ class Links:
         self._retired_pipeline: tuple[Group, ...] = ()
 
     def begin(self, communicators: Communicators) -> None:
-        """Takes up the groups of a generation; those before them have been shut."""
+        """Takes up the groups of a generation; of those before only what it has adopted goes on."""
         with self._lock:
-            self._communicators = communicators
+            former, self._communicators = self._communicators, communicators
+            kept = {*self._pipeline, *communicators.groups.values()}
+        for group in [] if former is None else list(former.groups.values()):
+            if group not in kept:
+                group.shut("the plan changed")
 
     def join_pipeline(self, groups: tuple[Group, ...]) -> None:
         """Says which groups are those along the pipeline."""
@@ -65,6 +72,62 @@ class Links:
         for group in groups:
             group.shut(reason)
 
+    def set_aside(self, lost: Collection[str]) -> None:
+        """Sets aside the groups of sums in which nothing is under way, for another generation.
+
+        Args:
+            lost: engine ids of those that are gone: their groups are of no use any more.
+        """
+        for group in self._groups_of_sums():
+            if set(lost).isdisjoint(group.members):
+                group.set_aside()
+            else:
+                group.shut("a member was lost")
+
+    @property
+    def idle_groups(self) -> list[Group]:
+        """Those that were set aside, and still stand."""
+        return [g for g in self._groups_of_sums() if g.is_aside and not g.is_shut]
+
+    def take_up(self, specs: Iterable[GroupSpec], kept: Collection[str]) -> dict[str, Group]:
+        """Takes up groups that all their members have set aside.
+
+        Every member comes to the same: those with the same members are taken in the order of their
+        ids, for specs in the order of the plan.
+
+        Args:
+            specs: the groups of sums of the next generation.
+            kept: ids of the groups.
+
+        Returns:
+            Groups by the names that the specs have for them; what is missing is to be made.
+
+        Raises:
+            PlanariaError: one of them was shut meanwhile.
+        """
+        found = sorted(
+            (group for group in self._groups_of_sums() if group.group_id in kept),
+            key=lambda group: group.group_id,
+        )
+        taken = {}
+        for spec in specs:
+            same = [group for group in found if set(group.members) == set(spec.members)]
+            if not same:
+                continue
+            found.remove(same[0])
+            try:
+                taken[spec.name] = same[0].take_up(spec.name)
+            except GroupBroken as error:
+                message = f"a group that was to be kept is lost: {error}"
+                raise PlanariaError(ErrorReason.UNAVAILABLE, message) from None
+        return taken
+
+    def _groups_of_sums(self) -> list[Group]:
+        with self._lock:
+            communicators, pipeline = self._communicators, self._pipeline
+        groups = [] if communicators is None else list(communicators.groups.values())
+        return [group for group in groups if group not in pipeline]
+
     @property
     def is_pipeline_whole(self) -> bool:
         return not any(group.is_shut for group in self._pipeline)
@@ -86,7 +149,14 @@ class Links:
         self.shut_retired(reason)
 
     def peer_lost(self, engine_id: str) -> None:
-        """Ends the groups that a lost peer was in: they will never carry a message again."""
+        """Ends the groups that a lost peer was in: they will never carry a message again.
+
+        Where the pipeline is broken by it, the next thing is a fence.
+        """
+        with self._lock:
+            is_broken = any(engine_id in group.members for group in self._pipeline)
+        if is_broken:
+            self.set_aside([engine_id])
         with self._lock:
             groups = [*self._pipeline, *self._retired_pipeline]
             for communicators in (self._communicators, self._staged, *self._retired):

@@ -76,9 +76,12 @@ class Place:
         )
 
     def shut_sums(self, reason: str) -> None:
-        """Lets nobody wait for this engine across the pipelines."""
+        """Lets nobody wait for this engine across the pipelines.
+
+        In a group that a fence has set aside nobody waits.
+        """
         for group in self.sum_groups:
-            group.shut(reason)
+            group.give_up(reason)
 
 
 def take_place(

@@ -96,7 +96,7 @@ class PlanView:
 
     @property
     def sum_groups(self) -> tuple[GroupSpec, ...]:
-        """Those across the pipelines, made anew in every generation."""
+        """Those across the pipelines: they outlive a generation that nothing was under way in."""
         return _once(*self.owner_groups, self.last_ranks_group)
 
     @property

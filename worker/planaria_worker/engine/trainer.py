@@ -16,7 +16,7 @@ from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_worker.engine.activation import Activation, Answer, Builder, promised
 from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord, RollForward, roll_forward
-from planaria_worker.engine.communication import Communicators, GroupBroken
+from planaria_worker.engine.communication import Communicators, Group, GroupBroken
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.ledger import Ledger
@@ -76,6 +76,7 @@ class Trainer:
             teller=Teller(around, listener, clock),
             clock=clock,
             halt=self.halt,
+            set_aside=lambda: self._links.set_aside(()),
         )
         self.park_time = clock.now()
 
@@ -93,6 +94,11 @@ class Trainer:
     def last_commit(self) -> CommitRecord | None:
         """The newest commit that the engine can bear witness to."""
         return self._standing.last_commit
+
+    @property
+    def idle_groups(self) -> Sequence[Group]:
+        """Groups of sums that were set aside."""
+        return self._links.idle_groups
 
     def run(self) -> None:
         """Does what it is told, for ever; call it on the main thread."""
@@ -114,6 +120,7 @@ class Trainer:
             Whether the pipeline is whole: then the promise holds. Otherwise the engine is halted.
         """
         standing = self._standing
+        self._links.set_aside(lost)
         with standing.lock:
             place = standing.place if standing.promise is not None else None
             members = {s.engine_id for s in place.view.pipeline.stages} if place else set()
@@ -199,6 +206,7 @@ class Trainer:
         communicators = self._builder.communicators()
         with self._standing.lock:
             self._standing.require_promise(activation, view, self._links, self._fence)
+            self._take_up(activation, view, communicators)
             self._standing.promise = promised(activation, view)
             self._links.begin(communicators)
         self.handover.watch(view)
@@ -263,6 +271,7 @@ class Trainer:
         self._vitals.committed_steps = activation.committed_steps
         communicators = self._builder.communicators()
         self._links.join_pipeline(())
+        self._take_up(activation, view, communicators)
         self._links.begin(communicators)
         self._fence.check(activation.generation)  # a fence from here on shuts them
         self.handover.watch(view)
@@ -281,6 +290,18 @@ class Trainer:
             promise = None if view.is_follower else promised(activation, view)
             self._standing.take(place, promise, self._fence)
         return len(groups)
+
+    def _take_up(
+        self, activation: Activation, view: PlanView, communicators: Communicators
+    ) -> None:
+        """Goes on with the groups that nothing has happened to.
+
+        Raises:
+            PlanariaError: one of them was lost meanwhile.
+        """
+        groups = self._links.take_up(view.sum_groups, activation.kept_groups)
+        communicators.adopt(groups)
+        self._stopwatch.trace.event("groups_kept", names=list(groups))
 
     def _join(self, next_place: NextPlace, record: CommitRecord) -> None:
         """Takes a place behind a commit that others made, and trains."""

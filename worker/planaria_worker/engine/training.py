@@ -8,7 +8,7 @@ from planaria_common.clock import Clock
 from planaria_worker.engine.activation import Builder
 from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord
-from planaria_worker.engine.communication import Communicators
+from planaria_worker.engine.communication import Communicators, GroupBroken
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.listener import Teller
@@ -34,6 +34,7 @@ class TrainingLoop:
         teller: Teller,
         clock: Clock,
         halt: Callable[[str], None],
+        set_aside: Callable[[], None],
     ) -> None:
         self._builder = builder
         self._around = builder.around
@@ -44,6 +45,7 @@ class TrainingLoop:
         self._teller = teller
         self._clock = clock
         self._halt = halt
+        self._set_aside = set_aside
 
     def train_from_start(self) -> None:
         """Trains in a new place: its first step may be one that others have begun."""
@@ -167,6 +169,10 @@ class TrainingLoop:
 
     def _break_off(self, error: Exception, place: Place) -> None:
         # Only here: at a regular end, peers may still be reading the last verdict.
+        if isinstance(
+            error, GroupBroken
+        ):  # somebody has died, or a fence has come: it collects all
+            self._set_aside()
         self._halt(str(error))
         self._standing.drop()
         self._teller.met(error, place.generation, place.ledger.step)

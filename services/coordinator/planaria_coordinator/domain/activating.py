@@ -1,6 +1,7 @@
 """Places: every engine of a plan is told its own, to take at once or to make ready."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from planaria_coordinator.domain.directive import (
@@ -12,7 +13,7 @@ from planaria_coordinator.domain.directive import (
 )
 from planaria_coordinator.domain.engine import Engine, Pending
 from planaria_coordinator.domain.ledger import Activity
-from planaria_coordinator.domain.outcome import Activated, Failure
+from planaria_coordinator.domain.outcome import Activated, Failure, FenceReport
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.transition_state import Phase
 from planaria_coordinator.domain.turn import Turn
@@ -53,6 +54,7 @@ def send_places(
         store_address=engines[target.places[0][0]].store_address,
         rebuild_timeout_seconds=rebuild_seconds,
         at_commit=at_commit,
+        kept_groups=() if at_commit else idle_groups(turn.transition.reports.values()),
         followers=tuple(
             FollowerAssignment(
                 engine_id=engine_id, data_address=engines[engine_id].data_address, layers=layers
@@ -65,6 +67,12 @@ def send_places(
         # that is silent for longer than that is itself at fault.
         mine = replace(command, layers=layers.get(engine_id, ())) if layers else command
         turn.send(engines[engine_id], mine, allow_seconds=2 * rebuild_seconds)
+
+
+def idle_groups(reports: Iterable[FenceReport]) -> tuple[str, ...]:
+    """Return the groups that all their members have reported idle, in order."""
+    named = Counter(group for report in reports for group in report.idle_groups)
+    return tuple(sorted(group.id for group, times in named.items() if times == group.size))
 
 
 def _rebuild_seconds(turn: Turn, target: Placement, *, at_commit: bool) -> float:

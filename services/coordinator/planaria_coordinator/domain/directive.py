@@ -135,6 +135,8 @@ class Activate:
     """The place is only made ready; it is taken behind the commit that Switch waits for."""
     layers: tuple[LayerSource, ...] = ()
     """With `at_commit`: those that the place needs and the engine lacks; it follows them."""
+    kept_groups: tuple[str, ...] = ()
+    """Groups that all their members have reported idle: they are not made anew."""
     kind: Literal["activate"] = "activate"
 
 

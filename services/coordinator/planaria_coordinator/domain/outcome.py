@@ -51,6 +51,14 @@ class HeldLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdleGroup:
+    """A group of engines that sum or exchange."""
+
+    id: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FenceReport:
     """What an engine was doing when it was fenced."""
 
@@ -66,6 +74,8 @@ class FenceReport:
     """Of the Activate that it last applied."""
     kept_microbatches: tuple[int, ...] = ()
     """Of the step in flight: those in its local gradients, or to be there without being told."""
+    idle_groups: tuple[IdleGroup, ...] = ()
+    """In which nothing is under way, and that have lost nobody."""
     kind: Literal["fence_report"] = "fence_report"
 
 

@@ -61,11 +61,16 @@ class Communicators:
         self._connectors: list[Connector] = []
         self._outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._deadline = 0.0
+        self._prefix = ""
 
     @property
     def groups(self) -> Mapping[str, Group]:
         """The groups that stand, by name."""
         return MappingProxyType(self._groups)
+
+    def adopt(self, groups: Mapping[str, Group]) -> None:
+        """Takes over groups of an earlier generation, by the names they have in this one."""
+        self._groups.update(groups)
 
     def build(
         self, specs: Sequence[GroupSpec], *, store_address: str, prefix: str, timeout_seconds: float
@@ -87,6 +92,8 @@ class Communicators:
     ) -> None:
         """Begins to make the groups with more than one member that this engine belongs to.
 
+        Those that were adopted stand already.
+
         Args:
             specs: the same order on all engines, or they wait for each other; names are unique.
             store_address: rendezvous store of an engine that is alive.
@@ -95,8 +102,15 @@ class Communicators:
             when_over: called from another thread when the groups stand, with None, or when they
                 do not, with what `wait` raises.
         """
-        mine = [s for s in specs if self._engine_id in s.members and len(s.members) > 1]
+        mine = [
+            spec
+            for spec in specs
+            if self._engine_id in spec.members
+            and len(spec.members) > 1
+            and spec.name not in self._groups
+        ]
         self._deadline = time.monotonic() + timeout_seconds
+        self._prefix = prefix
         # A thread that can be left behind: neither the store's client nor gloo can be interrupted
         # while they connect to a process that is stopped.
         threading.Thread(
@@ -128,7 +142,9 @@ class Communicators:
         return self.groups
 
     def shut(self, reason: str = "shut", *, keeping: Collection[str] = ()) -> None:
-        """Shuts all groups, also those that are being built. Any thread, idempotent, at once.
+        """Shuts all groups but those that were set aside, also those that are being built.
+
+        Any thread, idempotent, at once.
 
         Args:
             reason: why; who is blocked in a group is told.
@@ -140,7 +156,7 @@ class Communicators:
             groups = [group for name, group in self._groups.items() if name not in keeping]
         self._outcome.put(_interrupted())
         for group in groups:
-            group.shut(reason)
+            group.give_up(reason)
         for connector in connectors:
             connector.cut()
 
@@ -229,6 +245,7 @@ class Communicators:
             timeout_seconds=_seconds_left(deadline),
         )
         group = Group(
+            group_id=f"{self._prefix}{spec.name}",
             name=spec.name,
             members=spec.members,
             rank=rank,

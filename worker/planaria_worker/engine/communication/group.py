@@ -16,8 +16,12 @@ class Group:
     thread at any moment. A rank that meets an error shuts its end, so that its neighbours meet one
     too: a single loss wakes the whole group, one after another, even when nobody tells them.
 
+    A group in which nothing is under way can be set aside, and taken up by a later generation:
+    until then it carries nothing, and only `shut` ends it.
+
     Attributes:
-        name: the same on all ranks.
+        group_id: the same on all ranks, and of no other group of the job.
+        name: the same on all ranks, in one generation.
         members: engine ids in rank order.
         rank: the place of this engine.
     """
@@ -25,12 +29,14 @@ class Group:
     def __init__(
         self,
         *,
+        group_id: str,
         name: str,
         members: tuple[str, ...],
         rank: int,
         backend: GroupBackend,
         timeout_seconds: float,
     ) -> None:
+        self.group_id = group_id
         self.name = name
         self.members = members
         self.rank = rank
@@ -40,6 +46,8 @@ class Group:
         self._launching = threading.Lock()
         self._shut = threading.Event()
         self._reason = ""
+        self._num_under_way = 0
+        self._is_aside = False
 
     @property
     def size(self) -> int:
@@ -48,6 +56,10 @@ class Group:
     @property
     def is_shut(self) -> bool:
         return self._shut.is_set()
+
+    @property
+    def is_aside(self) -> bool:
+        return self._is_aside
 
     def rank_of(self, engine_id: str) -> int:
         """The rank of a member; ValueError if it is none."""
@@ -101,8 +113,11 @@ class Group:
 
         From any thread, as often as one likes, at once, and without an exception.
         """
+        self._end(reason, even_aside=True)
+
+    def _end(self, reason: str, *, even_aside: bool) -> None:
         with self._lock:
-            if self._shut.is_set() or self._backend is None:
+            if self._shut.is_set() or self._backend is None or (self._is_aside and not even_aside):
                 return
             self._reason = reason
             self._shut.set()
@@ -113,6 +128,52 @@ class Group:
         threading.Thread(
             target=self._drop, args=(last_references,), name="drop-group", daemon=True
         ).start()
+
+    def set_aside(self) -> bool:
+        """Lets no operation start from now on; any thread, at once.
+
+        Returns:
+            Whether the group is aside: not when it is shut, or something is under way, or begun and
+            not yet waited for. An operation that somebody has waited for was begun by everybody, so
+            where all ranks set their ends aside, all have done the same operations.
+        """
+        if not self._launching.acquire(blocking=False):
+            return False
+        try:
+            with self._lock:
+                if not self._shut.is_set() and not self._num_under_way:
+                    self._is_aside = True
+                return self._is_aside and not self._shut.is_set()
+        finally:
+            self._launching.release()
+
+    def take_up(self, name: str) -> "Group":
+        """Returns the group for a later generation; this one has ended then for whoever has it.
+
+        Args:
+            name: that it has from now on.
+
+        Raises:
+            GroupBroken: it was shut.
+        """
+        with self._lock:
+            backend, self._backend = self._backend, None
+            if backend is None:
+                raise GroupBroken(f"group {self.name}: {self._reason}")
+            self._reason = "it belongs to a later generation"
+            self._shut.set()
+        return Group(
+            group_id=self.group_id,
+            name=name,
+            members=self.members,
+            rank=self.rank,
+            backend=backend,
+            timeout_seconds=self._timeout_seconds,
+        )
+
+    def give_up(self, reason: str) -> None:
+        """Ends the group as `shut` does, unless it was set aside."""
+        self._end(reason, even_aside=False)
 
     def _drop(self, last_references: list[GroupBackend]) -> None:
         with self._launching:
@@ -127,14 +188,23 @@ class Group:
         failure = ""
         with self._launching:
             backend = self._backend
+            if backend is not None and self._is_aside:
+                raise GroupBroken(f"group {self.name}: {what}: set aside by a fence")
             if backend is not None:
                 try:
-                    return Work(self, launch(backend), what, self._timeout_seconds)
+                    work = Work(self, launch(backend), what, self._timeout_seconds)
+                    with self._lock:
+                        self._num_under_way += 1
+                    return work
                 except RuntimeError as error:
                     failure = _first_line(error)
                 finally:
                     del backend
         raise self._broken(what, failure)
+
+    def _count(self, *, done: bool) -> None:
+        with self._lock:
+            self._num_under_way -= done
 
     def _broken(self, what: str, failure: str) -> GroupBroken:
         """Shuts the group, if it is not, and says why: the first reason is the one that counts."""
@@ -175,6 +245,7 @@ class Work:
             seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
             try:
                 self._is_done = pending.wait(seconds, self._group._shut)
+                self._group._count(done=self._is_done)
             except RuntimeError as error:
                 failure = _first_line(error)
             del pending  # it holds the group's connections: nothing may keep it, least a traceback

@@ -333,6 +333,7 @@ class Activate(_message.Message):
     FOLLOWERS_FIELD_NUMBER: _builtins.int
     AT_COMMIT_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    KEPT_GROUPS_FIELD_NUMBER: _builtins.int
     committed_steps: _builtins.int
     """Version of the parameters: the number of committed steps."""
     store_address: _builtins.str
@@ -361,6 +362,12 @@ class Activate(_message.Message):
         them from engines that train, and every step that those commit from then on.
         """
 
+    @_builtins.property
+    def kept_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups that all their members named as idle when they were fenced. Where the plan needs a group
+        of the very same members, they take it up again; all other groups are made anew.
+        """
+
     def __init__(
         self,
         *,
@@ -371,10 +378,11 @@ class Activate(_message.Message):
         followers: _abc.Iterable[Global___FollowerAssignment] | None = ...,
         at_commit: _builtins.bool = ...,
         layers: _abc.Iterable[Global___LayerSource] | None = ...,
+        kept_groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rebuild_timeout", b"rebuild_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_commit", b"at_commit", "committed_steps", b"committed_steps", "followers", b"followers", "layers", b"layers", "pipelines", b"pipelines", "rebuild_timeout", b"rebuild_timeout", "store_address", b"store_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_commit", b"at_commit", "committed_steps", b"committed_steps", "followers", b"followers", "kept_groups", b"kept_groups", "layers", b"layers", "pipelines", b"pipelines", "rebuild_timeout", b"rebuild_timeout", "store_address", b"store_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

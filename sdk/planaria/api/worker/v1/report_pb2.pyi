@@ -492,6 +492,7 @@ class FenceReport(_message.Message):
     PARK_TIME_FIELD_NUMBER: _builtins.int
     APPLIED_GENERATION_FIELD_NUMBER: _builtins.int
     KEPT_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    IDLE_GROUPS_FIELD_NUMBER: _builtins.int
     committed_steps: _builtins.int
     """Number of steps it has committed."""
     step_compute_seconds: _builtins.float
@@ -526,6 +527,12 @@ class FenceReport(_message.Message):
         directive: it belongs to a pipeline that has lost nobody. Empty when it stands still.
         """
 
+    @_builtins.property
+    def idle_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdleGroup]:
+        """Groups of sums in which nothing is under way, and that have lost nobody: a group that all its
+        members name can go on in the generation that follows.
+        """
+
     def __init__(
         self,
         *,
@@ -538,14 +545,41 @@ class FenceReport(_message.Message):
         park_time: _timestamp_pb2.Timestamp | None = ...,
         applied_generation: _builtins.int = ...,
         kept_microbatches: _abc.Iterable[_builtins.int] | None = ...,
+        idle_groups: _abc.Iterable[Global___IdleGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fence_time", b"fence_time", "last_commit", b"last_commit", "park_time", b"park_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_generation", b"applied_generation", "committed_steps", b"committed_steps", "fence_time", b"fence_time", "finished_microbatches", b"finished_microbatches", "kept_microbatches", b"kept_microbatches", "last_commit", b"last_commit", "layers", b"layers", "park_time", b"park_time", "step_compute_seconds", b"step_compute_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_generation", b"applied_generation", "committed_steps", b"committed_steps", "fence_time", b"fence_time", "finished_microbatches", b"finished_microbatches", "idle_groups", b"idle_groups", "kept_microbatches", b"kept_microbatches", "last_commit", b"last_commit", "layers", b"layers", "park_time", b"park_time", "step_compute_seconds", b"step_compute_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FenceReport: _TypeAlias = FenceReport  # noqa: Y015
+
+@_typing.final
+class IdleGroup(_message.Message):
+    """A group of engines that sum gradients or exchange claims."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """The same on all its members, and of no other group of the job."""
+    size: _builtins.int
+    """How many members it has."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdleGroup: _TypeAlias = IdleGroup  # noqa: Y015
 
 @_typing.final
 class CommitRecord(_message.Message):

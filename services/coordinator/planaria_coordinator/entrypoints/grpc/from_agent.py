@@ -289,6 +289,9 @@ def _fence_report_of(message: report_pb2.FenceReport) -> words.FenceReport:
         park_time=time_of(message.park_time) if message.HasField("park_time") else None,
         applied_generation=message.applied_generation,
         kept_microbatches=tuple(message.kept_microbatches),
+        idle_groups=tuple(
+            words.IdleGroup(id=each.id, size=each.size) for each in message.idle_groups
+        ),
     )
 
 

@@ -150,4 +150,5 @@ def _plan_message(activate: words.Activate) -> directive_pb2.Activate:
         store_address=activate.store_address,
         rebuild_timeout=duration(activate.rebuild_timeout_seconds),
         at_commit=activate.at_commit,
+        kept_groups=activate.kept_groups,
     )
