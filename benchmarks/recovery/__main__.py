@@ -21,6 +21,7 @@ from benchmarks.common.jobs import COMPUTATIONS, Computation
 from benchmarks.common.results import surroundings, write_json
 from benchmarks.common.workbench import Workbench
 from benchmarks.recovery.changes import measure_changes, measure_stops
+from benchmarks.recovery.deaths import measure_deaths
 from benchmarks.recovery.goodput import measure_goodput
 from benchmarks.recovery.kills import NUM_NODES, measure_kills
 from benchmarks.recovery.page import RESULTS, write_page
@@ -41,10 +42,11 @@ class Amount:
     stops: int
     goodput_kills: int
     peer_kills: int
+    deaths: int
 
 
-FULL = Amount(kills=50, changes=20, stops=10, goodput_kills=60, peer_kills=30)
-SHORT = Amount(kills=2, changes=1, stops=1, goodput_kills=2, peer_kills=1)
+FULL = Amount(kills=50, changes=20, stops=10, goodput_kills=60, peer_kills=30, deaths=20)
+SHORT = Amount(kills=2, changes=1, stops=1, goodput_kills=2, peer_kills=1, deaths=2)
 
 Part = Callable[[Path, Amount, int], dict[str, Any]]
 
@@ -77,6 +79,10 @@ def goodput(folder: Path, amount: Amount, seed: int) -> dict[str, Any]:
         return measure_goodput(bench, num_kills=amount.goodput_kills, seed=seed)
 
 
+def deaths(_folder: Path, amount: Amount, _seed: int) -> dict[str, Any]:
+    return measure_deaths(num_kills=amount.deaths)
+
+
 def torchrun(_: Path, amount: Amount, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
         return measure_torchrun(Path(memory) / "runs", num_kills=amount.peer_kills, seed=seed)
@@ -88,6 +94,7 @@ def torchft(folder: Path, amount: Amount, seed: int) -> dict[str, Any]:
 
 
 PARTS: dict[str, Part] = {
+    "deaths": deaths,
     **{f"kills-{computation}": kills(computation) for computation in COMPUTATIONS},
     "changes-real": changes("real"),
     "changes-paced": changes("paced"),

@@ -31,6 +31,7 @@ def write_page() -> None:
     """Renew the page below the marker, and the plots, from whatever parts were measured."""
     results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     sections = [
+        _deaths(results.get("deaths")),
         *(_kills(result) for name, result in results.items() if name.startswith("kills-")),
         _excess(results),
         *(_changes(result) for name, result in results.items() if name.startswith("changes-")),
@@ -40,6 +41,22 @@ def write_page() -> None:
     ]
     above = PAGE.read_text().partition(MARKER)[0]
     PAGE.write_text(above + MARKER + "".join(f"\n{section}" for section in sections if section))
+
+
+def _deaths(result: Results | None) -> str:
+    if result is None:
+        return ""
+    rows = [
+        (f"{size['mib']} MiB", *_numbers(size["watched"]), *_numbers(size["plain"]))
+        for size in result["sizes"]
+    ]
+    header = ("private memory", *(f"{c}{w}" for w in ("", ", without") for c in _COLUMNS[:3]))
+    return (
+        "## How soon a death shows\n\n"
+        "Seconds from the `kill -9` of a process until its peer sees it; and until a connection "
+        "ends that is closed behind the process's memory, as all are where no thread has files of "
+        f"its own. {result['kills']} times each.\n\n" + table(header, rows)
+    )
 
 
 def _kills(result: Results) -> str:

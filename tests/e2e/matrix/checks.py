@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from e2e.matrix.scenario import NUM_STAGED_STEPS, Played
@@ -101,7 +102,11 @@ def check_awake(pool: Pool, played: Played, traces: list[Traced]) -> None:
 
 
 def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
-    """[8] Pipelines that lost nobody finish microbatches before the wounded compute again."""
+    """[8] Pipelines that lost nobody finish microbatches before the wounded compute again.
+
+    The wounded compute in another place; before that they may, for as long as their loss is not
+    noticed.
+    """
     if not played.losses or not _has_first_places(played, traces):
         return
     lost_nodes = {fault.node_id for fault in played.losses}
@@ -116,7 +121,9 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
         fence_time = min(at for line in trace.events("fence") if (at := line["at"]) > fault_time)
         after_fence = [s["end"] for s in trace.spans(*BUSY) if s["start"] > fence_time]
         if played.engines[node_id].pipeline in broken:
-            returned += after_fence
+            places = [line["at"] for line in trace.events("place") if line["num_layers"]]
+            place_time = min((at for at in places if at > fence_time), default=inf)
+            returned += [end for end in after_fence if end > place_time]
         else:
             healthy += after_fence
     assert healthy, "healthy pipelines computed nothing"

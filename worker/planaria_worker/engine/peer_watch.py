@@ -190,7 +190,7 @@ class PeerWatch:
         if name != peer.engine_id.encode()[: len(name)] or length != len(peer.engine_id.encode()):
             self._lost(peer)  # its port belongs to another engine now
         elif peer.received[wire.LENGTH.size + length :].startswith(wire.BYE):
-            _log.info("peer_ended_in_order", peer=peer.engine_id)
+            _log.info("peer_ended_in_order", peer=peer.engine_id, connection=peer.kind.name)
             self._disconnect(peer)
             peer.is_over = True
 
