@@ -121,6 +121,19 @@ def test_a_closed_presence_takes_nothing(presence: Presence) -> None:
         assert not presence.hold(mine)
 
 
+def test_where_a_thread_has_no_files_of_its_own_it_shares_those_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the kernel is older, or forbids it: all the rest is the same."""
+    monkeypatch.setattr("planaria_worker.engine.presence._CLOSE_RANGE_UNSHARE", 1 << 30)
+    with contextlib.closing(Presence(FAREWELL)) as presence:
+        other = hand_over(presence)
+        assert num_descriptors_of_thread() == len(list(Path("/proc/self/fd").iterdir()))
+    with other:
+        assert other.recv(100) == FAREWELL
+        assert other.recv(100) == b""
+
+
 def test_signals_are_left_to_other_threads(presence: Presence) -> None:
     """Guard: the mask. A handler in the thread would write to descriptors it does not have."""
     with hand_over(presence):

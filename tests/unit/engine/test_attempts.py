@@ -136,7 +136,7 @@ def ranks(
 
 
 def meet_last_ranks(all_ranks: Sequence[Rank]) -> None:
-    """The group of the last ranks is made anew for every generation."""
+    """Gives the last ranks their group of the newest generation."""
     specs = {rank.view.engine_id: rank.view.last_ranks_group for rank in all_ranks}
     groups = connect({e: [spec] for e, spec in specs.items() if spec is not None}, CuttableGroup)
     for rank in all_ranks:

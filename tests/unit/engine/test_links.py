@@ -14,13 +14,15 @@ from planaria_worker.engine.plan_view import GroupSpec
 class FakeGroup:
     """A group that only knows whether it is shut, set aside, or in use."""
 
-    def __init__(self, name: str, *members: str) -> None:
+    def __init__(self, name: str, *members: str, is_line: bool = False) -> None:
+        self.is_line = is_line
         self.group_id = f"1/{name}"
         self.name = name
         self.members = members
         self.is_shut = False
         self.is_aside = False
         self.is_busy = False
+        self.heir: FakeGroup | None = None
 
     def shut(self, _reason: str) -> None:
         self.is_shut = True
@@ -35,9 +37,9 @@ class FakeGroup:
         if self.is_shut:
             raise GroupBroken(f"group {self.name}: ended")
         self.is_shut = True
-        taken = FakeGroup(name, *self.members)
-        taken.group_id = self.group_id
-        return taken
+        self.heir = FakeGroup(name, *self.members)
+        self.heir.group_id = self.group_id
+        return self.heir
 
 
 class FakeCommunicators:
@@ -45,6 +47,9 @@ class FakeCommunicators:
 
     def __init__(self, *groups: FakeGroup) -> None:
         self.groups = {group.name: group for group in groups}
+
+    def adopt(self, groups: Mapping[str, FakeGroup]) -> None:
+        self.groups |= groups
 
     def shut(self, reason: str, *, keeping: set[str]) -> None:
         for name, group in self.groups.items():
@@ -56,7 +61,7 @@ class Generation:
     """A pipeline's group and one across, of one generation."""
 
     def __init__(self, *members: str) -> None:
-        self.pipeline = FakeGroup("forward-0", *members)
+        self.pipeline = FakeGroup("forward-0", *members, is_line=True)
         self.across = FakeGroup("last-ranks", *members, "other")
         self.fake = FakeCommunicators(self.pipeline, self.across)
 
@@ -150,10 +155,6 @@ def spec(name: str, *members: str) -> GroupSpec:
     return GroupSpec(name=name, members=members)
 
 
-def ids(groups: Mapping[str, Group]) -> dict[str, str]:
-    return {name: group.group_id for name, group in groups.items()}
-
-
 class TestSetAside:
     """A fence ends what is under way across the pipelines; the rest can be taken up again."""
 
@@ -192,38 +193,62 @@ class TestSetAside:
         links.shut("broken")
         assert new.shut == (True, False)
 
+    def test_a_line_sums_nothing(self, old: Generation) -> None:
+        """Before the place is taken, nobody has said which groups are along the pipeline."""
+        links = Links()
+        links.begin(old.communicators)
+        links.set_aside([])
+        assert (old.pipeline.is_aside, old.across.is_aside) == (False, True)
+
     def test_it_is_taken_up_where_the_members_are_the_same(
         self, links: Links, old: Generation
     ) -> None:
         """In whichever order the plan has them."""
         links.set_aside([])
         wanted = [spec("owners-3", "other", "b", "a"), spec("owners-0", "a", "b")]
-        taken = links.take_up(wanted, {"1/last-ranks", "1/forward-0"})
-        assert ids(taken) == {"owners-3": "1/last-ranks"}
-        assert not taken["owners-3"].is_shut
+        new = Generation("a", "b")
+        names = links.begin(new.communicators, sums=wanted, kept={"1/last-ranks", "1/forward-0"})
+        assert set(names) == {"owners-3"}
+        assert new.fake.groups["owners-3"].group_id == "1/last-ranks"
+        assert old.shut == (False, True)
 
     def test_two_with_the_same_members_are_told_apart_by_their_ids(self) -> None:
         links, fake = Links(), FakeCommunicators(FakeGroup("z", "a", "b"), FakeGroup("y", "b", "a"))
         links.begin(cast(Communicators, fake))
         links.set_aside([])
         wanted = [spec("owners-0", "a", "b"), spec("last-ranks", "a", "b")]
-        taken = links.take_up(wanted, {"1/z", "1/y"})
-        assert ids(taken) == {"owners-0": "1/y", "last-ranks": "1/z"}
+        new = FakeCommunicators()
+        links.begin(cast(Communicators, new), sums=wanted, kept={"1/z", "1/y"})
+        ids = {name: group.group_id for name, group in new.groups.items()}
+        assert ids == {"owners-0": "1/y", "last-ranks": "1/z"}
 
-    def test_what_is_not_kept_by_all_is_made_anew(self, links: Links) -> None:
+    def test_what_is_not_kept_by_all_is_made_anew(self, links: Links, old: Generation) -> None:
         links.set_aside([])
-        assert links.take_up([spec("last-ranks", "a", "b", "other")], set()) == {}
+        new = FakeCommunicators()
+        links.begin(cast(Communicators, new), sums=[spec("last-ranks", "a", "b", "other")])
+        assert new.groups == {}
+        assert old.shut == (False, True)
 
-    def test_what_was_lost_meanwhile_is_an_error(self, links: Links) -> None:
-        """The others go on with it: a group made without them would never stand."""
+    def test_what_was_lost_meanwhile_is_an_error(self) -> None:
+        """The others go on with it: a group made without them would never stand.
+
+        Guard: what had been taken up is shut, since nobody else could end it.
+        """
+        kept, lost = FakeGroup("kept", "a", "b"), FakeGroup("lost", "a", "b", "other")
+        links = Links()
+        links.begin(cast(Communicators, FakeCommunicators(kept, lost)))
         links.set_aside([])
         links.peer_lost("other")
-        with pytest.raises(PlanariaError, match="was to be kept is lost: group last-ranks: ended"):
-            links.take_up([spec("owners-0", "a", "b", "other")], {"1/last-ranks"})
+        wanted = [spec("owners-2", "a", "b"), spec("owners-0", "a", "b", "other")]
+        with pytest.raises(PlanariaError, match="was to be kept is lost: group lost: ended"):
+            links.begin(
+                cast(Communicators, FakeCommunicators()), sums=wanted, kept={"1/kept", "1/lost"}
+            )
+        assert kept.heir is not None
+        assert kept.heir.is_shut
 
-    def test_what_is_not_taken_up_ends_when_the_next_generation_begins(
-        self, links: Links, old: Generation
-    ) -> None:
+    def test_what_is_retired_is_not_taken_up_any_more(self, links: Links, old: Generation) -> None:
         links.set_aside([])
-        links.begin(Generation("a", "c").communicators)
-        assert old.shut == (False, True)
+        links.hand_over(Generation("a", "c").communicators)
+        links.shut_retired("the plan changed")
+        assert old.across.is_shut

@@ -167,9 +167,23 @@ def test_goodbye_is_no_loss(watch: PeerWatch, losses: Losses, peers: list[Peer])
     assert losses.is_empty()
 
 
+def test_goodbye_on_one_connection_is_goodbye(
+    watch: PeerWatch, losses: Losses, peers: list[Peer]
+) -> None:
+    """The peer closes in order before it has greeted on the other."""
+    watch.watch({"peer": peers[0].address, "lost": peers[1].address})
+    connection = peers[0].accept(greeted("peer"))
+    connection.sendall(wire.BYE)
+    assert has_ended(connection)
+    peers[0].close()
+    peers[1].accept(greeted("lost")).close()
+    assert losses.next() == "lost"
+    assert losses.is_empty()
+
+
 def wait_until_watched(watched: CopyServer) -> None:
     deadline = time.monotonic() + BOUND_SECONDS
-    while not watched._presence.num_taken:
+    while not (watched._presence.num_taken and watched._watchers):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

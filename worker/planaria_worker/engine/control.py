@@ -4,6 +4,7 @@ It answers while the engine imports, trains or hangs: nothing here waits for any
 go away and come back; what it has not received waits for it, and the newest connection counts.
 """
 
+import contextlib
 import selectors
 import socket
 import threading
@@ -99,7 +100,8 @@ class Control:
     def close(self) -> None:
         """Ends the thread and the connection; not from the control thread itself."""
         self._is_closed = True
-        self._wake()
+        with contextlib.suppress(OSError):  # the thread has looked already, and closed everything
+            self._wake()
         self._thread.join()
 
     def _run(self) -> None:

@@ -1,9 +1,9 @@
 """The groups that an engine is in: along its pipeline, and across the pipelines.
 
 Those across are of one generation; at a fence the idle ones are set aside, so that the next one can
-take them up. Those along the pipeline live as long as the pipeline does. When
-a plan is changed behind a commit, the groups before it are retired: a peer may still be reading the
-last verdict from them. A pipeline's may be many generations older than those across.
+take them up. Those along the pipeline live as long as the pipeline does. When a plan is changed
+behind a commit, the groups before it are retired: a peer may still be reading the last verdict from
+them. A pipeline's may be many generations older than those across.
 """
 
 import threading
@@ -18,21 +18,45 @@ class Links:
     """Holds the groups, so that any thread can shut them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._communicators: Communicators | None = None
         self._staged: Communicators | None = None
         self._retired: tuple[Communicators, ...] = ()
         self._pipeline: tuple[Group, ...] = ()
         self._retired_pipeline: tuple[Group, ...] = ()
 
-    def begin(self, communicators: Communicators) -> None:
-        """Takes up the groups of a generation; of those before only what it has adopted goes on."""
+    def begin(
+        self,
+        communicators: Communicators,
+        *,
+        sums: Iterable[GroupSpec] = (),
+        kept: Collection[str] = (),
+    ) -> Collection[str]:
+        """Takes up the groups of a generation, which are to be made, and ends those before it.
+
+        But for the groups of sums that all their members have set aside: the generation adopts them
+        where it needs one of the same members. Every member comes to the same: groups are taken in
+        the order of their ids, for specs in the order of the plan.
+
+        Args:
+            communicators: the generation's.
+            sums: its groups of sums.
+            kept: ids of the groups that all their members have set aside.
+
+        Returns:
+            Names of the groups that go on.
+
+        Raises:
+            PlanariaError: one of them was shut meanwhile.
+        """
         with self._lock:
+            taken = self._take_up(sums, kept)
+            communicators.adopt(taken)
             former, self._communicators = self._communicators, communicators
-            kept = {*self._pipeline, *communicators.groups.values()}
-        for group in [] if former is None else list(former.groups.values()):
-            if group not in kept:
-                group.shut("the plan changed")
+            for group in [] if former is None else list(former.groups.values()):
+                if group not in self._pipeline:
+                    group.shut("the plan changed")
+        return taken.keys()
 
     def join_pipeline(self, groups: tuple[Group, ...]) -> None:
         """Says which groups are those along the pipeline."""
@@ -69,6 +93,7 @@ class Links:
             pipeline = self._pipeline
         for communicators in retired:
             _shut(communicators, reason, pipeline)
+            groups += tuple(g for g in communicators.groups.values() if g not in pipeline)
         for group in groups:
             group.shut(reason)
 
@@ -78,38 +103,25 @@ class Links:
         Args:
             lost: engine ids of those that are gone: their groups are of no use any more.
         """
-        for group in self._groups_of_sums():
-            if set(lost).isdisjoint(group.members):
-                group.set_aside()
-            else:
-                group.shut("a member was lost")
+        with self._lock:
+            for group in self._groups_of_sums():
+                if set(lost).isdisjoint(group.members):
+                    group.set_aside()
+                else:
+                    group.shut("a member was lost")
 
     @property
     def idle_groups(self) -> list[Group]:
         """Those that were set aside, and still stand."""
         return [g for g in self._groups_of_sums() if g.is_aside and not g.is_shut]
 
-    def take_up(self, specs: Iterable[GroupSpec], kept: Collection[str]) -> dict[str, Group]:
-        """Takes up groups that all their members have set aside.
-
-        Every member comes to the same: those with the same members are taken in the order of their
-        ids, for specs in the order of the plan.
-
-        Args:
-            specs: the groups of sums of the next generation.
-            kept: ids of the groups.
-
-        Returns:
-            Groups by the names that the specs have for them; what is missing is to be made.
-
-        Raises:
-            PlanariaError: one of them was shut meanwhile.
-        """
+    def _take_up(self, specs: Iterable[GroupSpec], kept: Collection[str]) -> dict[str, Group]:
+        """Groups by the names that the specs have for them."""
         found = sorted(
             (group for group in self._groups_of_sums() if group.group_id in kept),
             key=lambda group: group.group_id,
         )
-        taken = {}
+        taken: dict[str, Group] = {}
         for spec in specs:
             same = [group for group in found if set(group.members) == set(spec.members)]
             if not same:
@@ -118,15 +130,17 @@ class Links:
             try:
                 taken[spec.name] = same[0].take_up(spec.name)
             except GroupBroken as error:
+                for group in taken.values():
+                    group.shut("the place cannot be taken")
                 message = f"a group that was to be kept is lost: {error}"
                 raise PlanariaError(ErrorReason.UNAVAILABLE, message) from None
         return taken
 
     def _groups_of_sums(self) -> list[Group]:
         with self._lock:
-            communicators, pipeline = self._communicators, self._pipeline
+            communicators = self._communicators
         groups = [] if communicators is None else list(communicators.groups.values())
-        return [group for group in groups if group not in pipeline]
+        return [group for group in groups if not group.is_line]
 
     @property
     def is_pipeline_whole(self) -> bool:
@@ -154,17 +168,15 @@ class Links:
         Where the pipeline is broken by it, the next thing is a fence.
         """
         with self._lock:
-            is_broken = any(engine_id in group.members for group in self._pipeline)
-        if is_broken:
-            self.set_aside([engine_id])
-        with self._lock:
+            if any(engine_id in group.members for group in self._pipeline):
+                self.set_aside([engine_id])
             groups = [*self._pipeline, *self._retired_pipeline]
             for communicators in (self._communicators, self._staged, *self._retired):
                 if communicators is not None:
                     groups += communicators.groups.values()
-        for group in groups:
-            if engine_id in group.members:
-                group.shut(f"{engine_id} ended")
+            for group in groups:
+                if engine_id in group.members:
+                    group.shut(f"{engine_id} ended")
 
 
 def _shut(communicators: Communicators, reason: str, pipeline: Iterable[Group]) -> None:

@@ -190,9 +190,8 @@ class PeerWatch:
         if name != peer.engine_id.encode()[: len(name)] or length != len(peer.engine_id.encode()):
             self._lost(peer)  # its port belongs to another engine now
         elif peer.received[wire.LENGTH.size + length :].startswith(wire.BYE):
-            _log.info("peer_ended_in_order", peer=peer.engine_id, connection=peer.kind.name)
-            self._disconnect(peer)
-            peer.is_over = True
+            _log.info("peer_ended_in_order", peer=peer.engine_id)
+            self._end(peer)
 
     def _not_connected(self, peer: _Peer, code: int) -> None:
         self._disconnect(peer)
@@ -203,12 +202,16 @@ class PeerWatch:
             _log.debug("peer_unreachable", peer=peer.engine_id, error=errno.errorcode.get(code))
 
     def _lost(self, peer: _Peer) -> None:
+        self._end(peer)
+        _log.warning("peer_lost", peer=peer.engine_id)
+        self._on_lost(peer.engine_id, self._clock.now())
+
+    def _end(self, peer: _Peer) -> None:
+        """What one of its connections says holds for both."""
         for kind in _KINDS:
             each = self._peers[peer.engine_id, kind]
             self._disconnect(each)
             each.is_over = True
-        _log.warning("peer_lost", peer=peer.engine_id)
-        self._on_lost(peer.engine_id, self._clock.now())
 
     def _disconnect(self, peer: _Peer) -> None:
         if peer.connection is not None:

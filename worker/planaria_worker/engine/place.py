@@ -78,7 +78,7 @@ class Place:
     def shut_sums(self, reason: str) -> None:
         """Lets nobody wait for this engine across the pipelines.
 
-        In a group that a fence has set aside nobody waits.
+        But for groups that were set aside: a fence wakes whoever waits in one.
         """
         for group in self.sum_groups:
             group.give_up(reason)

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from planaria_common.logging import get_logger
 from planaria_worker.engine.compiled import compiled
 
-_HAND_OVER_TIMEOUT_SECONDS = 5.0
+_CLOSE_TIMEOUT_SECONDS = 5.0
 
 # What a hand-over is answered with.
 _REFUSED, _SHARED, _OWN = 0, 1, 2
 
-# <linux/close_range.h>, <poll.h>, <sys/socket.h>; alike on x86-64 and AArch64.
+# <asm/unistd.h>, <linux/close_range.h>, <poll.h>, <sys/socket.h>; alike on x86-64 and AArch64.
+_SYS_CLOSE_RANGE = 436  # older C libraries have no function for it
 _CLOSE_RANGE_UNSHARE = 2
 _LAST_DESCRIPTOR = 0xFFFF_FFFF
 _POLLIN = 1
@@ -42,8 +43,8 @@ _REST_MICROSECONDS = 1000
 
 _log = get_logger("presence")
 
-_close_range = types.ExternalFunction(
-    "close_range", types.int32(types.uint32, types.uint32, types.int32)
+_syscall = types.ExternalFunction(
+    "syscall", types.int64(types.int64, types.int64, types.int64, types.int64)
 )
 _poll = types.ExternalFunction("poll", types.int32(types.voidptr, types.uint64, types.int32))
 _recvmsg = types.ExternalFunction("recvmsg", types.int64(types.int32, types.voidptr, types.int32))
@@ -71,7 +72,6 @@ class Presence:
         self._is_closed = False
         self.num_taken = 0
         self._sender, self._receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sender.settimeout(_HAND_OVER_TIMEOUT_SECONDS)
         self._thread = threading.Thread(
             target=_keep, args=(self._receiver.fileno(), farewell), name="presence", daemon=True
         )
@@ -104,7 +104,7 @@ class Presence:
                 return
             self._is_closed = True
         self._sender.close()
-        self._thread.join(_HAND_OVER_TIMEOUT_SECONDS)
+        self._thread.join(_CLOSE_TIMEOUT_SECONDS)
         with contextlib.suppress(OSError):
             self._receiver.close()
 
@@ -113,12 +113,12 @@ def _keep(receiver: int, farewell: bytes) -> None:
     """Is the thread: nothing of Python may happen in it but this."""
     # A signal's handler would look for its descriptors here.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    _hold(receiver, np.frombuffer(farewell, np.uint8).copy())
+    _hold(receiver, np.frombuffer(farewell, np.uint8).copy(), _CLOSE_RANGE_UNSHARE)
 
 
 @compiled("int32(int32)")
 def _receive_descriptor(receiver: int) -> int:
-    """Waits for a descriptor; -1 when it could not be taken, -2 when the sender is closed."""
+    """Takes a descriptor; -1: there is no room for it; -2: the end; -3: not now, it waits."""
     # In one piece, so that all of it lives as long as any: a byte to receive, struct iovec at 1,
     # struct cmsghdr with one descriptor at 3, struct msghdr at 6.
     block = np.zeros(13, np.int64)
@@ -126,20 +126,21 @@ def _receive_descriptor(receiver: int) -> int:
     block[1], block[2] = start, 1
     block[8], block[9] = start + 8 * 1, 1
     block[10], block[11] = start + 8 * 3, 24
-    if _recvmsg(receiver, block[6:].ctypes, 0) <= 0:
-        return -2
+    num_bytes = _recvmsg(receiver, block[6:].ctypes, 0)
+    if num_bytes <= 0:
+        return -2 if num_bytes == 0 else -3
     if block[3] != _LENGTH_OF_ONE_RIGHT or block[12] & _MSG_CTRUNC:
         return -1
     descriptor: int = block[5]
     return descriptor
 
 
-@compiled("void(int32, uint8[::1])")
-def _hold(receiver: int, farewell: NDArray[np.uint8]) -> None:
+@compiled("void(int32, uint8[::1], int64)")
+def _hold(receiver: int, farewell: NDArray[np.uint8], flags: int) -> None:
     """Holds what is handed over, until the handing end is closed."""
     answers = np.array([_REFUSED, _SHARED], np.uint8)
-    if _close_range(receiver + 1, _LAST_DESCRIPTOR, _CLOSE_RANGE_UNSHARE) == 0:
-        _close_range(0, receiver - 1, 0)
+    if _syscall(_SYS_CLOSE_RANGE, receiver + 1, _LAST_DESCRIPTOR, flags) == 0:
+        _syscall(_SYS_CLOSE_RANGE, 0, receiver - 1, 0)
         answers[1] = _OWN
     # struct pollfd: the descriptor; what is waited for, and in the upper half what happened.
     polled = np.zeros((_FIRST_ROOM, 2), np.int32)
@@ -159,6 +160,9 @@ def _hold(receiver: int, farewell: NDArray[np.uint8]) -> None:
         descriptor = _receive_descriptor(receiver)
         if descriptor == -2:
             break
+        if descriptor == -3:
+            _usleep(_REST_MICROSECONDS)
+            continue
         if descriptor >= 0:
             if count == len(polled):
                 larger = np.zeros((2 * count, 2), np.int32)

@@ -206,9 +206,8 @@ class Trainer:
         communicators = self._builder.communicators()
         with self._standing.lock:
             self._standing.require_promise(activation, view, self._links, self._fence)
-            self._take_up(activation, view, communicators)
+            self._begin(communicators, activation, view)
             self._standing.promise = promised(activation, view)
-            self._links.begin(communicators)
         self.handover.watch(view)
 
         self._builder.start(communicators, view.sum_groups, activation, answer)
@@ -271,8 +270,7 @@ class Trainer:
         self._vitals.committed_steps = activation.committed_steps
         communicators = self._builder.communicators()
         self._links.join_pipeline(())
-        self._take_up(activation, view, communicators)
-        self._links.begin(communicators)
+        self._begin(communicators, activation, view)
         self._fence.check(activation.generation)  # a fence from here on shuts them
         self.handover.watch(view)
         self._builder.start(communicators, view.groups, activation)
@@ -291,17 +289,14 @@ class Trainer:
             self._standing.take(place, promise, self._fence)
         return len(groups)
 
-    def _take_up(
-        self, activation: Activation, view: PlanView, communicators: Communicators
-    ) -> None:
-        """Goes on with the groups that nothing has happened to.
+    def _begin(self, communicators: Communicators, activation: Activation, view: PlanView) -> None:
+        """Begins a generation, with the groups that nothing has happened to.
 
         Raises:
             PlanariaError: one of them was lost meanwhile.
         """
-        groups = self._links.take_up(view.sum_groups, activation.kept_groups)
-        communicators.adopt(groups)
-        self._stopwatch.trace.event("groups_kept", names=list(groups))
+        kept = self._links.begin(communicators, sums=view.sum_groups, kept=activation.kept_groups)
+        self._stopwatch.trace.event("groups_kept", names=list(kept))
 
     def _join(self, next_place: NextPlace, record: CommitRecord) -> None:
         """Takes a place behind a commit that others made, and trains."""

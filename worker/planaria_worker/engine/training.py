@@ -169,10 +169,8 @@ class TrainingLoop:
 
     def _break_off(self, error: Exception, place: Place) -> None:
         # Only here: at a regular end, peers may still be reading the last verdict.
-        if isinstance(
-            error, GroupBroken
-        ):  # somebody has died, or a fence has come: it collects all
-            self._set_aside()
+        if isinstance(error, GroupBroken):
+            self._set_aside()  # somebody has died, or a fence has come: it collects everybody
         self._halt(str(error))
         self._standing.drop()
         self._teller.met(error, place.generation, place.ledger.step)

@@ -248,6 +248,7 @@ class Communicators:
             group_id=f"{self._prefix}{spec.name}",
             name=spec.name,
             members=spec.members,
+            is_line=spec.is_line,
             rank=rank,
             backend=backend,
             timeout_seconds=self._operation_timeout_seconds,

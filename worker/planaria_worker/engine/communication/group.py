@@ -14,7 +14,8 @@ class Group:
 
     Operations are called by one thread at a time and in the same order on all ranks; `shut` by any
     thread at any moment. A rank that meets an error shuts its end, so that its neighbours meet one
-    too: a single loss wakes the whole group, one after another, even when nobody tells them.
+    too: a single loss wakes the whole group, one after another, even when nobody tells them. But
+    for those who wait for a rank that has set its end aside: a fence wakes them.
 
     A group in which nothing is under way can be set aside, and taken up by a later generation:
     until then it carries nothing, and only `shut` ends it.
@@ -23,6 +24,7 @@ class Group:
         group_id: the same on all ranks, and of no other group of the job.
         name: the same on all ranks, in one generation.
         members: engine ids in rank order.
+        is_line: whether it carries messages between neighbours, and sums nothing.
         rank: the place of this engine.
     """
 
@@ -32,6 +34,7 @@ class Group:
         group_id: str,
         name: str,
         members: tuple[str, ...],
+        is_line: bool = False,
         rank: int,
         backend: GroupBackend,
         timeout_seconds: float,
@@ -39,6 +42,7 @@ class Group:
         self.group_id = group_id
         self.name = name
         self.members = members
+        self.is_line = is_line
         self.rank = rank
         self._backend: GroupBackend | None = backend
         self._timeout_seconds = timeout_seconds
