@@ -264,6 +264,10 @@ class Scenario:
         return self._pool.network
 
     def _let_return(self, faults: list[Fired]) -> None:
+        """Heal what was cut or stopped, when it is known to be lost.
+
+        Steps go on meanwhile: who stood at a gate all the while would be taken to hang.
+        """
         if not self._case.action.returns:
             return
         for fault in faults:
@@ -273,13 +277,13 @@ class Scenario:
                 self._network.heal(fault.node_id)
             else:
                 self._pool.signal_node(fault.node_id, signal.SIGCONT)
-        self._pool.wait_for(
+        self._pace.wait_for(
             "the nodes to join afresh",
             lambda: all(self._pool.is_ready(fault.node_id) for fault in faults),
         )
 
     def _wait_until_lost(self, node_id: str) -> None:
         client = self._pool.client
-        self._pace.wait_for(  # who stood at a gate all the while would be taken to hang
+        self._pace.wait_for(
             f"{node_id} to be lost", lambda: client.get_node(node_id).state == "LOST"
         )
