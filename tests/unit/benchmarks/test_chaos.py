@@ -55,6 +55,39 @@ def test_a_microbatch_twice_or_never_in_a_sum_is_seen(
     assert list(ledger_is_exact(engines, **STEP))
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_step_that_only_a_lost_engine_had_committed_is_done_once_more(is_lost: bool) -> None:
+    def commits(*steps: tuple[int, int]) -> list[trace.Event]:
+        return [
+            event
+            for step, generation in steps
+            for event in [
+                trace.Event(
+                    name="claim",
+                    at=float(step),
+                    detail={
+                        "step": step,
+                        "generation": generation,
+                        "first_layer": 0,
+                        "num_layers": 1,
+                        "microbatches": [0],
+                    },
+                ),
+                trace.Event(
+                    name="commit", at=step + 0.5, detail={"step": step, "generation": generation}
+                ),
+            ]
+        ]
+
+    first = commits((0, 1)) if is_lost else commits((0, 1), (1, 1))
+    engines = [
+        EngineTrace(name="job.a.0.1", events=first),
+        EngineTrace(name="job.b.0.2", events=commits((0, 2), (1, 2))),
+    ]
+    found = list(ledger_is_exact(engines, num_steps=2, num_layers=1, num_microbatches=1))
+    assert (found == []) is is_lost
+
+
 def test_a_step_that_was_not_committed_is_seen() -> None:
     assert list(ledger_is_exact([], **STEP))
 
