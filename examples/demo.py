@@ -235,7 +235,8 @@ def recovery_lines(recovery: Recovery) -> str:
         f"  {phases}\n"
         f"  copied {recovery.copied_bytes / 1e6:.1f} MB, "
         f"redid {recovery.redone_microbatches} microbatches, "
-        f"paused for {recovery.pause_seconds * 1e3:.0f} ms"
+        f"paused for {recovery.pause_seconds * 1e3:.0f} ms, "
+        f"all in their places after {recovery.seconds * 1e3:.0f} ms"
     )
 
 

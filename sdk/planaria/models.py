@@ -160,12 +160,21 @@ class Recovery(_Resource):
     copied_bytes: int = 0
     phases: tuple[RecoveryPhase, ...] = ()
     pause_seconds: float = 0.0
+    """From the fault until the last surviving engine that had to stop could take part again."""
     lost_accelerator_seconds: dict[str, float] = {}
     start_time: datetime | None = None
     end_time: datetime | None = None
+    """When the last survivor that had lost its pipeline had a place again."""
     pipeline_sizes_before: tuple[int, ...] = ()
     pipeline_sizes_after: tuple[int, ...] = ()
     reason: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Length in s; 0 while it lasts."""
+        if self.start_time is None or self.end_time is None:
+            return 0.0
+        return (self.end_time - self.start_time).total_seconds()
 
 
 class LogLine(_Resource):

@@ -112,7 +112,10 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
     if recoveries:
         out.print()
         print_table(
-            ("#", "CAUSE", "LOST", "JOINED", "PAUSE", "COPIED", "REDONE", "PIPELINES OF NODES"),
+            (
+                *("#", "CAUSE", "LOST", "JOINED", "PAUSE", "ALL IN PLACE"),
+                *("COPIED", "REDONE", "PIPELINES OF NODES"),
+            ),
             (_recovery_row(recovery) for recovery in recoveries),
             empty="",
         )
@@ -126,6 +129,7 @@ def _recovery_row(recovery: Recovery) -> tuple[str, ...]:
         ", ".join(recovery.nodes_lost) or "-",
         ", ".join(recovery.nodes_joined) or "-",
         f"{recovery.pause_seconds:.2f} s",
+        f"{recovery.seconds:.2f} s",
         f"{recovery.copied_bytes / 1e6:.1f} MB",
         str(recovery.redone_microbatches),
         f"{'+'.join(map(str, before))} -> {'+'.join(map(str, after))}",

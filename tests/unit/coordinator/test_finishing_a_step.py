@@ -26,7 +26,11 @@ async def test_only_the_wounded_stop_and_get_places_behind_the_step() -> None:
     world = await pairs()
     world.clock.advance(0.5)
     world.begin_step()
+    world.agents["n1"].held_kinds.add("activate")
     await world.kill_node("n0")
+    world.clock.advance(0.25)
+    world.agents["n1"].release()
+    await world.settle()
 
     assert (await world.job()).state is JobState.RECOVERING
     assert world.recoveries == []
@@ -46,8 +50,9 @@ async def test_only_the_wounded_stop_and_get_places_behind_the_step() -> None:
     assert not any(e.place and e.place.followers for e in world.members())
     (recovery,) = world.recoveries
     assert recovery.cause == "node_lost"
-    assert recovery.pause_seconds == pytest.approx(3.0)
-    assert recovery.lost_accelerator_seconds["idle"] == pytest.approx(3.0)
+    assert recovery.pause_seconds == pytest.approx(0.25)
+    assert (recovery.end_time - recovery.start_time).total_seconds() == pytest.approx(3.25)
+    assert recovery.lost_accelerator_seconds["idle"] == pytest.approx(3.25)
     assert recovery.lost_accelerator_seconds["redone"] == 1.0
     assert recovery.redone_microbatches == 3
     assert (recovery.pipeline_sizes_before, recovery.pipeline_sizes_after) == ((2, 2, 2), (3, 2))
@@ -61,6 +66,32 @@ async def test_only_the_wounded_stop_and_get_places_behind_the_step() -> None:
     totals = (await world.job()).time_seconds
     wall_seconds = (world.clock.now() - job.create_time).total_seconds()
     assert sum(totals.values()) == pytest.approx(wall_seconds)
+    await world.stop()
+
+
+async def test_standing_still_behind_the_step_is_a_pause_too() -> None:
+    """The fault took 0 s, and a place could not be made ready beside training."""
+    world = await pairs()
+    agent = world.agents["n1"]
+    world.planner.is_open.clear()
+    world.begin_step()
+    await world.kill_node("n0")
+    agent.held_kinds.add("activate")
+    world.planner.is_open.set()
+    await world.settle()
+    (directive,) = agent.held
+    agent.held.clear()
+    agent.answer(directive, Failure(reason=ErrorReason.COPY_FAILED, message="no layers"))
+    await world.settle()
+    world.clock.advance(2.0)
+    await world.train()
+    assert agent.held
+    world.clock.advance(0.25)
+    agent.release()
+    await world.settle()
+    (recovery,) = world.recoveries
+    assert recovery.pause_seconds == pytest.approx(0.25)
+    assert (recovery.end_time - recovery.start_time).total_seconds() > 2.0
     await world.stop()
 
 

@@ -1,4 +1,4 @@
-import { bytes, clock, count, seconds } from "../services/format";
+import { between, bytes, clock, count, seconds } from "../services/format";
 import type { Recovery } from "../services/jobs";
 
 const join = (names: readonly string[]) => (names.length > 0 ? names.join(", ") : "—");
@@ -17,6 +17,7 @@ export function Recoveries({ recoveries }: { recoveries: readonly Recovery[] }) 
           <th scope="col">Copied</th>
           <th scope="col">Redone</th>
           <th scope="col">Pause</th>
+          <th scope="col">All in place</th>
           <th scope="col">Phases</th>
         </tr>
       </thead>
@@ -49,6 +50,7 @@ function Row({ recovery }: { recovery: Recovery }) {
         {recovery.redone_microbatches === 1 ? "microbatch" : "microbatches"}
       </td>
       <td>{recovery.end_time ? seconds(recovery.pause_seconds) : "goes on"}</td>
+      <td>{recovery.end_time ? seconds(between(recovery.start_time, recovery.end_time)) : "—"}</td>
       <td>
         <ul className="plain">
           {recovery.phases.map((phase) => (

@@ -1,8 +1,10 @@
 """What a recovery cost, from the engines' own timestamps.
 
 A recovery in which whole pipelines finish the step in flight takes two generations: the story
-brings along what the first of them took. A change that everybody makes behind a commit stops only
-those who take another place, between that commit and the moment they have it.
+brings along what the first of them took. It pauses training until all who are left take part in
+the step again; those who lost their pipeline are idle until they have another place, which is its
+end. A change that everybody makes behind a commit stops only those who take another place, between
+that commit and the moment they have it.
 """
 
 from collections.abc import Iterable
@@ -34,7 +36,7 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
         generation=transition.generation,
         start_time=start,
         end_time=max(start, end),
-        pause_seconds=_seconds(start, end),
+        pause_seconds=_pause_seconds(transition, start, end),
         nodes_lost=story.nodes_lost,
         nodes_joined=story.nodes_joined,
         redone_microbatches=story.redone_microbatches,
@@ -45,6 +47,20 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
         pipeline_sizes_after=transition.target.plan.sizes if transition.target else (),
         reason=transition.target.reason if transition.target else "",
     )
+
+
+def _pause_seconds(transition: Transition, start: datetime, end: datetime) -> float:
+    """How long engines could not compute that had to stop: by the fault, then behind a commit."""
+    story, outcomes = transition.story, transition.activated
+    if transition.mode is not QuiesceMode.AT_COMMIT or story.resume_time is None:
+        return _seconds(start, end)
+    seconds = _seconds(start, story.resume_time)
+    stops = {e: at for e, at in stop_times(transition).items() if e in outcomes}
+    anew = stops.keys() - story.stop_times
+    if anew:
+        first = min(stops[e] for e in anew)
+        seconds += _seconds(first, max(outcomes[e].resume_time for e in anew))
+    return seconds
 
 
 def stop_times(transition: Transition) -> dict[str, datetime]:

@@ -103,6 +103,9 @@ def _recovery_in_words(recovery: Recovery, transition: Transition) -> str:
     pause = f"after a pause of {recovery.pause_seconds:.3f} s"
     if not recovery.pause_seconds:
         pause = "without a pause"
+    if transition.story.stop_times:
+        seconds = (recovery.end_time - recovery.start_time).total_seconds()
+        pause += f", those who lost their pipeline in a new place after {seconds:.3f} s"
     return (
         f"training goes on from step {transition.target_steps} {pause}, in "
         f"{pipelines_in_words(recovery.pipeline_sizes_after)} instead of "

@@ -25,9 +25,9 @@ class Recovery:
     start_time: datetime
     """When the fault happened, as near as it is known."""
     end_time: datetime
-    """When the last engine could compute again."""
+    """When the last survivor that had lost its pipeline had a place again."""
     pause_seconds: float
-    """From the fault until the last surviving engine that had to stop could compute again."""
+    """From the fault until the last surviving engine that had to stop could take part in steps."""
     nodes_lost: tuple[str, ...] = ()
     nodes_joined: tuple[str, ...] = ()
     redone_microbatches: int = 0

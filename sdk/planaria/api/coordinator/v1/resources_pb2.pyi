@@ -604,7 +604,9 @@ class Recovery(_message.Message):
     copied_bytes: _builtins.int
     """Bytes copied between engines."""
     pause_seconds: _builtins.float
-    """Seconds from the fault until the last surviving engine that had to stop could compute again."""
+    """Seconds from the fault until the last surviving engine that had to stop could take part in
+    steps again; those who lost their pipeline are idle until end_time.
+    """
     reason: _builtins.str
     """Why this plan, in words."""
     @_builtins.property
@@ -629,7 +631,7 @@ class Recovery(_message.Message):
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last engine could compute again; absent while it lasts."""
+        """When the last survivor that had lost its pipeline had a place again; absent while it lasts."""
 
     @_builtins.property
     def pipeline_sizes_before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -174,11 +174,15 @@ class Recovery(Body):
     copied_bytes: int = Field(description="Bytes copied between engines.")
     phases: list[RecoveryPhase] = Field(description="They may overlap.")
     pause_seconds: float = Field(
-        description="From the fault until the last engine that had to stop could compute again."
+        description="From the fault until the last engine that had to stop could take part in steps "
+        "again; those who lost their pipeline are idle until end_time."
     )
     lost_accelerator_seconds: dict[str, float] = Field(description="By kind: idle, redone.")
     start_time: Time = Field(description="When the fault happened, as near as it is known.")
-    end_time: Time | None = Field(description="null while it lasts.")
+    end_time: Time | None = Field(
+        description="When the last survivor that had lost its pipeline had a place again; null "
+        "while it lasts."
+    )
     pipeline_sizes_before: list[int] = Field(description="Nodes of each pipeline before.")
     pipeline_sizes_after: list[int] = Field(description="Nodes of each pipeline after.")
     reason: str = Field(description="Why this plan, in words.")

@@ -54,7 +54,9 @@ class Snapshot(Collector):
         yield _gauge("jobs", "Jobs by state.", "state", jobs)
         yield self._recoveries("recoveries", "Changes from one plan to the next.", "count")
         yield self._recoveries(
-            "recovery_pause_seconds", "Seconds that survivors stood still.", "pause_seconds"
+            "recovery_pause_seconds",
+            "Seconds until survivors could take part in steps again.",
+            "pause_seconds",
         )
         yield self._recoveries(
             "recovery_copied_bytes", "Bytes copied between engines.", "copied_bytes"
