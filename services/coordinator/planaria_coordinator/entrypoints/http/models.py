@@ -174,8 +174,8 @@ class Recovery(Body):
     copied_bytes: int = Field(description="Bytes copied between engines.")
     phases: list[RecoveryPhase] = Field(description="They may overlap.")
     pause_seconds: float = Field(
-        description="From the fault until the last engine that had to stop could take part in steps "
-        "again; those who lost their pipeline are idle until end_time."
+        description="From the fault until the last engine that had to stop could take part in "
+        "steps again; those who lost their pipeline are idle until end_time."
     )
     lost_accelerator_seconds: dict[str, float] = Field(description="By kind: idle, redone.")
     start_time: Time = Field(description="When the fault happened, as near as it is known.")
