@@ -16,8 +16,7 @@ MARKER = "<!-- written by `python -m benchmarks.recovery --write`: do not edit b
 
 _WANTED = {
     "kill to all fenced, s": "0.08, p95 0.2",
-    "kill to all taking part in the step again, s": "0.12, p95 0.3",
-    "pause_seconds as recorded, s": "0.12, p95 0.3, if read so",
+    "pause_seconds as recorded, s": "0.12, p95 0.3",
     "nobody computed, s": "0.03",
     "the difference": "0.05, paced",
     "begun again, share of the lost microbatches": "never over 1",

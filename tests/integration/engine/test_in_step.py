@@ -137,6 +137,32 @@ def test_a_group_that_lost_nobody_goes_on(
     finish(cluster, expected, followers={"a": LAYERS_OF_A})
 
 
+def test_the_wounded_report_and_build_groups_while_their_last_pass_goes_on(
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
+) -> None:
+    """However long the pass of a microbatch takes, nobody waits for it; fenced again or not.
+
+    Guards: who was halted reports and builds groups within a pass, too; the groups are not ended
+    when the pass is.
+    """
+    go = tmp_path / "go"
+    fatal = {"at": "backward", "action": "kill", "step": FAILED_STEP, "microbatch": 0}
+    cluster.prepare("a", "b", "c", "d", failpoints={"a": [held(go, 1)], "b": [fatal]})
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    cluster.committed_steps = FAILED_STEP
+    for lost in (["b"], []):
+        reports = cluster.fence(lost)
+        assert [name for name in reports if reports[name].HasField("park_time")] == ["a"]
+        command = cluster.activation(FINISHING, followers={"a": LAYERS_OF_A})
+        directives = {name: cluster.direct(name, activate=command) for name in "acd"}
+        for name in "cd":
+            assert cluster.wait_for_result(name, directives[name]).HasField("activated")
+    go.touch()
+    assert cluster.wait_for_result("a", directives["a"]).HasField("activated")
+    finish(cluster, expected, followers={"a": LAYERS_OF_A})
+
+
 def test_it_computes_on_between_the_fence_and_the_plan(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:

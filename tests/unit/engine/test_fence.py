@@ -182,3 +182,19 @@ def test_fence_and_passage_exclude_each_other() -> None:
         with pytest.raises(FencedError):
             fence.pass_exchange(3, 0)
         assert len(passed) == 1
+
+
+def test_who_waits_for_a_halted_place_is_called_within_its_last_pass() -> None:
+    """Between two passes it may be about to commit."""
+    fence = Fence(3)
+    calls: list[str] = []
+    fence.begin(3)
+    with fence.computing():
+        fence.when_halted(lambda: calls.append("within a pass"))
+    assert calls == ["within a pass"]
+    fence.when_halted(lambda: calls.append("at its end"))
+    assert calls == ["within a pass"]
+    fence.end()
+    assert calls == ["within a pass", "at its end"]
+    fence.when_halted(lambda: calls.append("standing still"))
+    assert calls[2:] == ["standing still"]

@@ -1,11 +1,13 @@
 """Taking the next place is one with the fence: whoever comes first wins."""
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from planaria_common.errors import PlanariaError
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.handover import Handover
@@ -178,3 +180,16 @@ def test_a_commit_ends_only_older_generations() -> None:
     """A joiner may hold the mark of the generation that it trains in already."""
     assert RECORD.ends_generation
     assert not replace(RECORD, generation=NEXT).ends_generation
+
+
+def test_invariant_4_no_place_is_made_where_the_engine_may_still_commit(world: World) -> None:
+    trains: Any = place(GENERATION)
+    trains.halt = threading.Event()
+    world.standing.place = trains
+    with pytest.raises(PlanariaError, match="trains in generation 3, and was not fenced"):
+        world.standing.require_fenced(world.fence)
+    trains.halt.set()
+    world.standing.require_fenced(world.fence)
+    trains.halt.clear()
+    world.fence.fence(NEXT)
+    world.standing.require_fenced(world.fence)

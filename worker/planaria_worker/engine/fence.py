@@ -7,7 +7,8 @@ finishes its update before it stands still, one that was fenced first never pass
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from planaria_worker.engine.trace import Trace
@@ -44,6 +45,7 @@ class Fence:
         self._mark = 0
         self._num_tasks = 0
         self._is_settled = True
+        self._is_computing = False
         self._when_idle: list[Callable[[], None]] = []
         self._when_settled: list[Callable[[], None]] = []
 
@@ -198,6 +200,29 @@ class Fence:
         """Calls back as soon as the training thread stands still: now, or from that thread."""
         with self._lock:
             if self._num_tasks:
+                self._when_idle.append(call)
+                return
+        call()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Surrounds the training thread's passes: a halted stage begins no other behind its own."""
+        with self._lock:
+            self._is_computing = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_computing = False
+
+    def when_halted(self, call: Callable[[], None]) -> None:
+        """Calls back as soon as an engine that was fenced and halted can change nothing any more.
+
+        Now, in the middle of its last forward or backward pass, or when the training thread stands
+        still.
+        """
+        with self._lock:
+            if self._num_tasks and not self._is_computing:
                 self._when_idle.append(call)
                 return
         call()

@@ -57,7 +57,7 @@ class Handover:
         """
         view = self._builder.view(activation)
         with self._standing.lock:
-            place = self._standing.place
+            place = self._standing.place if self._standing.is_in_place else None
             require_stageable(activation, view, place)
             self._next = next_place = NextPlace(
                 builder=self._builder,

@@ -115,6 +115,20 @@ class Standing:
                 self._last_ledger = self.place.ledger
             self.place = self.promise = None
 
+    def require_fenced(self, fence: Fence) -> None:
+        """An engine takes no new place while it may commit in the one that it has.
+
+        Raises:
+            PlanariaError: it trains and was not fenced.
+        """
+        place = self.place
+        if place is not None and self.is_in_place and not fence.is_fenced(place.generation):
+            raise PlanariaError(
+                ErrorReason.WRONG_STATE,
+                f"the engine trains in generation {place.generation}, and was not fenced",
+                {"generation": str(place.generation)},
+            )
+
     def require_promise(
         self, activation: Activation, view: PlanView, links: Links, fence: Fence
     ) -> None:

@@ -85,13 +85,15 @@ def compute(place: Place, microbatches: Sequence[int]) -> None:
     """
     if place.pipeline is None or not microbatches:
         return
-    reduction = place.reduction
-    if reduction is None:  # its groups are being built
-        place.pipeline.run(place.ledger, microbatches)
-        return
-    place.ledger.begin_attempt(place.generation)
-    _begin_sums(place, reduction, microbatches)
-    place.pipeline.run(place.ledger, microbatches, when_summed=reduction.complete)
+    reduction, when_summed = place.reduction, None
+    if reduction is not None:  # otherwise its groups are being built
+        place.ledger.begin_attempt(place.generation)
+        _begin_sums(place, reduction, microbatches)
+        when_summed = reduction.complete
+    with place.around.fence.computing():
+        place.pipeline.run(place.ledger, microbatches, when_summed=when_summed)
+        if place.halt.is_set():
+            raise GroupBroken("the pipeline was halted")
 
 
 def attempt(place: Place) -> CommittedStep | VoidAttempt:

@@ -3,14 +3,16 @@
     STARTING -> PARKED -> REBUILDING -> TRAINING -> (PARKED | FINISHED)
 
 Whatever breaks an engine's pipeline ends here: the engine drops its groups, gradients and
-activations, keeps its layers, and stands still until the coordinator has collected what every
+activations, keeps its layers, and computes nothing until the coordinator has collected what every
 engine knows. What breaks elsewhere voids the attempt to sum and commit, no more: the engine keeps
 its place and its gradients until it is told how the step is to be finished.
 """
 
 import queue
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_worker.engine.activation import Activation, Answer, Builder, promised
@@ -177,7 +179,7 @@ class Trainer:
             self._fence.end()
 
     def accept(self, activation: Activation, answer: Answer) -> Callable[[], None]:
-        """Begins to take a place: at once where that needs no training thread.
+        """Begins to take a place, and to build its groups: as soon as the engine was halted.
 
         Call it on the thread that fences the engine: what was accepted before a fence is in the
         promise that the engine gives at the fence.
@@ -195,10 +197,41 @@ class Trainer:
         view = self._builder.view(activation)
         if view.keeps_step:
             return self._accept_kept(activation, view, answer)
-        place = self._standing.place
-        if place is not None and self._fence.is_fenced(place.generation):
-            self.halt("the plan changed")  # a pipeline that goes on, but is not to be kept
-        return lambda: self._take_and_train(activation, view, answer)
+        self._builder.require_layers(view, activation.committed_steps)
+        self._standing.require_fenced(self._fence)
+        self.halt("the plan changed")
+        communicators = self._builder.communicators()
+        begun: Future[datetime] = Future()
+
+        def begin() -> None:
+            try:
+                begun.set_result(self._build(communicators, activation, view))
+            except Exception as error:
+                begun.set_exception(error.with_traceback(None))  # which would keep the groups
+
+        self._fence.when_halted(begin)
+        return lambda: self._take_and_train(activation, view, communicators, begun, answer)
+
+    def _build(
+        self, communicators: Communicators, activation: Activation, view: PlanView
+    ) -> datetime:
+        """Begins to build the groups of a new place; returns when.
+
+        Raises:
+            PlanariaError: a group that was to go on was lost.
+            StaleGenerationError: the engine has been fenced meanwhile.
+        """
+        start_time = self._clock.now()
+
+        def change() -> None:
+            self._links.join_pipeline(())
+            self._begin(communicators, activation, view)
+
+        with self._standing.lock:
+            self._fence.install(activation.generation, change)  # a fence from here on shuts them
+            self.handover.watch(view)
+        self._builder.start(communicators, view.groups, activation)
+        return start_time
 
     def _accept_kept(
         self, activation: Activation, view: PlanView, answer: Answer
@@ -238,20 +271,34 @@ class Trainer:
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._loop.train_on()
 
-    def _take_and_train(self, activation: Activation, view: PlanView, answer: Answer) -> None:
-        """Takes a new place and trains until the engine must stand still.
+    def _take_and_train(
+        self,
+        activation: Activation,
+        view: PlanView,
+        communicators: Communicators,
+        begun: Future[datetime],
+        answer: Answer,
+    ) -> None:
+        """Takes a new place, whose groups are being built, and trains until it must stand still.
 
         Raises:
             FencedError: the engine has been fenced before the place was taken.
             PlanariaError: the place cannot be taken.
         """
-        self._fence.begin(activation.generation)
+        try:
+            self._fence.begin(activation.generation)
+        except FencedError as error:
+            communicators.shut(str(error))
+            raise
         with self._training():
             self._stopwatch.lap("idle")
             self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
-            start_time = self._clock.now()
             try:
-                num_groups = self._rebuild(activation, view)
+                start_time = begun.result(0)
+            finally:
+                del begun  # a failure would keep itself
+            try:
+                num_groups = self._rebuild(activation, view, communicators)
             except GroupBroken as error:
                 raise self._builder.explain(error, activation.generation) from None
             self._stopwatch.lap("rebuild")
@@ -260,20 +307,12 @@ class Trainer:
             if not self._standing.is_finished:
                 self._loop.train_from_start()
 
-    def _rebuild(self, activation: Activation, view: PlanView) -> int:
-        """Takes the place; returns how many groups it has."""
-        self._builder.require_layers(view, activation.committed_steps)
+    def _rebuild(self, activation: Activation, view: PlanView, communicators: Communicators) -> int:
+        """Takes the place as soon as its groups stand; returns how many it has."""
         self._around.store.keep(view.hosted_layers)
-        self.halt("the plan changed")
         self._clear_away()
         self._standing.sums = None
         self._vitals.committed_steps = activation.committed_steps
-        communicators = self._builder.communicators()
-        self._links.join_pipeline(())
-        self._begin(communicators, activation, view)
-        self._fence.check(activation.generation)  # a fence from here on shuts them
-        self.handover.watch(view)
-        self._builder.start(communicators, view.groups, activation)
         groups = communicators.wait()
         place = take_place(
             self._around,

@@ -169,8 +169,9 @@ class TrainingLoop:
 
     def _break_off(self, error: Exception, place: Place) -> None:
         # Only here: at a regular end, peers may still be reading the last verdict.
-        if isinstance(error, GroupBroken):
-            self._set_aside()  # somebody has died, or a fence has come: it collects everybody
-        self._halt(str(error))
+        if not place.halt.is_set():  # else the groups may be those of another generation by now
+            if isinstance(error, GroupBroken):
+                self._set_aside()  # somebody has died, or a fence has come: it collects everybody
+            self._halt(str(error))
         self._standing.drop()
         self._teller.met(error, place.generation, place.ledger.step)

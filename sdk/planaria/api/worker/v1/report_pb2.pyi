@@ -519,7 +519,7 @@ class FenceReport(_message.Message):
 
     @_builtins.property
     def park_time(self) -> _timestamp_pb2.Timestamp:
-        """When it stood still; absent while it goes on computing."""
+        """When it stood still, or was halted within its last pass; absent while it goes on computing."""
 
     @_builtins.property
     def kept_microbatches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
