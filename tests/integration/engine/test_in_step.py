@@ -137,6 +137,41 @@ def test_a_group_that_lost_nobody_goes_on(
     finish(cluster, expected, followers={"a": LAYERS_OF_A})
 
 
+def test_a_kept_group_that_is_lost_ahead_of_the_plan_costs_no_microbatch(
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
+) -> None:
+    """A second loss, between the reports and the Activate. Guard: it is accepted all the same."""
+    go = tmp_path / "go"
+    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
+    cluster.prepare(
+        "a",
+        "b",
+        "c",
+        "d",
+        failpoints={"b": [fatal], "c": [held(go, 4), *once_only([3, 5])], "d": once_only()},
+    )
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    cluster.fence(["b"])
+    assert len(cluster.kept_groups) == 1
+    cluster.engines["a"].kill()
+    cluster.wait_for(
+        "loss of a seen by c",
+        lambda: [e for e in cluster.engines["c"].events if e.peer_lost.lost_engine_id.count("/a/")],
+    )
+    cluster.committed_steps = FAILED_STEP
+    command = cluster.activation(FINISHING, followers={"a": LAYERS_OF_A})
+    directives = {name: cluster.direct(name, activate=command) for name in "cd"}
+    failure = cluster.wait_for_result("c", directives["c"]).failure
+    assert failure.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
+    reports = cluster.fence(["a"])
+    go.touch()
+    in_flight = FINISHING[0].in_flight
+    assert kept(reports) == {"c": in_flight, "d": in_flight}
+    activate(cluster)
+    finish(cluster, expected)
+
+
 def test_the_wounded_report_and_build_groups_while_their_last_pass_goes_on(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:

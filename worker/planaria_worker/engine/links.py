@@ -9,7 +9,6 @@ them. A pipeline's may be many generations older than those across.
 import threading
 from collections.abc import Collection, Iterable
 
-from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.communication import Communicators, Group, GroupBroken
 from planaria_worker.engine.plan_view import GroupSpec
 
@@ -36,7 +35,9 @@ class Links:
 
         But for the groups of sums that all their members have set aside: the generation adopts them
         where it needs one of the same members. Every member comes to the same: groups are taken in
-        the order of their ids, for specs in the order of the plan.
+        the order of their ids, for specs in the order of the plan. When one of them was lost
+        meanwhile, the others go on with it, and it cannot be made without them: the generation's
+        groups are shut, as if it had been lost while they were made.
 
         Args:
             communicators: the generation's.
@@ -45,13 +46,12 @@ class Links:
 
         Returns:
             Names of the groups that go on.
-
-        Raises:
-            PlanariaError: one of them was shut meanwhile.
         """
         with self._lock:
-            taken = self._take_up(sums, kept)
+            taken, loss = self._take_up(sums, kept)
             communicators.adopt(taken)
+            if loss is not None:
+                communicators.shut(f"a group that was to be kept is lost: {loss}")
             former, self._communicators = self._communicators, communicators
             for group in [] if former is None else list(former.groups.values()):
                 if group not in self._pipeline:
@@ -115,8 +115,10 @@ class Links:
         """Those that were set aside, and still stand."""
         return [g for g in self._groups_of_sums() if g.is_aside and not g.is_shut]
 
-    def _take_up(self, specs: Iterable[GroupSpec], kept: Collection[str]) -> dict[str, Group]:
-        """Groups by the names that the specs have for them."""
+    def _take_up(
+        self, specs: Iterable[GroupSpec], kept: Collection[str]
+    ) -> tuple[dict[str, Group], GroupBroken | None]:
+        """Groups by the names that the specs have for them; and why one was lost, if one was."""
         found = sorted(
             (group for group in self._groups_of_sums() if group.group_id in kept),
             key=lambda group: group.group_id,
@@ -129,12 +131,9 @@ class Links:
             found.remove(same[0])
             try:
                 taken[spec.name] = same[0].take_up(spec.name)
-            except GroupBroken as error:
-                for group in taken.values():
-                    group.shut("the place cannot be taken")
-                message = f"a group that was to be kept is lost: {error}"
-                raise PlanariaError(ErrorReason.UNAVAILABLE, message) from None
-        return taken
+            except GroupBroken as loss:
+                return taken, loss
+        return taken, None
 
     def _groups_of_sums(self) -> list[Group]:
         with self._lock:

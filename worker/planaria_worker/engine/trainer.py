@@ -218,7 +218,6 @@ class Trainer:
         """Begins to build the groups of a new place; returns when.
 
         Raises:
-            PlanariaError: a group that was to go on was lost.
             StaleGenerationError: the engine has been fenced meanwhile.
         """
         start_time = self._clock.now()
@@ -329,11 +328,7 @@ class Trainer:
         return len(groups)
 
     def _begin(self, communicators: Communicators, activation: Activation, view: PlanView) -> None:
-        """Begins a generation, with the groups that nothing has happened to.
-
-        Raises:
-            PlanariaError: one of them was lost meanwhile.
-        """
+        """Begins a generation, with the groups that nothing has happened to."""
         kept = self._links.begin(communicators, sums=view.sum_groups, kept=activation.kept_groups)
         self._stopwatch.trace.event("groups_kept", names=list(kept))
 
