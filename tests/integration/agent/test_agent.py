@@ -259,13 +259,18 @@ async def test_a_restarted_agent_adopts_the_engines_of_its_predecessor(node: Nod
 
 
 async def test_what_a_killed_agent_had_begun_to_start_is_started(node: Node) -> None:
-    """It had made the engine's folder; the directive is repeated to its successor."""
-    folder = node.agent.engines.folder("job/node-0/0/1")
-    folder.mkdir()
+    """It had made the engine's folder; the directive is repeated to its successor.
+
+    Guard: a process that the first agent asked for, and that comes late, finds nothing of the
+    second one's: each would take the other's socket.
+    """
+    folder = node.agent.engines.new_folder("job/node-0/0/1")
     (folder / "config.json").write_text("{")
     await node.coordinator.send(node.prepare(str(node.text)))
     result = await node.coordinator.next("result")
     assert result.HasField("prepared"), result.failure.message
+    assert [each.name for each in folder.iterdir()] == ["config.json"]
+    assert (folder / "config.json").read_text() == "{"
 
 
 async def test_an_agent_that_is_refused_for_good_ends_with_the_reason(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import secrets
 import signal
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 from planaria.api.common.v1.errors_pb2 import ErrorReason as ProtoReason
@@ -158,16 +159,18 @@ class Agent:
                 self._settings.data_dir / "data",
                 self._settings.node_id,
             )
-            await self.engines.start(self._engine_config(directive, data))
+            folder = self.engines.new_folder(directive.engine_id)
+            await self.engines.start(folder, self._engine_config(directive, data, folder))
         except PlanariaError as error:
             self._refuse(directive, error)
         except Exception as error:  # whatever it was, the coordinator must hear of it
             log.exception("prepare_failed", engine_id=directive.engine_id)
             self._refuse(directive, _cannot_start(self._settings.node_id, error))
 
-    def _engine_config(self, directive: Directive, data: PreparedData) -> EngineConfig:
+    def _engine_config(
+        self, directive: Directive, data: PreparedData, folder: Path
+    ) -> EngineConfig:
         prepare = directive.prepare
-        folder = self.engines.folder(directive.engine_id)
         return EngineConfig(
             engine_id=directive.engine_id,
             job_id=directive.job_id,

@@ -59,28 +59,28 @@ class Engines:
     def get(self, engine_id: str) -> EngineHandle | None:
         return self._handles.get(engine_id)
 
-    def folder(self, engine_id: str) -> Path:
-        """Return where an engine's files are; ids are paths, so their slashes become dots."""
-        return self._root / engine_id.replace("/", ".")
+    def new_folder(self, engine_id: str) -> Path:
+        """Make the folder of an engine; ids are paths, so their slashes become dots.
 
-    def _new_folder(self, engine_id: str) -> Path:
-        """An agent that was killed may have begun to start this engine: it is begun anew.
+        An agent that was killed may have begun to start this engine: it is begun anew in another
+        folder. Should there be a process that nobody has written down, or should one come yet, it
+        has a socket of its own, and ends with its first lease.
 
-        Should there be a process that nobody has written down, it ends with its first lease.
+        Raises:
+            OSError: it cannot be made.
         """
-        folder = self.folder(engine_id)
+        folder = self._root / engine_id.replace("/", ".")
         if folder.exists():
-            folder.rename(folder.with_name(f"{folder.name}.abandoned-{uuid.uuid4().hex}"))
+            folder = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}")
         folder.mkdir(mode=0o700)
         return folder
 
-    async def start(self, config: EngineConfig) -> EngineHandle:
-        """Start an engine.
+    async def start(self, folder: Path, config: EngineConfig) -> EngineHandle:
+        """Start an engine in its new folder.
 
         Raises:
-            OSError: its folder or its process cannot be made.
+            OSError: its process cannot be made.
         """
-        folder = self._new_folder(config.engine_id)
         config.dump(folder / CONFIG_FILE)
         process = await asyncio.to_thread(self._launch, folder)
         log.info("engine_started", engine_id=config.engine_id, pid=process.pid)
