@@ -16,7 +16,7 @@ from support.jobs import small_job
 
 pytestmark = pytest.mark.e2e
 
-STEPS = 24
+STEPS = 40
 
 
 def on_nodes(text: Path, num_nodes: int, **changes: object) -> JobSpec:
@@ -84,7 +84,7 @@ def test_one_digest_through_kills_at_random_moments(
         update={"resources": on_nodes(text, 5).resources.model_copy(update={"max_nodes": None})}
     )
     job = five_nodes.client.submit(spec)
-    for after_step in (4, 10):
+    for after_step in (3, 8):
         five_nodes.wait_for_step(job.id, after_step)
         five_nodes.wait_for_state(job.id, "RUNNING")
         time.sleep(chance.uniform(0, 0.3))

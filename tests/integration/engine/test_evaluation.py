@@ -116,14 +116,16 @@ def test_a_step_that_evaluates_is_finished_by_a_whole_pipeline(
 
 
 def test_the_closing_step_is_rolled_forward(
-    cluster: EngineCluster, expected: ReferenceResult
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
     """[2] d dies before it has told c: c commits from the record of the others, loss and all."""
-    fatal = {"at": "after_exchange", "action": "kill", "step": CLOSING_STEP}
-    cluster.prepare("a", "b", "c", "d", failpoints={"d": [fatal]})
+    never = str(tmp_path / "never")
+    held = {"at": "after_exchange", "action": "hold", "step": CLOSING_STEP, "until": never}
+    cluster.prepare("a", "b", "c", "d", failpoints={"d": [held]})
     cluster.train(BEFORE)
-    cluster.wait_until_dead("d")
     cluster.wait_until_finished("a", "b")
+    cluster.engines["d"].kill()
+    cluster.wait_until_dead("d")
     reports = cluster.quiesce()
     assert [reports[name].committed_steps for name in "abc"] == [6, 6, 5]
     cluster.roll_forward(reports)

@@ -5,6 +5,8 @@ are collected, rolled forward, given new places and fetch what they miss from ea
 that did not die is started again.
 """
 
+from pathlib import Path
+
 import pytest
 
 from integration.engine.scenarios import (
@@ -59,18 +61,17 @@ def test_an_engine_is_killed_within_a_step(
 
 
 def test_a_kill_between_the_phases_of_a_commit_is_rolled_forward(
-    cluster: EngineCluster, expected: ReferenceResult
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
     """c, the last rank, has passed the exchange; b dies having passed, before it tells a."""
     plan = [Pipeline([("a", 2), ("b", 3), ("c", 2)], [0, 1, 2]), Pipeline([("d", 7)], [3, 4, 5])]
-    cluster.prepare(
-        "a",
-        "b",
-        "c",
-        "d",
-        failpoints={"b": [{"at": "after_exchange", "action": "kill", "step": FAILED_STEP}]},
-    )
+    never = str(tmp_path / "never")
+    held_back = {"at": "after_exchange", "action": "hold", "step": FAILED_STEP, "until": never}
+    cluster.prepare("a", "b", "c", "d", failpoints={"b": [held_back]})
     cluster.train(plan)
+    for name in "cd":
+        cluster.wait_for_step(name, FAILED_STEP)
+    cluster.engines["b"].kill()
     cluster.wait_until_dead("b")
     reports = cluster.quiesce()
     assert {name: report.committed_steps for name, report in reports.items()} == {
