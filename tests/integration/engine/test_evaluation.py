@@ -129,6 +129,7 @@ def test_the_closing_step_is_rolled_forward(
     reports = cluster.quiesce()
     assert [reports[name].committed_steps for name in "abc"] == [6, 6, 5]
     cluster.roll_forward(reports)
+    assert CLOSING_STEP in {report.record.step for report in cluster.step_reports("c")}
     for report in cluster.quiesce().values():
         assert report.last_commit.evaluation_loss == expected.evaluation_losses[CLOSING_STEP]
         assert {layer.version for layer in report.layers} == {CLOSING_STEP + 1}

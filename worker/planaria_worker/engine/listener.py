@@ -20,7 +20,7 @@ _log = get_logger("trainer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """A committed step, as the last stage of a pipeline reports it."""
+    """A committed step, as the last stage of a pipeline and whoever is told of it report it."""
 
     record: CommitRecord
     learning_rate: float
@@ -30,7 +30,7 @@ class StepDone:
 
 
 class Listener(Protocol):
-    """Who is told what the training thread meets; called from that thread, never blocks."""
+    """Who is told what is trained and met; called from any thread, never blocks."""
 
     def step_done(self, done: StepDone) -> None: ...
 
@@ -38,7 +38,7 @@ class Listener(Protocol):
 
 
 class Teller:
-    """Tells a listener; methods are called by the training thread."""
+    """Tells a listener; of a commit that is made while the training thread rests, from another."""
 
     def __init__(self, around: Surroundings, listener: Listener, clock: Clock) -> None:
         self._around = around

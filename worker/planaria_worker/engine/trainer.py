@@ -58,6 +58,7 @@ class Trainer:
         self._checkpointer = checkpointer
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._links = Links()
+        self._teller = Teller(around, listener, clock)
         self._standing = Standing(
             vitals=vitals, trace=around.stopwatch.trace, num_commits=around.job.num_commits
         )
@@ -75,7 +76,7 @@ class Trainer:
             handover=self.handover,
             checkpointer=checkpointer,
             vitals=vitals,
-            teller=Teller(around, listener, clock),
+            teller=self._teller,
             clock=clock,
             halt=self.halt,
             set_aside=lambda: self._links.set_aside(()),
@@ -167,6 +168,7 @@ class Trainer:
                 self._standing.sums = None
                 self.submit(self._catch_up)  # before the new promise: an Activate comes behind it
                 self._standing.enter_commit(record, self._standing.promise_behind(record))
+                self._teller.step_done(record)  # those who passed it may all have died untold
                 if todo is RollForward.APPLY and sums is not None:
                     to_write = self._checkpointer.announce(sums.view, record.step + 1)
                     self._checkpointer.take(record.step + 1, to_write)
