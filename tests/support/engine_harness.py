@@ -60,8 +60,14 @@ class EngineCluster(Engines):
         self.committed_steps = 0
         self.members: list[str] = []
         self.kept_groups: list[str] = []
+        self._placed_ids: set[str] = set()
 
     # --- a plan
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every engine that was given a place in the newest plan lives."""
+        return self._placed_ids <= {self.engines[name].engine_id for name in self.survivors}
 
     def copy_initial(self, plan: Sequence[Pipeline]) -> None:
         """Loads every layer of the job's base, wherever the plan puts it."""
@@ -82,6 +88,7 @@ class EngineCluster(Engines):
     ) -> Activate:
         followers = followers or {}
         names = self.members = [*_names(plan), *followers]
+        self._placed_ids = {self.engines[name].engine_id for name in names}
         return Activate(
             pipelines=[self._assignment(pipeline) for pipeline in plan],
             followers=[

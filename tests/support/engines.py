@@ -119,8 +119,18 @@ class Engines:
         return self.wait_for_result(name, self.direct(name, generation, **command))
 
     def ask_all(self, commands: Mapping[str, Mapping[str, Any]]) -> dict[str, DirectiveResult]:
-        """Sends a directive to each of several engines, then waits for all results."""
+        """Sends a directive to each of several engines, then waits for all results.
+
+        Raises:
+            EngineDiedError: one of them died without an answer; others may wait for it.
+        """
         ids = {name: self.direct(name, **command) for name, command in commands.items()}
+
+        def found() -> bool:
+            results = [self._result(name, id_) for name, id_ in ids.items()]
+            return None not in results
+
+        self.wait_for(f"results of {', '.join(ids)}", found)
         return {name: self.wait_for_result(name, id_) for name, id_ in ids.items()}
 
     # --- waiting
@@ -136,15 +146,7 @@ class Engines:
             return value
 
     def wait_for_result(self, name: str, directive_id: str) -> DirectiveResult:
-        engine = self.engines[name]
-
-        def found() -> DirectiveResult | None:
-            result = engine.result(directive_id)
-            if result is None and engine.process.poll() is not None:
-                raise EngineDiedError(f"{name} died without an answer\n{engine.log()}")
-            return result
-
-        return self.wait_for(f"result of {name}", found)
+        return self.wait_for(f"result of {name}", lambda: self._result(name, directive_id))
 
     def wait_for_state(self, state: "EngineState.ValueType", *names: str) -> None:
         for name in names:
@@ -180,6 +182,13 @@ class Engines:
         ]
 
     # --- inside
+
+    def _result(self, name: str, directive_id: str) -> DirectiveResult | None:
+        engine = self.engines[name]
+        result = engine.result(directive_id)
+        if result is None and engine.process.poll() is not None:
+            raise EngineDiedError(f"{name} died without an answer\n{engine.log()}")
+        return result
 
     def _forget_events(self) -> None:
         with self._changed:

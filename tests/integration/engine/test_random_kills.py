@@ -106,6 +106,8 @@ def change_plan(
     """As a coordinator does: a death in the middle opens the next generation."""
     while True:
         alive = [name for name in NAMES if cluster.is_alive(name)]
+        if not cluster.is_whole:
+            mode = Quiesce.MODE_IMMEDIATE  # a commit would never come
         plan = random_plan(rng, alive)
         try:
             reports = cluster.quiesce(alive, mode)
