@@ -94,5 +94,4 @@ def test_one_digest_through_kills_at_random_moments(
     assert end.final_digest == expected.digest
     recoveries = five_nodes.client.job_recoveries(job.id)
     assert sum(len(recovery.nodes_lost) for recovery in recoveries) == 2
-    steps = [metrics.step for metrics in five_nodes.client.job_metrics(job.id)]
-    assert steps == sorted(set(steps))
+    tells_of_every_step(five_nodes, job.id, expected)
