@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -97,13 +98,22 @@ def check_awake(pool: Pool, played: Played, traces: list[Traced]) -> None:
     """Once somebody knows of a failure, everybody does: nobody waits for a timeout of their own."""
     if played.case.place.during is During.CHANGE:
         return  # a fence may already be on its way, of the change
+    fences = {
+        trace.engine: [(line["generation"], line["at"]) for line in trace.events("fence")]
+        for trace in traces
+        if node_of(trace.engine) not in played.hurt_nodes
+    }
+    times = defaultdict(list)
+    for generation, at in chain.from_iterable(fences.values()):
+        times[generation].append(at)
     for fault in played.losses:
-        fenced = {}
-        for trace in traces:
-            times = [line["at"] for line in trace.events("fence") if line["at"] > fault.seconds]
-            if times and node_of(trace.engine) not in played.hurt_nodes:
-                fenced[trace.engine] = min(times)
-        assert fenced, "nobody was fenced"
+        # The fence of an earlier failure may be on its way when this one happens.
+        fence = min(generation for generation, each in times.items() if min(each) > fault.seconds)
+        fenced = {
+            engine: min(at for generation, at in own if generation >= fence)
+            for engine, own in fences.items()
+            if any(generation >= fence for generation, _ in own)
+        }
         spread = max(fenced.values()) - min(fenced.values())
         assert spread < pool.node_deadline_seconds, f"fenced {spread:.1f} s apart: {fenced}"
 
