@@ -1020,7 +1020,7 @@ Global___EngineFault: _TypeAlias = EngineFault  # noqa: Y015
 
 @_typing.final
 class StepReport(_message.Message):
-    """A step was committed; sent by the last stage of each pipeline."""
+    """A step was committed; sent by the last stage of each pipeline, and by engines that are told of the commit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
