@@ -88,12 +88,17 @@ def _record(turn: Turn, recovery: Recovery, message: str, *, step: int) -> None:
         message,
         step=step,
         pause_seconds=recovery.pause_seconds,
+        seconds=_seconds(recovery),
         phases={phase.name: phase.duration_seconds for phase in recovery.phases},
         redone_microbatches=recovery.redone_microbatches,
         copied_bytes=recovery.copied_bytes,
         nodes_lost=list(recovery.nodes_lost),
         nodes_joined=list(recovery.nodes_joined),
     )
+
+
+def _seconds(recovery: Recovery) -> float:
+    return (recovery.end_time - recovery.start_time).total_seconds()
 
 
 def _recovery_in_words(recovery: Recovery, transition: Transition) -> str:
@@ -104,8 +109,7 @@ def _recovery_in_words(recovery: Recovery, transition: Transition) -> str:
     if not recovery.pause_seconds:
         pause = "without a pause"
     if transition.story.stop_times:
-        seconds = (recovery.end_time - recovery.start_time).total_seconds()
-        pause += f", those who lost their pipeline in a new place after {seconds:.3f} s"
+        pause += f", those who lost their pipeline in a new place after {_seconds(recovery):.3f} s"
     return (
         f"training goes on from step {transition.target_steps} {pause}, in "
         f"{pipelines_in_words(recovery.pipeline_sizes_after)} instead of "
