@@ -309,6 +309,36 @@ def test_a_whole_pipeline_that_missed_a_commit_goes_on_behind_it(
     finish(cluster, expected, plan)
 
 
+def test_a_follower_tells_of_a_step_when_those_who_were_to_are_gone(
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
+) -> None:
+    """a dies, and b follows what it has. d has passed with b and c, and dies before it says so."""
+    fatal = {"at": "backward", "action": "kill", "step": FAILED_STEP}
+    waiting = {"at": "before_update", "action": "hold", "step": FAILED_STEP}
+    cluster.prepare(
+        "a",
+        "b",
+        "c",
+        "d",
+        failpoints={"a": [fatal], "d": [waiting | {"until": str(tmp_path / "never")}]},
+    )
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("a")
+    cluster.fence(["a"])
+    cluster.committed_steps = FAILED_STEP
+    activate(cluster, followers={"b": range(3, 7)})
+    cluster.wait_for(
+        "the commit of b and c",
+        lambda: all(cluster.engines[n].snapshot.committed_steps > FAILED_STEP for n in "bc"),
+    )
+    cluster.engines["d"].kill()
+    cluster.wait_until_dead("d")
+    assert FAILED_STEP not in {report.record.step for report in cluster.step_reports()}
+    plan = [Pipeline([("c", 5), ("b", 2)], range(6))]
+    cluster.recover(plan)
+    finish(cluster, expected, plan)
+
+
 @pytest.mark.parametrize("missing", ["other stages", "another step", "nothing"])
 def test_an_engine_refuses_to_keep_what_it_has_not(cluster: EngineCluster, missing: str) -> None:
     cluster.prepare("a", "b", "c", "d")

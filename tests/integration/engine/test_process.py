@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
-from planaria.api.worker.v1.directive_pb2 import DigestLayers, Directive, Quiesce
+from planaria.api.worker.v1.directive_pb2 import DigestLayers, Directive, Prepare, Quiesce
 from planaria.api.worker.v1.report_pb2 import EngineState
 from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
@@ -82,6 +82,25 @@ def test_a_prepared_engine_tells_what_it_found(cluster: EngineCluster) -> None:
     assert all(measured.forward_seconds > 0 for measured in prepared.measured_layers)
     assert all(measured.forward_flops > 0 for measured in prepared.measured_layers[1:])
     assert prepared.peak_flops_per_second > 1e8
+
+
+def test_what_an_engine_found_is_told_to_the_next_agent_too(cluster: EngineCluster) -> None:
+    """The agent that it was told may have died with it: the coordinator asks again."""
+    cluster.prepare("a")
+    engine = cluster.engines["a"]
+    directive_id = f"prepare-{engine.engine_id}"
+    first = cluster.wait_for_result("a", directive_id)
+    engine.events.remove(next(e for e in engine.events if e.result == first))
+    engine.send(
+        Directive(
+            directive_id=directive_id,
+            job_id="job-1",
+            generation=cluster.generation,
+            engine_id=engine.engine_id,
+            prepare=Prepare(),
+        )
+    )
+    assert cluster.wait_for_result("a", directive_id) == first
 
 
 def test_a_directive_takes_effect_once(cluster: EngineCluster) -> None:

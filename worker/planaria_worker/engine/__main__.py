@@ -48,6 +48,7 @@ class EngineProcess:
         self._stopwatch = Stopwatch(trace=trace)
         self._lock = threading.Lock()
         self._engine: Engine | None = None
+        self._prepared: DirectiveResult | None = None
         self._waiting: list[Directive] = []
         self._control = Control(
             Path(config.socket_path),
@@ -97,6 +98,9 @@ class EngineProcess:
         )
 
     def _handle(self, directive: Directive) -> None:
+        if directive.HasField("prepare"):
+            self._repeat_prepared()
+            return
         with self._lock:
             if self._engine is None and not directive.HasField("stop"):
                 self._waiting.append(directive)
@@ -125,7 +129,16 @@ class EngineProcess:
     def _answer_prepare(self, result: DirectiveResult) -> None:
         if self._config.prepare_directive_id:
             result.directive_id = self._config.prepare_directive_id
-            self._answer(result, self._config.generation)
+            with self._lock:
+                self._prepared = result
+                self._answer(result, self._config.generation)
+
+    def _repeat_prepared(self) -> None:
+        """Says again what an agent may have died with; while the engine prepares, it is to come."""
+        with self._lock:
+            prepared = self._prepared
+        if prepared is not None:
+            self._control.post(EngineEvent(result=prepared))
 
     def _answer(self, result: DirectiveResult, generation: int) -> None:
         result.job_id = self._config.job_id

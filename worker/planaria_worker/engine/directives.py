@@ -138,6 +138,7 @@ class Directives:
 
     def _report_fence(self, directive: Directive, fence_time: datetime) -> None:
         """A promise: until the new generation is applied, no sum is joined, no exchange passed."""
+        self._trainer.tell_noted()
         committed_steps, last = self._vitals.committed_steps, self._trainer.last_commit
         ledger, promise = self._trainer.ledger, self._trainer.promise
         is_in_flight = ledger.step == committed_steps

@@ -45,6 +45,7 @@ class Teller:
         self._listener = listener
         self._clock = clock
         self._step_started = time.perf_counter()
+        self._untold: StepDone | None = None
 
     def step_begins(self) -> None:
         """A step is timed from here on."""
@@ -52,14 +53,18 @@ class Teller:
 
     def step_done(self, record: CommitRecord) -> None:
         """The step that began last is committed."""
-        done = StepDone(
-            record=record,
-            learning_rate=self._learning_rate(record.step),
-            step_seconds=time.perf_counter() - self._step_started,
-            seconds=self._around.stopwatch.seconds,
-            commit_time=self._clock.now(),
-        )
-        self._listener.step_done(done)
+        self._untold = None
+        self._listener.step_done(self._done(record))
+
+    def step_noted(self, record: CommitRecord) -> None:
+        """It is, and others report it; so does this engine when fenced: they may have died."""
+        self._untold = self._done(record)
+
+    def tell_noted(self) -> None:
+        """Reports the step that was noted last, if that is the newest and nobody did it before."""
+        done, self._untold = self._untold, None
+        if done is not None:
+            self._listener.step_done(done)
 
     def met(self, error: Exception, generation: int, step: int) -> None:
         """Something broke; nobody need be told if it was a fence that broke it."""
@@ -71,6 +76,15 @@ class Teller:
         fault = fault_of(error, step)
         _log.warning("attempt_failed", cause=fault.message, fatal=fault.is_fatal, exc_info=error)
         self._listener.fault(generation, fault)
+
+    def _done(self, record: CommitRecord) -> StepDone:
+        return StepDone(
+            record=record,
+            learning_rate=self._learning_rate(record.step),
+            step_seconds=time.perf_counter() - self._step_started,
+            seconds=self._around.stopwatch.seconds,
+            commit_time=self._clock.now(),
+        )
 
     def _learning_rate(self, step: int) -> float:
         job = self._around.job

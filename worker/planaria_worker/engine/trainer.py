@@ -180,6 +180,10 @@ class Trainer:
         finally:
             self._fence.end()
 
+    def tell_noted(self) -> None:
+        """Reports the newest step, if others were to and may have died before they did."""
+        self._teller.tell_noted()
+
     def accept(self, activation: Activation, answer: Answer) -> Callable[[], None]:
         """Begins to take a place, and to build its groups: as soon as the engine was halted.
 
@@ -255,7 +259,9 @@ class Trainer:
         """
         with self._training():
             if not self._standing.is_in_place:
-                awaited.shut("the pipeline is broken")
+                broken = GroupBroken("the pipeline broke before its step went on")
+                awaited.shut(str(broken))
+                self._teller.met(broken, activation.generation, activation.committed_steps)
                 return
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._stopwatch.lap("idle")

@@ -103,6 +103,8 @@ class TrainingLoop:
         try:
             self._around.failpoints.hit("switch", record.step)
             place = self._handover.take(next_place, record)
+            if place.view.is_last:
+                self._teller.step_noted(record)
         except Exception as error:
             next_place.finish(error)
             next_place.drop()
@@ -136,8 +138,9 @@ class TrainingLoop:
         to_write = self._checkpointer.announce(view, record.step + 1)
         self._around.fence.settle()
         self._checkpointer.take(record.step + 1, to_write)
-        if place.view.is_last and not place.view.is_follower:
-            self._teller.step_done(record)
+        if place.view.is_last:
+            tell = self._teller.step_noted if place.view.is_follower else self._teller.step_done
+            tell(record)
         if done.broken is not None:
             self._break_off(done.broken, place)
         elif next_place is not None and is_kept:
