@@ -1,13 +1,27 @@
 """What is lost: steps are finished or redone, layers are gone or not, and who is to blame."""
 
+from datetime import datetime
 from operator import methodcaller
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.application.agents import EngineFault
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.outcome import Failure
+from unit.coordinator.sim_engine import SimEngine
 from unit.coordinator.simulation import running_world
 from unit.coordinator.test_second_faults import lose_an_engine
+
+
+def broken(engine: SimEngine, now: datetime) -> EngineFault:
+    """What an engine says whose communicators broke."""
+    return EngineFault(
+        job_id=engine.job_id,
+        engine_id=engine.id,
+        generation=engine.generation,
+        failure=Failure(reason=ErrorReason.UNAVAILABLE, message="reset by peer"),
+        fatal=False,
+        detect_time=now,
+    )
 
 
 async def test_the_step_in_flight_is_finished_when_one_engine_had_passed() -> None:
@@ -129,20 +143,25 @@ async def test_an_engine_that_died_alone_is_created_anew() -> None:
     await world.stop()
 
 
+async def test_communication_that_broke_just_before_a_pause_holds_it_up_no_longer() -> None:
+    """The commit that the pause waits for would never come."""
+    world = await running_world(3)
+    world.begin_step()
+    engine = world.members()[0]
+    world.agents["n0"].say(methodcaller("engine_fault", broken(engine, world.clock.now())))
+    await world.settle()
+    await world.coordinator.jobs.pause(world.job_id)
+    await world.advance(1)
+    assert (await world.job()).state is JobState.PAUSED
+    await world.stop()
+
+
 async def test_communication_that_broke_with_everyone_alive_is_built_anew() -> None:
     """Nobody is lost; after too many times in a row the job says so and fails [10]."""
     world = await running_world(3)
     for attempt in range(4):
         engine = world.members()[0]
-        fault = EngineFault(
-            job_id=world.job_id,
-            engine_id=engine.id,
-            generation=engine.generation,
-            failure=Failure(reason=ErrorReason.UNAVAILABLE, message="reset by peer"),
-            fatal=False,
-            detect_time=world.clock.now(),
-        )
-        world.agents["n0"].say(methodcaller("engine_fault", fault))
+        world.agents["n0"].say(methodcaller("engine_fault", broken(engine, world.clock.now())))
         await world.advance(1)
         if attempt < 3:
             assert (await world.job()).state is JobState.RUNNING

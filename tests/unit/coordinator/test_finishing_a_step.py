@@ -201,6 +201,7 @@ async def test_a_pause_wanted_while_the_step_is_finished_comes_behind_it() -> No
     await world.train(2)
     job = await world.job()
     assert (job.state, job.step) == (JobState.PAUSED, 2)
+    assert [recovery.nodes_lost for recovery in world.recoveries] == [("n0",)]
     world.planner.is_open.set()
     await world.coordinator.jobs.resume(world.job_id)
     await world.settle()

@@ -68,16 +68,15 @@ def tell_of_recovery(turn: Turn, transition: Transition) -> None:
     _record(turn, recovery, message, step=transition.target_steps)
 
 
-def close_recovery(turn: Turn) -> None:
-    """Record a recovery that the end of the job has overtaken: the last step needs no plan."""
+def close_recovery(turn: Turn, message: str) -> None:
+    """Record a recovery that is over without a plan: by the end of the job, or by a pause."""
     transition = turn.transition
     if transition.story.cause not in _RECOVERIES:
         return
     recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
     turn.note(story=replace(transition.story, cause=Cause.FINISHED))
-    num_steps = turn.run.requirements.steps
-    message = f"all {num_steps} steps are committed: nothing is left to recover for"
-    _record(turn, recovery, message, step=num_steps)
+    step = turn.run.requirements.trained_steps(transition.target_steps)
+    _record(turn, recovery, message, step=step)
 
 
 def _record(turn: Turn, recovery: Recovery, message: str, *, step: int) -> None:

@@ -266,11 +266,14 @@ def version_reached(turn: Turn) -> None:
     if lost and target > run.base_steps:
         _state_lost(turn, lost, target)
     elif target >= run.requirements.num_commits:
-        close_recovery(turn)
+        steps = run.requirements.steps
+        close_recovery(turn, f"all {steps} steps are committed: nothing is left to recover for")
         begin_digesting(turn)
     elif kept and run.in_force is not None:
         _finish_step(turn, run.in_force, kept)
     elif run.pause_wanted:
+        if transition.story.cause in (Cause.NODE_LOST, Cause.ENGINE_LOST):
+            close_recovery(turn, "a pause is wanted: what is left of the recovery comes behind it")
         stand_still(turn, JobState.PAUSED, f"the job stands still at step {target}")
     else:
         choose_plan(turn)

@@ -64,11 +64,12 @@ def open_transition(
         ledger_before: the job's time before the fault that some may compute through.
     """
     generation = turn.run.generation + 1
+    lets_train = mode is QuiesceMode.AT_COMMIT or awaited_nodes
     turn.drop_superseded()
     turn.change(
         generation=generation,
         interrupted=None,
-        disturbance=None,
+        disturbance=turn.run.disturbance if lets_train else None,
         transition=Transition(
             generation=generation,
             phase=Phase.PREPARING,
