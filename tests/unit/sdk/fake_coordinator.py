@@ -1,6 +1,7 @@
 """A coordinator for tests: canned answers behind a real loopback port, and a record of requests."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,14 @@ def stream(*events: dict[str, Any]) -> Answer:
     return Answer(text=text)
 
 
+class _Server(ThreadingHTTPServer):
+    """Says nothing of clients that go before they have their answer, as watchers do."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def serving() -> Iterator[FakeCoordinator]:
     fake = FakeCoordinator()
@@ -101,7 +110,7 @@ def serving() -> Iterator[FakeCoordinator]:
         def log_message(self, *_arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with _Server(("127.0.0.1", 0), Handler) as server:
         fake.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
