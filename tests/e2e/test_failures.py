@@ -105,6 +105,25 @@ def test_the_coordinator_dies_while_a_job_trains(
     assert [each.step for each in five_nodes.client.job_metrics(job.id)] == list(range(STEPS))
 
 
+def test_coordinator_and_agents_die_while_a_job_trains(
+    five_nodes: Cluster, spec: JobSpec, digest: str
+) -> None:
+    """Engines alone are left of what knew of a step: they say it again. Guard: see `Control`."""
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for(
+        "steps that are told and not stored", lambda: has_more_to_store(five_nodes, job)
+    )
+    five_nodes.kill_coordinator()
+    for node_id in list(five_nodes.nodes):
+        five_nodes.kill_agent(node_id)
+        five_nodes.start_node(node_id)
+    five_nodes.start_coordinator()
+    end = five_nodes.wait_for_end(job.id)
+    assert recoveries_of(five_nodes, end) == []
+    assert end.final_digest == digest
+    assert [each.step for each in five_nodes.client.job_metrics(job.id)] == list(range(STEPS))
+
+
 def has_more_to_store(cluster: Cluster, job: Job) -> bool:
     """Stop the coordinator; unless it knows of more than is in its database, let it go on."""
     told = cluster.client.get_job(job.id).step

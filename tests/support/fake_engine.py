@@ -1,19 +1,20 @@
-"""An engine without a model: binds the socket, answers every directive, and tells what it saw.
+"""An engine without a model: a control thread that answers directives and tells what it saw.
 
     python fake_engine.py --config FILE
 
-A directive Copy is answered with the number of bytes that this process has answered before, so that
+A directive Copy is answered with the number of directives that this process has had, so that
 a test can tell whether it took effect twice. Commit makes it report a lost peer and a step, Export
 end itself.
 """
 
 import os
 import signal
-import socket
 import sys
+import threading
 from pathlib import Path
 
-from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent
+from planaria.api.worker.v1.directive_pb2 import Directive
+from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
 from planaria.api.worker.v1.report_pb2 import (
     Copied,
     DirectiveResult,
@@ -22,61 +23,69 @@ from planaria.api.worker.v1.report_pb2 import (
     Prepared,
     Stopped,
 )
+from planaria_worker.engine.control import Control
 from planaria_worker.engine_config import EngineConfig
-from planaria_worker.link import receive_message, send_message, socket_address
+
+FLUSH_SECONDS = 10.0
 
 
-def main() -> None:
-    config = EngineConfig.load(Path(sys.argv[2]))
-    listener = socket.socket(socket.AF_UNIX)
-    with socket_address(Path(config.socket_path)) as address:
-        listener.bind(address)
-    listener.listen(1)
-    print("listening", flush=True)
-    num_answered = 0
-    while True:
-        connection, _ = listener.accept()
-        snapshot = EngineSnapshot(
-            engine_id=config.engine_id,
-            job_id=config.job_id,
+class FakeEngine:
+    """Says that it is prepared, and then what the directives make it say."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._num_answered = 0
+        self._ended = threading.Event()
+        self._control = Control(
+            Path(config.socket_path),
+            lease_seconds=config.lease_seconds,
+            snapshot=self._snapshot,
+            on_directive=self._obey,
+            on_lease_expired=self._ended.set,
+        )
+
+    def run(self) -> None:
+        prepared = Prepared(engine=self._snapshot(), data_digest=self._config.data_digest)
+        self._answer(self._config.prepare_directive_id, prepared=prepared)
+        self._control.start()
+        print("listening", flush=True)
+        self._ended.wait()
+        self._control.flush(FLUSH_SECONDS)
+
+    def _snapshot(self) -> EngineSnapshot:
+        return EngineSnapshot(
+            engine_id=self._config.engine_id,
+            job_id=self._config.job_id,
             state=EngineState.ENGINE_STATE_PARKED,
             pid=os.getpid(),
         )
-        send_message(connection, EngineEvent(snapshot=snapshot))
+
+    def _obey(self, directive: Directive) -> None:
+        self._num_answered += 1
+        kind = directive.WhichOneof("command")
+        if kind == "export":
+            print("last words", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "commit":
+            seen, reported = EngineEvent(), EngineEvent()
+            seen.peer_lost.lost_engine_id = "peer"
+            reported.step_report.record.step = 7
+            self._control.post(seen)
+            self._control.report(reported)
+        if kind == "stop":
+            self._answer(directive.directive_id, stopped=Stopped())
+            self._ended.set()
+        else:
+            self._answer(directive.directive_id, copied=Copied(bytes=self._num_answered))
+
+    def _answer(self, directive_id: str, **outcome: Prepared | Copied | Stopped) -> None:
         result = DirectiveResult(
-            directive_id=config.prepare_directive_id,
-            engine_id=config.engine_id,
-            prepared=Prepared(engine=snapshot, data_digest=config.data_digest),
+            directive_id=directive_id,
+            engine_id=self._config.engine_id,
+            **outcome,  # type: ignore[arg-type]  # one field of the oneof, by its name
         )
-        if num_answered == 0:
-            send_message(connection, EngineEvent(result=result))
-        while (command := receive_message(connection, EngineCommand)) is not None:
-            if command.HasField("directive"):
-                num_answered += 1
-                _obey(connection, command, num_answered)
-
-
-def _obey(connection: socket.socket, command: EngineCommand, num_answered: int) -> None:
-    directive = command.directive
-    result = DirectiveResult(directive_id=directive.directive_id, engine_id=directive.engine_id)
-    kind = directive.WhichOneof("command")
-    if kind == "export":
-        print("last words", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    if kind == "commit":
-        event = EngineEvent()
-        event.peer_lost.lost_engine_id = "peer"
-        send_message(connection, event)
-        event.step_report.record.step = 7
-        send_message(connection, event)
-    if kind == "stop":
-        result.stopped.CopyFrom(Stopped())
-    else:
-        result.copied.CopyFrom(Copied(bytes=num_answered))
-    send_message(connection, EngineEvent(result=result))
-    if kind == "stop":
-        sys.exit(0)
+        self._control.post(EngineEvent(result=result))
 
 
 if __name__ == "__main__":
-    main()
+    FakeEngine(EngineConfig.load(Path(sys.argv[2]))).run()

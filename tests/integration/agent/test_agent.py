@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,12 +16,14 @@ import grpc
 import pytest
 
 from planaria.api.worker.v1.directive_pb2 import Commit, Copy, Directive, Export, Prepare, Stop
+from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria.api.worker.v1.worker_service_pb2 import Welcome
 from planaria_common.errors import PlanariaError
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.engine_process import (
     CONFIG_FILE,
     LOG_FILE,
+    SOCKET_FILE,
     EngineProcess,
     record_process,
 )
@@ -28,6 +31,7 @@ from planaria_worker.agent.machine import Machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.session import Session
 from planaria_worker.agent.settings import WorkerSettings
+from planaria_worker.link import socket_address
 from support import fake_engine
 from support.fake_coordinator import FakeCoordinator, serve
 
@@ -174,9 +178,9 @@ async def test_the_end_of_an_engine_is_reported_with_its_last_words(node: Node) 
 
 
 async def test_an_engine_that_says_nothing_is_ended(node: Node) -> None:
-    """The fake engine speaks only when spoken to."""
     await node.coordinator.send(node.prepare(str(node.text)))
-    await node.coordinator.next("result")
+    pid = (await node.coordinator.next("result")).prepared.engine.pid
+    os.kill(pid, signal.SIGSTOP)
     welcome = Welcome()
     welcome.agent_lease.FromSeconds(10)
     welcome.progress_deadline.FromMilliseconds(100)
@@ -245,6 +249,53 @@ async def test_reports_come_again_in_the_next_session_until_they_are_stored(node
     assert first.WhichOneof("message") == "result"
 
 
+async def test_reports_outlive_the_agent_until_they_are_stored(node: Node) -> None:
+    """[5] The engine tells the next agent again what the coordinator may not have.
+
+    The second agent dies, too, after it was told; the third hears nothing of a stored report.
+    """
+    await node.coordinator.send(node.prepare(str(node.text)))
+    await node.coordinator.next("result")
+    await node.coordinator.send(node.directive("d-commit", commit=Commit()))
+    report = await node.coordinator.next("step_report")
+    await node.coordinator.next("result")
+    await node.crash()
+    node.start()
+    await node.coordinator.hello()
+    again = await node.coordinator.next_request("step_report")
+    assert again.step_report == report
+    await node.coordinator.acknowledge(again.report_number)
+    await node.coordinator.send(node.directive("d-copy", copy=Copy()))
+    await node.coordinator.next("result")  # behind the word that the report is stored
+    await node.crash()
+    node.start()
+    await node.coordinator.hello()
+    await node.coordinator.send(node.directive("d-copy-2", copy=Copy()))
+    first = await node.coordinator.next_request("step_report", "result")
+    assert first.WhichOneof("message") == "result"
+
+
+async def test_a_report_that_comes_again_over_the_same_agent_is_told_once(node: Node) -> None:
+    """The link broke and was opened again: the coordinator hears nothing of it."""
+    await node.coordinator.send(node.prepare(str(node.text)))
+    pid = (await node.coordinator.next("result")).prepared.engine.pid
+    await node.coordinator.send(node.directive("d-commit", commit=Commit()))
+    await node.coordinator.next("result")
+    (handle,) = node.agent.engines
+    with socket.socket(socket.AF_UNIX) as other:
+        with socket_address(handle.folder / SOCKET_FILE) as address:
+            other.connect(address)  # the newest connection counts, until it ends
+        await asyncio.sleep(0)
+    await node.coordinator.send(node.directive("d-copy", copy=Copy()))
+    first = await node.coordinator.next_request("step_report", "result")
+    assert first.WhichOneof("message") == "result"
+    assert first.result.copied.bytes == 2
+    assert (handle.snapshot.pid, handle.snapshot.state) == (
+        pid,
+        EngineState.ENGINE_STATE_PARKED,
+    )
+
+
 async def test_a_restarted_agent_adopts_the_engines_of_its_predecessor(node: Node) -> None:
     await node.coordinator.send(node.prepare(str(node.text)))
     pid = (await node.coordinator.next("result")).prepared.engine.pid
@@ -254,8 +305,8 @@ async def test_a_restarted_agent_adopts_the_engines_of_its_predecessor(node: Nod
     hello = await node.coordinator.hello()
     assert hello.agent_id != first
     assert [engine.pid for engine in hello.engines] == [pid]
-    while (await node.coordinator.next("result")).directive_id != "d-copy":
-        await node.coordinator.send(node.directive("d-copy", copy=Copy()))
+    await node.coordinator.send(node.directive("d-copy", copy=Copy()))
+    assert (await node.coordinator.next("result")).directive_id == "d-copy"
 
 
 async def test_what_a_killed_agent_had_begun_to_start_is_started(node: Node) -> None:

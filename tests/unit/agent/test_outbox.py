@@ -18,10 +18,10 @@ async def test_messages_leave_in_order_and_stay_until_delivered() -> None:
     first, second = message("a"), message("b")
     outbox.post(first)
     outbox.post(second)
-    assert await outbox.head() is first
-    assert await outbox.head() is first
+    assert await outbox.next() is first
+    assert await outbox.next() is first
     outbox.pop(first)
-    assert await outbox.head() is second
+    assert await outbox.next() is second
 
 
 async def test_a_full_outbox_drops_the_oldest_and_counts_it() -> None:
@@ -31,12 +31,12 @@ async def test_a_full_outbox_drops_the_oldest_and_counts_it() -> None:
         outbox.post(each)
     assert outbox.num_dropped == 1
     outbox.pop(first)  # it was being written while it was dropped
-    assert await outbox.head() is second
+    assert await outbox.next() is second
 
 
-async def test_head_waits_for_a_message() -> None:
+async def test_next_waits_for_a_message() -> None:
     outbox = Outbox()
-    waiting = asyncio.create_task(outbox.head())
+    waiting = asyncio.create_task(outbox.next())
     await asyncio.sleep(0)
     assert not waiting.done()
     outbox.post(message("a"))
@@ -45,7 +45,7 @@ async def test_head_waits_for_a_message() -> None:
 
 async def deliver(outbox: Outbox) -> SessionRequest:
     """Take out the head, as a session does when the stream took it."""
-    head = await outbox.head()
+    head = await outbox.next()
     outbox.pop(head)
     return head
 
@@ -87,4 +87,4 @@ async def test_reports_of_a_coordinator_that_stores_nothing_do_not_fill_the_memo
         outbox.report(each)
     outbox.send_again()
     assert (len(outbox), outbox.num_dropped) == (3, 2)
-    assert await outbox.head() is reports[2]
+    assert await outbox.next() is reports[2]

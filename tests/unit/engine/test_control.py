@@ -134,6 +134,28 @@ def test_events_wait_while_the_agent_is_away(engine: Engine, open_agent: OpenAge
     assert received == ["0", "1", "2"][-len(received) :]  # the first may lie in the old socket
 
 
+def test_reports_come_to_each_agent_until_they_are_stored(
+    engine: Engine, open_agent: OpenAgent
+) -> None:
+    """Guard: `send_again` for a new connection.."""
+    for step in range(3):
+        event = EngineEvent()
+        event.step_report.record.step = step
+        engine.control.report(event)
+    engine.post(7)
+    agent = open_agent(engine.path)
+    told = [agent.next_event() for _ in range(4)]
+    assert [event.report_number for event in told] == [1, 2, 3, 0]
+    send_message(agent.socket, EngineCommand(reports_stored=2))
+    send_message(agent.socket, EngineCommand(directive=Directive(directive_id="behind it")))
+    with engine.told:
+        assert engine.told.wait_for(lambda: engine.directives, TIMEOUT_SECONDS)
+    again = open_agent(engine.path)
+    engine.post(8)
+    assert again.next_event() == told[2]
+    assert again.next_event().result.directive_id == "8"
+
+
 def test_an_agent_that_does_not_read_stops_nothing(engine: Engine, open_agent: OpenAgent) -> None:
     deaf = open_agent(engine.path)
     large = DirectiveResult(directive_id="large")

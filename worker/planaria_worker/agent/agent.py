@@ -37,6 +37,7 @@ from planaria_worker.agent.machine import Machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.preparation import PreparedData, prepare_data
 from planaria_worker.agent.settings import WorkerSettings
+from planaria_worker.agent.stored_reports import StoredReports
 from planaria_worker.engine_config import EngineConfig
 
 NUM_KEPT_RESULTS = 1_000
@@ -64,6 +65,7 @@ class Agent:
         self._settings = settings
         self._machine = machine
         self._outbox = outbox
+        self._stored_reports = StoredReports()
         self._pid = pid
         self._agent_id = secrets.token_hex(8)
         self._lease_seconds = DEFAULT_LEASE_SECONDS
@@ -107,6 +109,10 @@ class Agent:
 
     async def handle(self, response: SessionResponse) -> None:
         """Act on a directive once; answer a repetition with the first result."""
+        if response.HasField("reports_stored"):
+            self._outbox.acknowledge(response.reports_stored.report_number)
+            self._stored_reports.acknowledge(response.reports_stored.report_number)
+            return
         directive = response.directive
         if directive.directive_id in self._results:
             known = self._results[directive.directive_id]
@@ -217,9 +223,14 @@ class Agent:
             )
             self._outbox.post(SessionRequest(engine_fault=event.fault))
         elif kind == "step_report":
-            self._outbox.report(SessionRequest(step_report=event.step_report))
+            self._report(handle, event, SessionRequest(step_report=event.step_report))
         elif kind == "checkpoint_report":
-            self._outbox.report(SessionRequest(checkpoint_report=event.checkpoint_report))
+            report = SessionRequest(checkpoint_report=event.checkpoint_report)
+            self._report(handle, event, report)
+
+    def _report(self, handle: EngineHandle, event: EngineEvent, request: SessionRequest) -> None:
+        self._outbox.report(request)
+        self._stored_reports.note(request.report_number, handle, event.report_number)
 
     def _exited(self, handle: EngineHandle, exit_code: int | None) -> None:
         if (lines := _new_lines(handle)) is not None:

@@ -49,6 +49,7 @@ class EngineHandle:
         )
         self._on_event = on_event
         self._num_silent_looks = 0
+        self._newest_report = 0
         self._commands: asyncio.Queue[EngineCommand] = asyncio.Queue()
         self._unsent: EngineCommand | None = None
 
@@ -65,6 +66,10 @@ class EngineHandle:
             lease = Lease()
             lease.duration.FromNanoseconds(round(seconds * 1e9))
             self._commands.put_nowait(EngineCommand(lease=lease))
+
+    def reports_stored(self, report_number: int) -> None:
+        """Let the engine forget its reports up to this one."""
+        self._commands.put_nowait(EngineCommand(reports_stored=report_number))
 
     def count_silence(self) -> int:
         """Return how often this was called since the engine last said something.
@@ -105,9 +110,17 @@ class EngineHandle:
             self._num_silent_looks = 0
             if event.HasField("snapshot"):
                 self.snapshot = event.snapshot
-            else:
+            elif self._is_new(event):
                 self._on_event(self, event)
         raise ConnectionError("the engine closed the link")
+
+    def _is_new(self, event: EngineEvent) -> bool:
+        """Whether it is no report that came before the link broke, and comes again."""
+        if event.report_number == 0:
+            return True
+        is_new = event.report_number > self._newest_report
+        self._newest_report = max(self._newest_report, event.report_number)
+        return is_new
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         while True:

@@ -1,89 +1,33 @@
-"""Messages that must reach the coordinator, kept in order while there is no session."""
+"""What the agent owes the coordinator."""
 
 import asyncio
-from collections import deque
 
 from planaria.api.worker.v1.worker_service_pb2 import SessionRequest
-
-DEFAULT_CAPACITY = 100_000
-MAX_UNACKNOWLEDGED = 10_000
-"""A report takes less than a kilobyte, and in a session few wait for more than a second."""
+from planaria_worker.delivery import DEFAULT_CAPACITY, MAX_UNACKNOWLEDGED, DeliveryQueue
 
 
-class Outbox:
-    """A queue whose head stays until it has been written, and reports until they are stored.
-
-    A message counts as delivered when the stream took it; what a broken stream swallowed is made
-    good by the coordinator, which repeats directives that have no result and compares the engines
-    of the next Hello with those it counts on. Reports nobody asks for again: they are kept until
-    the coordinator says that they are in its database, and sent again in the next session.
-    """
+class Outbox(DeliveryQueue[SessionRequest]):
+    """A delivery queue that can be waited for."""
 
     def __init__(
         self, capacity: int = DEFAULT_CAPACITY, max_unacknowledged: int = MAX_UNACKNOWLEDGED
     ) -> None:
-        self._capacity = capacity
-        self._max_unacknowledged = max_unacknowledged
-        self._messages: deque[SessionRequest] = deque()
-        self._unacknowledged: deque[SessionRequest] = deque()
-        self._num_reports = 0
-        self._newest_stored = 0
+        super().__init__(capacity, max_unacknowledged)
         self._filled = asyncio.Event()
-        self.num_dropped = 0
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    @property
-    def num_unacknowledged(self) -> int:
-        """Reports that were delivered and may not be stored."""
-        return len(self._unacknowledged)
 
     def post(self, message: SessionRequest) -> None:
         """Queue a message; when the queue is full the oldest one is dropped and counted."""
-        self._messages.append(message)
-        self._drop_oldest()
+        super().post(message)
         self._filled.set()
-
-    def report(self, message: SessionRequest) -> None:
-        """Queue a message that is kept until the coordinator has stored it."""
-        self._num_reports += 1
-        message.report_number = self._num_reports
-        self.post(message)
-
-    async def head(self) -> SessionRequest:
-        """Wait for a message and return it without taking it out."""
-        while not self._messages:
-            self._filled.clear()
-            await self._filled.wait()
-        return self._messages[0]
-
-    def pop(self, delivered: SessionRequest) -> None:
-        """Take out the head, unless a full queue has dropped it meanwhile."""
-        if not self._messages or self._messages[0] is not delivered:
-            return
-        self._messages.popleft()
-        if delivered.report_number > self._newest_stored:
-            self._unacknowledged.append(delivered)
-            if len(self._unacknowledged) > self._max_unacknowledged:
-                self._unacknowledged.popleft()
-                self.num_dropped += 1
-
-    def acknowledge(self, report_number: int) -> None:
-        """Forget reports: those up to this one are stored."""
-        self._newest_stored = max(self._newest_stored, report_number)
-        while self._unacknowledged and self._unacknowledged[0].report_number <= report_number:
-            self._unacknowledged.popleft()
 
     def send_again(self) -> None:
         """Queue first what may not be stored: a session has ended, or its coordinator."""
-        self._messages.extendleft(reversed(self._unacknowledged))
-        self._unacknowledged.clear()
-        self._drop_oldest()
-        if self._messages:
-            self._filled.set()
+        super().send_again()
+        self._filled.set()
 
-    def _drop_oldest(self) -> None:
-        while len(self._messages) > self._capacity:
-            self._messages.popleft()
-            self.num_dropped += 1
+    async def next(self) -> SessionRequest:
+        """Wait for a message and return it without taking it out."""
+        while (head := self.head) is None:
+            self._filled.clear()
+            await self._filled.wait()
+        return head

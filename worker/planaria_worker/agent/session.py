@@ -142,15 +142,12 @@ class Session:
 
     async def _read(self, call: "Call") -> None:
         while isinstance(response := await call.read(), SessionResponse):
-            if response.HasField("reports_stored"):
-                self._outbox.acknowledge(response.reports_stored.report_number)
-            else:
-                await self._node.handle(response)
+            await self._node.handle(response)
         raise ConnectionError("the coordinator ended the session")
 
     async def _write(self, call: "Call") -> None:
         while True:
-            message = await self._outbox.head()
+            message = await self._outbox.next()
             await self._send(call, message)
             self._outbox.pop(message)
 

@@ -91,7 +91,7 @@ class EngineProcess:
             fence=self._fence,
             vitals=self._vitals,
             stopwatch=self._stopwatch,
-            post=self._control.post,
+            to_agent=self._control,
             stop=self._stop,
             clock=SystemClock(),
             failpoints=Failpoints.from_environment(os.environ, self._config.engine_id),

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from datetime import datetime
 
-from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepared
 from planaria_common.clock import Clock
 from planaria_worker.engine.activation import Builder
@@ -18,7 +17,7 @@ from planaria_worker.engine.layer_work import LayerWork
 from planaria_worker.engine.peer_watch import PeerWatch
 from planaria_worker.engine.place import Surroundings
 from planaria_worker.engine.preparation import Preparation, prepare
-from planaria_worker.engine.reports import Reports
+from planaria_worker.engine.reports import Reports, ToAgent
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.storage import checkpoint_plan
@@ -41,7 +40,7 @@ class Engine:
         fence: Fence,
         vitals: Vitals,
         stopwatch: Stopwatch,
-        post: Callable[[EngineEvent], None],
+        to_agent: ToAgent,
         stop: Callable[[], None],
         clock: Clock,
         failpoints: Failpoints,
@@ -53,7 +52,7 @@ class Engine:
             fence: also the control thread's.
             vitals: also the control thread's.
             stopwatch: counts the actions of the training thread.
-            post: sends an event to the agent.
+            to_agent: takes what the agent is told.
             stop: ends the process in order; called on the control thread.
             clock: the time of reports.
             failpoints: failures that a test wants.
@@ -68,7 +67,7 @@ class Engine:
         self._vitals = vitals
         self._clock = clock
         self._stop = stop
-        self._reports = Reports(config, post, fence, clock)
+        self._reports = Reports(config, to_agent, fence, clock)
         failpoints.hit("prepare")
         self._preparation = prepare(config)
         self._around = Surroundings(

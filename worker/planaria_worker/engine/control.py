@@ -1,7 +1,8 @@
 """The control thread: the Unix socket of the agent, its lease, and what it is told.
 
 It answers while the engine imports, trains or hangs: nothing here waits for anybody. The agent may
-go away and come back; what it has not received waits for it, and the newest connection counts.
+go away and come back, or another in its place; what it has not received waits for it, reports that
+the coordinator may not have come again, and the newest connection counts.
 """
 
 import contextlib
@@ -9,7 +10,6 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot
 from planaria_common.logging import get_logger
+from planaria_worker.delivery import DeliveryQueue
 from planaria_worker.link import Decoder, LinkError, encode, socket_address
 
 SNAPSHOT_SECONDS = 1.0
@@ -31,6 +32,7 @@ class _Agent:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.decoder = Decoder(EngineCommand)
+        self.event: EngineEvent | None = None
         self.sending = b""
         self.num_sent = 0
 
@@ -65,7 +67,7 @@ class Control:
         self._lease_end = monotonic() + lease_seconds
         self._next_snapshot = monotonic()
         self._lock = threading.Lock()
-        self._events: deque[bytes] = deque()
+        self._events: DeliveryQueue[EngineEvent] = DeliveryQueue()
         self._drained = threading.Condition(self._lock)
         self._agent: _Agent | None = None
         self._selector = selectors.DefaultSelector()
@@ -84,7 +86,13 @@ class Control:
     def post(self, event: EngineEvent) -> None:
         """Sends an event as soon as an agent is there; any thread."""
         with self._lock:
-            self._events.append(encode(event))
+            self._events.post(event)
+        self._wake()
+
+    def report(self, event: EngineEvent) -> None:
+        """Sends an event, to every agent that comes until the coordinator has it; any thread."""
+        with self._lock:
+            self._events.report(event)
         self._wake()
 
     def send_snapshot(self) -> None:
@@ -95,7 +103,7 @@ class Control:
     def flush(self, timeout_seconds: float) -> bool:
         """Waits until everything posted was sent; not from the control thread itself."""
         with self._drained:
-            return self._drained.wait_for(lambda: not self._events, timeout_seconds)
+            return self._drained.wait_for(lambda: len(self._events) == 0, timeout_seconds)
 
     def close(self) -> None:
         """Ends the thread and the connection; not from the control thread itself."""
@@ -133,6 +141,8 @@ class Control:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
         self._hang_up()  # a newer connection replaces the older
+        with self._lock:
+            self._events.send_again()
         self._agent = _Agent(connection)
         self._selector.register(connection, selectors.EVENT_READ, self._serve)
         self._next_snapshot = self._monotonic()
@@ -158,6 +168,9 @@ class Control:
             self._lease_end = self._monotonic() + command.lease.duration.ToNanoseconds() / 1e9
         elif command.HasField("directive"):
             self._on_directive(command.directive)
+        elif command.HasField("reports_stored"):
+            with self._lock:
+                self._events.acknowledge(command.reports_stored)
 
     def _send(self) -> None:
         """Writes as much as the agent takes: a snapshot when one is due, then events in order."""
@@ -188,18 +201,19 @@ class Control:
             agent.sending = encode(EngineEvent(snapshot=self._snapshot()))
         else:
             with self._lock:
-                agent.sending = self._events[0] if self._events else b""
+                agent.event = self._events.head
+            agent.sending = b"" if agent.event is None else encode(agent.event)
         return bool(agent.sending)
 
     def _unload(self, agent: _Agent) -> None:
         """Forgets an event once all of it was sent: a broken one is sent again as a whole."""
         if agent.num_sent < len(agent.sending):
             return
-        with self._drained:
-            if self._events and self._events[0] is agent.sending:
-                self._events.popleft()
+        if agent.event is not None:
+            with self._drained:
+                self._events.pop(agent.event)
                 self._drained.notify_all()
-        agent.sending, agent.num_sent = b"", 0
+        agent.event, agent.sending, agent.num_sent = None, b"", 0
 
     def _hang_up(self) -> None:
         if self._agent is not None:

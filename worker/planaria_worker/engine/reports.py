@@ -1,7 +1,7 @@
 """What the engine's threads meet, told to the agent."""
 
-from collections.abc import Callable
 from datetime import datetime
+from typing import Protocol
 
 from google.protobuf.message import Message
 
@@ -26,14 +26,22 @@ from planaria_worker.engine_config import EngineConfig
 _log = get_logger("engine")
 
 
+class ToAgent(Protocol):
+    """Sends what the engine says to its agent, and in its absence keeps it; any thread."""
+
+    def post(self, event: EngineEvent) -> None:
+        """Sends an event to one agent."""
+
+    def report(self, event: EngineEvent) -> None:
+        """Sends an event to every agent that comes, until the coordinator has stored it."""
+
+
 class Reports:
     """Turns what the engine's threads meet into events for the agent."""
 
-    def __init__(
-        self, config: EngineConfig, post: Callable[[EngineEvent], None], fence: Fence, clock: Clock
-    ) -> None:
+    def __init__(self, config: EngineConfig, to_agent: ToAgent, fence: Fence, clock: Clock) -> None:
         self._config = config
-        self._post = post
+        self._to_agent = to_agent
         self._fence = fence
         self._clock = clock
 
@@ -43,13 +51,13 @@ class Reports:
         evaluated = {} if evaluation is None else {"evaluation_loss": round(evaluation, 4)}
         _log.info("step", step=record.step, loss=round(record.loss, 4), **evaluated)
         report = convert.step_report(self._config.job_id, self._config.engine_id, done)
-        self._post(EngineEvent(step_report=report))
+        self._to_agent.report(EngineEvent(step_report=report))
 
     def fault(self, generation: int, fault: Fault) -> None:
         event = convert.engine_fault(
             self._config.job_id, self._config.engine_id, generation, fault, self._clock.now()
         )
-        self._post(EngineEvent(fault=event))
+        self._to_agent.post(EngineEvent(fault=event))
 
     def hang(self, fault: Fault) -> None:
         _log.error("hangs", cause=fault.message)
@@ -63,7 +71,7 @@ class Reports:
             generation=self._fence.newest,
             detect_time=convert.timestamp(detect_time),
         )
-        self._post(EngineEvent(peer_lost=lost))
+        self._to_agent.post(EngineEvent(peer_lost=lost))
 
     def taken(self, version: int, layers: tuple[int, ...]) -> None:
         self._checkpoint(version, taken=CheckpointTaken(layers=layers))
@@ -84,7 +92,7 @@ class Reports:
             version=version,
             **report,  # type: ignore[arg-type]  # one field of the oneof, by its name
         )
-        self._post(EngineEvent(checkpoint_report=message))
+        self._to_agent.report(EngineEvent(checkpoint_report=message))
 
     def answer(self, result: DirectiveResult) -> None:
-        self._post(EngineEvent(result=result))
+        self._to_agent.post(EngineEvent(result=result))

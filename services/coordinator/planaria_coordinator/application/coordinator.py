@@ -17,6 +17,7 @@ from planaria_coordinator.application.scheduling import Scheduler
 from planaria_coordinator.application.sessions import Sessions
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
+from planaria_coordinator.application.taking_up import signals_of_nodes
 from planaria_coordinator.domain.directive import Directive
 from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.signals import Restarted
@@ -102,6 +103,8 @@ class Coordinator:
                 if directive.id in run.pending:
                     state.dispatcher.send(directive)
             actor.post(Restarted())
+            for signal in signals_of_nodes(actor.run, state.nodes.find, state.clock.now()):
+                actor.post(signal)
             log.info("job_taken_up", job_id=job.id, state=run.state, generation=run.generation)
 
     async def _settle_what_nobody_awaits(

@@ -29,6 +29,9 @@ class EngineCommand(_message.Message):
 
     LEASE_FIELD_NUMBER: _builtins.int
     DIRECTIVE_FIELD_NUMBER: _builtins.int
+    REPORTS_STORED_FIELD_NUMBER: _builtins.int
+    reports_stored: _builtins.int
+    """The engine's reports up to the one of this number outlive everybody: it need not keep them."""
     @_builtins.property
     def lease(self) -> Global___Lease:
         """Renews the engine's lease; the first message of every connection."""
@@ -42,12 +45,13 @@ class EngineCommand(_message.Message):
         *,
         lease: Global___Lease | None = ...,
         directive: _directive_pb2.Directive | None = ...,
+        reports_stored: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "lease", b"lease", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "lease", b"lease", "message", b"message", "reports_stored", b"reports_stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "lease", b"lease", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "lease", b"lease", "message", b"message", "reports_stored", b"reports_stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["lease", "directive"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["lease", "directive", "reports_stored"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -89,6 +93,11 @@ class EngineEvent(_message.Message):
     FAULT_FIELD_NUMBER: _builtins.int
     STEP_REPORT_FIELD_NUMBER: _builtins.int
     CHECKPOINT_REPORT_FIELD_NUMBER: _builtins.int
+    REPORT_NUMBER_FIELD_NUMBER: _builtins.int
+    report_number: _builtins.int
+    """Counts the reports of steps and checkpoints of this engine, from 1; zero for all else. What is
+    not known to be stored is sent again to each agent that connects.
+    """
     @_builtins.property
     def snapshot(self) -> _report_pb2.EngineSnapshot:
         """What the engine is doing; first on every connection, then once a second."""
@@ -122,10 +131,11 @@ class EngineEvent(_message.Message):
         fault: _report_pb2.EngineFault | None = ...,
         step_report: _report_pb2.StepReport | None = ...,
         checkpoint_report: _report_pb2.CheckpointReport | None = ...,
+        report_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "fault", b"fault", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "fault", b"fault", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "fault", b"fault", "message", b"message", "peer_lost", b"peer_lost", "report_number", b"report_number", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["snapshot", "result", "peer_lost", "fault", "step_report", "checkpoint_report"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

@@ -1,0 +1,73 @@
+"""A coordinator dies when it has stored what becomes of a node, and the job has not heard of it.
+
+Guard: `signals_of_nodes`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.domain.node import NodeState
+from planaria_coordinator.domain.signals import Signal
+from unit.coordinator.simulation import World, running_world
+
+
+@contextmanager
+def deaf_jobs() -> Iterator[None]:
+    """Jobs hear nothing of their nodes."""
+
+    def post(actor: JobActor, signal: Signal) -> None:
+        if not hasattr(signal, "node_id"):
+            decide(actor, signal)
+
+    decide = JobActor.post
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobActor, "post", post)
+        yield
+
+
+async def crash_and_train(world: World) -> None:
+    await world.crash_coordinator()
+    await world.reconnect()
+    await world.train(3)
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["engine seen to die", "silent"])
+async def test_a_node_that_is_lost(is_seen: bool) -> None:
+    world = await running_world(4)
+    with deaf_jobs():
+        await world.kill_node("n1", seen_by_peers=is_seen)
+        await world.advance(10.5)
+    assert "node_lost" in world.event_types()
+    await crash_and_train(world)
+    assert [each.nodes_lost for each in world.recoveries] == [("n1",)]
+    assert "n1" not in world.run.held_nodes
+    assert len(world.members()) == 3
+    await world.stop()
+
+
+async def test_a_node_that_is_to_be_freed() -> None:
+    world = await running_world(4)
+    with deaf_jobs():
+        await world.coordinator.cluster.drain("n1")
+    await crash_and_train(world)
+    assert (await world.coordinator.cluster.get("n1")).state is NodeState.DRAINED
+    assert len(world.members()) == 3
+    await world.stop()
+
+
+async def test_a_node_that_is_to_be_kept_after_all() -> None:
+    world = await running_world(4)
+    engines = set(world.run.engines)
+    world.planner.is_open.clear()  # the drain waits for its plan
+    await world.coordinator.cluster.drain("n1")
+    with deaf_jobs():
+        await world.coordinator.cluster.uncordon("n1")
+    world.planner.is_open.set()
+    await crash_and_train(world)
+    assert world.run.draining == ()
+    assert (await world.coordinator.cluster.get("n1")).state is NodeState.READY
+    assert {engine.id for engine in world.members()} == engines
+    await world.stop()
