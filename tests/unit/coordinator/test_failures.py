@@ -3,6 +3,7 @@
 from datetime import datetime
 from operator import methodcaller
 
+from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.application.agents import EngineFault
 from planaria_coordinator.domain.job import JobState
@@ -171,6 +172,23 @@ async def test_communication_that_broke_with_everyone_alive_is_built_anew() -> N
     assert job.error is not None
     assert job.error.message == "communication broke 4 times: reset by peer"
     assert "engine_lost" not in world.event_types()
+    await world.stop()
+
+
+async def test_broken_communication_is_acted_on_after_a_reboot_of_the_coordinators_host() -> None:
+    """Guard: `restart_disturbance`. The deadline was one of the old monotonic clock."""
+    world = await running_world(3)
+    await world.advance(60)
+    engine = world.members()[0]
+    world.agents["n0"].say(methodcaller("engine_fault", broken(engine, world.clock.now())))
+    await world.settle()
+    await world.coordinator.cluster.drain("n2")  # which stores what the job knows
+    assert world.run.disturbance is not None
+    world.clock = FakeClock(world.clock.now())
+    await world.crash_coordinator()
+    await world.reconnect()
+    await world.advance(1)
+    assert "communication_broke" in world.event_types()
     await world.stop()
 
 

@@ -265,6 +265,15 @@ def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
         turn.run = replace(run, disturbance=disturbance)
 
 
+def restart_disturbance(turn: Turn) -> None:
+    """Count from now on: the coordinator has started again, with another clock."""
+    disturbance = turn.run.disturbance
+    if disturbance is not None:
+        deadline_seconds = turn.now.seconds + turn.limits.disturbance_seconds
+        restarted = replace(disturbance, deadline_seconds=deadline_seconds)
+        turn.run = replace(turn.run, disturbance=restarted)
+
+
 def disturbance_overdue(turn: Turn) -> None:
     """Nobody was lost, and yet communicators broke: everyone is collected and begins anew."""
     disturbance = turn.run.disturbance

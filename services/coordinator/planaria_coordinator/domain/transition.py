@@ -325,6 +325,7 @@ def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
 def _restarted(turn: Turn) -> None:
     """Whatever was under way is collected anew; engines that only start are waited for."""
     _restart_deadlines(turn)
+    losses.restart_disturbance(turn)
     checkpointing.restart_deadlines(turn)
     transition = turn.run.transition
     if transition is None or transition.phase is Phase.PREPARING:
