@@ -177,6 +177,18 @@ async def test_the_end_of_an_engine_is_reported_with_its_last_words(node: Node) 
     assert exited.log_tail[-1] == "last words"
 
 
+async def test_an_engine_that_ended_before_it_was_ready_is_told_of_when_asked_for_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that died with the news asks again, and does not wait for its deadline."""
+    monkeypatch.setattr(fake_engine, "__file__", str(node.data_dir / "no_such_engine.py"))
+    await node.coordinator.send(node.prepare(str(node.text)))
+    await node.coordinator.next("engine_exited")
+    await node.coordinator.send(node.prepare(str(node.text)))
+    failure = (await node.coordinator.next("result")).failure
+    assert failure.message == "node node-0 cannot start an engine: its process ended"
+
+
 async def test_an_engine_that_says_nothing_is_ended(node: Node) -> None:
     await node.coordinator.send(node.prepare(str(node.text)))
     pid = (await node.coordinator.next("result")).prepared.engine.pid

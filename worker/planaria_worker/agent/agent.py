@@ -171,7 +171,8 @@ class Agent:
             self._refuse(directive, error)
         except Exception as error:  # whatever it was, the coordinator must hear of it
             log.exception("prepare_failed", engine_id=directive.engine_id)
-            self._refuse(directive, _cannot_start(self._settings.node_id, error))
+            detail = f"{type(error).__name__}: {error}"
+            self._refuse(directive, _cannot_start(self._settings.node_id, detail))
 
     def _engine_config(
         self, directive: Directive, data: PreparedData, folder: Path
@@ -246,7 +247,21 @@ class Agent:
             generation=handle.snapshot.generation,
         )
         exited.detect_time.GetCurrentTime()
+        self._note_unprepared(handle)
         self._outbox.post(SessionRequest(engine_exited=exited))
+
+    def _note_unprepared(self, handle: EngineHandle) -> None:
+        """Should the coordinator ask again for an engine that ended before it was ready, say so."""
+        directive_id = handle.config.prepare_directive_id
+        if directive_id in self._results and self._results[directive_id] is None:
+            error = _cannot_start(self._settings.node_id, "its process ended")
+            prepare = Directive(
+                directive_id=directive_id,
+                job_id=handle.config.job_id,
+                engine_id=handle.engine_id,
+                generation=handle.config.generation,
+            )
+            self._results[directive_id] = _result(prepare, failure=_failure(error))
 
     # -- results -----------------------------------------------------------------------------------
 
@@ -255,12 +270,7 @@ class Agent:
         self._outbox.post(SessionRequest(result=result))
 
     def _refuse(self, directive: Directive, error: PlanariaError) -> None:
-        failure = Failure(
-            reason=ProtoReason.Value(f"ERROR_REASON_{error.reason}"),
-            message=error.message,
-            metadata=error.metadata,
-        )
-        self._answer(_result(directive, failure=failure))
+        self._answer(_result(directive, failure=_failure(error)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -275,6 +285,14 @@ def _result(directive: Directive, **outcome: Any) -> DirectiveResult:
         engine_id=directive.engine_id,
         generation=directive.generation,
         **outcome,
+    )
+
+
+def _failure(error: PlanariaError) -> Failure:
+    return Failure(
+        reason=ProtoReason.Value(f"ERROR_REASON_{error.reason}"),
+        message=error.message,
+        metadata=error.metadata,
     )
 
 
@@ -295,8 +313,7 @@ def _no_such_engine(directive: Directive, node_id: str) -> PlanariaError:
     )
 
 
-def _cannot_start(node_id: str, error: Exception) -> PlanariaError:
-    detail = f"{type(error).__name__}: {error}"
+def _cannot_start(node_id: str, detail: str) -> PlanariaError:
     return PlanariaError(
         ErrorReason.ENGINE_FAILED,
         f"node {node_id} cannot start an engine: {detail}",
