@@ -112,6 +112,20 @@ async def test_who_leaves_behind_the_commit_writes_its_layers_first() -> None:
     await world.stop()
 
 
+async def test_who_leaves_writes_its_layers_first_though_the_coordinator_dies() -> None:
+    """Guard: what is known of writers outlives a restart; its copies are nowhere else."""
+    world = await switching("drain")
+    shares = await change_over(world, say_taken)
+    await world.crash_coordinator()
+    await world.reconnect()
+    assert world.agents["n1"].engines
+    await write(world, 2, shares)
+    assert outcomes(world) == [("checkpoint_written", 2)]
+    assert not world.agents["n1"].engines
+    await assert_it_goes_on(world, "drain")
+    await world.stop()
+
+
 async def test_a_disk_that_hangs_at_that_commit() -> None:
     """Replicas in the plan before write, before or after they have changed over."""
     world = await switching("join")

@@ -4,6 +4,7 @@ from typing import Any
 
 from planaria_coordinator.domain.engine import node_of
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.outcome import CheckpointTaken
 from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.checkpoint_world import (
     FULL,
@@ -46,6 +47,22 @@ async def test_replicas_write_what_an_engine_gives_back() -> None:
     assert late not in part
     assert sorted(layer for layers in part.values() for layer in layers) == list(range(6))
     await world.train()  # they have copies
+    await write(world, 2, part)
+    assert outcomes(world) == [("checkpoint_written", 2)]
+    await world.stop()
+
+
+async def test_what_a_late_engine_has_said_is_said_again() -> None:
+    """Its agent was killed: replicas write by now, and no longer have the layers."""
+    world, shares, late = await world_at_two()
+    others = {layer for layers in shares.values() for layer in layers}
+    mine = tuple(layer for layer in range(6) if layer not in others)
+    part = writers(world.run.checkpoints[2])
+    await world.train()
+    tell(world, world.engines()[late], 2, CheckpointTaken(layers=mine))
+    give_back(world, late, 2)
+    await world.settle()
+    assert writers(world.run.checkpoints[2]) == part
     await write(world, 2, part)
     assert outcomes(world) == [("checkpoint_written", 2)]
     await world.stop()

@@ -41,7 +41,7 @@ def reported(turn: Turn, signal: CheckpointReported) -> None:
         return
     match signal.report:
         case CheckpointTaken(layers=layers):
-            _note_writers(turn, checkpoint, signal.engine_id, layers)
+            _note_taken(turn, checkpoint, signal.engine_id, layers)
         case LayerWritten() as written:
             _note_written(turn, checkpoint, written)
         case Failure(reason=ErrorReason.UNAVAILABLE, message=message):
@@ -167,13 +167,9 @@ def shift_deadlines(turn: Turn, seconds: float) -> None:
 
 
 def restart_deadlines(turn: Turn) -> None:
-    """Count from now on: the coordinator has started again, with another clock.
-
-    What was said meanwhile may be lost: at a fence, layers count as missing that are not known to
-    be written.
-    """
+    """Count from now on: the coordinator has started again, with another clock."""
     restarted = {
-        version: replace(checkpoint, writers={}, deadline_seconds=_deadline(turn))
+        version: replace(checkpoint, deadline_seconds=_deadline(turn))
         for version, checkpoint in turn.run.checkpoints.items()
     }
     turn.run = replace(turn.run, checkpoints=restarted)
@@ -221,6 +217,15 @@ def _note_writers(
 ) -> None:
     writers = {**checkpoint.writers, **dict.fromkeys(layers, engine_id)}
     _put(turn, replace(checkpoint, writers=writers))
+
+
+def _note_taken(turn: Turn, checkpoint: Checkpoint, engine_id: str, layers: Iterable[int]) -> None:
+    """An engine has copies; said again, it counts no more where another writes by now."""
+    engines = turn.run.engines
+    if engine_id not in engines or engine_id in checkpoint.given_back:
+        return
+    free = [layer for layer in layers if checkpoint.writers.get(layer) not in engines]
+    _note_writers(turn, checkpoint, engine_id, free)
 
 
 def _note_lateness(
