@@ -116,6 +116,27 @@ async def test_an_engine_that_peers_saw_end_is_lost_before_its_agent_is_back() -
     await world.stop()
 
 
+async def test_an_engine_whose_end_was_told_twice_is_forgotten() -> None:
+    """Peers tell of it too, behind its agent: an agent that goes away later is no loss by that.
+
+    Guard: `_unexplained`.
+    """
+    world = await running_world(4)
+    agent = world.agents["n1"]
+    (dead,) = agent.engines
+    agent.lose_engine(dead)
+    world.tell_peer_lost(dead)
+    await world.settle()
+    await world.train(3)
+    agent.disconnect()
+    await world.advance(2)
+    await world.reconnect()
+    await world.train(3)
+    assert "node_lost" not in world.event_types()
+    assert len(world.members()) == 4
+    await world.stop()
+
+
 async def test_a_coordinator_that_stood_still_blames_nobody() -> None:
     """After a stall of its own every node gets fresh grace."""
     world = await running_world(4)

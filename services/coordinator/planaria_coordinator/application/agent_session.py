@@ -104,6 +104,7 @@ class AgentSession:
         if entry is not None and entry.wire is self:
             entry.wire = None
             entry.session_ended = True
+            entry.peers_lost &= self._unexplained()
             log.info("session_ended", node_id=self.node_id)
             self._state.run_beside(declare_lost_nodes(self._state, (self.node_id,)))
 
@@ -245,6 +246,14 @@ class AgentSession:
         """Return the node's entry while this is its session."""
         entry = self._state.nodes.get(self.node_id)
         return entry if entry is not None and entry.wire is self else None
+
+    def _unexplained(self) -> set[str]:
+        """Return the engines here that have not ended as far as jobs know.
+
+        A peer may tell of an end that the agent has told of already.
+        """
+        runs = [actor.run for actor in self._state.holders(self.node_id)]
+        return {engine_id for run in runs for engine_id in (*run.engines, *run.stopping)}
 
     def _compare(self, entry: NodeEntry) -> None:
         """Stop engines that nobody counts on; those counted on that are missing have exited."""
