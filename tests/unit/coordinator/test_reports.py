@@ -76,6 +76,24 @@ async def test_a_report_that_is_not_decided_on_is_not_acknowledged() -> None:
     await world.stop()
 
 
+async def test_a_directive_is_not_resolved_before_its_result_is_decided_on() -> None:
+    """A coordinator that dies in between sends it again, and waits for no answer in vain."""
+    world = await running_world(3)
+    await world.add_node("n3", "prepare")
+    agent = world.agents["n3"]
+    (directive,) = agent.held
+    await world.coordinator.flush()  # its steps: nothing is left to be written of the job
+    async with world.coordinator._state.actors[world.job_id]._storing:
+        agent.release()
+        await asyncio.sleep(0)
+        await world.coordinator.flush()
+        assert directive.id not in world.database.tables.settled
+    await world.settle()
+    await world.coordinator.flush()
+    assert directive.id in world.database.tables.settled
+    await world.stop()
+
+
 async def test_old_steps_that_are_sent_again_do_not_count_as_the_newest() -> None:
     """More of them than the rate is taken over; each agent repeats what the others have told."""
     world = await running_world(3)

@@ -1,7 +1,7 @@
 """What happens by the clock: deadlines, silence, engines that hang, batches to write."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 
 from planaria_common.logging import get_logger
@@ -140,22 +140,31 @@ class Supervisor:
 
     # -- flushes -----------------------------------------------------------------------------------
 
-    async def _flush_jobs(self) -> None:
-        """Write what jobs have been told, and acknowledge the reports that told it."""
+    async def _flush_jobs(self) -> Collection[str]:
+        """Write what jobs have been told, and acknowledge the reports that told it.
+
+        Returns:
+            the jobs that have yet to decide on something they were told.
+        """
         state = self._state
         wires = [entry.wire for entry in state.nodes if entry.wire is not None]
         newest_reports = [(wire, wire.newest_report) for wire in wires]
-        are_stored = [await actor.flush() for actor in tuple(state.actors.values())]
-        if all(are_stored):  # else with one of the next flushes
+        undecided = [a.job_id for a in tuple(state.actors.values()) if not await a.flush()]
+        if not undecided:  # else with one of the next flushes
             for wire, report_number in newest_reports:
                 wire.acknowledge(report_number)
+        return undecided
 
     async def flush(self) -> None:
         """Write steps, heartbeats, log lines and results in batches."""
-        await self._flush_jobs()
         state = self._state
+        num_told = len(state.results)
+        undecided = await self._flush_jobs()
+        # A directive that is resolved is not repeated: first what follows from it is stored.
+        told, newer = state.results[:num_told], state.results[num_told:]
+        results = [result for result in told if result.job_id not in undecided]
+        state.results = [result for result in told if result.job_id in undecided] + newer
         lines, state.log_lines = state.log_lines, []
-        results, state.results = state.results, []
         times = {
             entry.node.id: entry.node.heartbeat_time
             for entry in state.nodes
