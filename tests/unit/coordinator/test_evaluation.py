@@ -44,6 +44,23 @@ async def test_steps_tell_what_they_evaluated_and_the_last_one_is_no_step_of_tra
     await world.stop()
 
 
+async def test_what_is_stored_of_steps_outlives_the_coordinator() -> None:
+    """Their reports are acknowledged, and nobody tells them again. Guard: `run_to_take_up`."""
+    world = await evaluating_world()
+    await world.coordinator.flush()
+    await world.settle()
+    before = world.run
+    await world.crash_coordinator()
+    await world.reconnect()
+    await world.coordinator.flush()
+    job = await world.job()
+    assert (job.evaluation_step, job.evaluation_loss) == (0, 2.0)
+    assert before.last_commit_time is not None
+    assert world.run.last_commit_time == before.last_commit_time
+    assert world.run.last_step_seconds == before.last_step_seconds > 0
+    await world.stop()
+
+
 async def test_the_last_checkpoint_is_written_by_engines_that_have_evaluated_since() -> None:
     """A writer dies in the closing step: at the version behind it, others have the same tensors."""
     world = await evaluating_world()

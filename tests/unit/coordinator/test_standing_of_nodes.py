@@ -1,16 +1,19 @@
-"""A coordinator dies when it has stored what becomes of a node, and the job has not heard of it.
+"""What becomes of a node is stored, and a job has not heard of it: the coordinator dies in between.
 
 Guard: `signals_of_nodes`.
 """
 
+from asyncio import Future
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.node import NodeState
-from planaria_coordinator.domain.signals import Signal
+from planaria_coordinator.domain.signals import NodesGranted, Signal
 from unit.coordinator.simulation import World, running_world
 
 
@@ -70,4 +73,28 @@ async def test_a_node_that_is_to_be_kept_after_all() -> None:
     assert world.run.draining == ()
     assert (await world.coordinator.cluster.get("n1")).state is NodeState.READY
     assert {engine.id for engine in world.members()} == engines
+    await world.stop()
+
+
+async def test_a_node_that_is_lost_while_it_is_given_to_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its loss is stored, and told to those who hold it, before the job does."""
+    world = World()
+    await world.start(3)
+    nodes, decide = world.coordinator._state.nodes, JobActor.post
+
+    def post(actor: JobActor, signal: Signal) -> Future[None]:
+        entry = nodes.get("n2")
+        if isinstance(signal, NodesGranted) and entry is not None:
+            nodes.put(replace(entry.node, state=NodeState.LOST))
+            world.agents.pop("n2").disconnect()
+        return decide(actor, signal)
+
+    monkeypatch.setattr(JobActor, "post", post)
+    await world.submit(resources={"min_nodes": 3})
+    assert "n2" not in world.agents
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+    assert "n2" not in world.run.held_nodes
     await world.stop()

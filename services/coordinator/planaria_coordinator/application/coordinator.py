@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from planaria_common.clock import Clock
 from planaria_common.errors import PlanariaError
@@ -15,9 +14,10 @@ from planaria_coordinator.application.ports import Database, Planner, Scheduling
 from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE
 from planaria_coordinator.application.scheduling import Scheduler
 from planaria_coordinator.application.sessions import Sessions
+from planaria_coordinator.application.standing_of_nodes import signals_of_nodes
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
-from planaria_coordinator.application.taking_up import signals_of_nodes
+from planaria_coordinator.application.taking_up import run_to_take_up
 from planaria_coordinator.domain.directive import Directive
 from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.signals import Restarted
@@ -96,9 +96,7 @@ class Coordinator:
             if run is None:
                 log.error("job_without_run", job_id=job.id)
                 continue
-            # Steps are written in batches beside the run: the job may know of later ones.
-            step = max(run.committed_steps, job.step)
-            actor = state.add_actor(job, replace(run, committed_steps=step), newest)
+            actor = state.add_actor(job, run_to_take_up(job, run, newest), newest)
             for directive in pending:
                 if directive.id in run.pending:
                     state.dispatcher.send(directive)

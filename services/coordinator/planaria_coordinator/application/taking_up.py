@@ -1,27 +1,27 @@
-"""What a job may not know of its nodes when a new coordinator takes it up.
+"""The run of a job as a new coordinator takes it up."""
 
-What becomes of a node is stored first, and then told to the jobs that hold it, each of which stores
-what it makes of that. A coordinator that dies between the two leaves the second undone.
-"""
+from collections.abc import Sequence
+from dataclasses import replace
 
-from collections.abc import Callable, Iterator
-from datetime import datetime
-
-from planaria_coordinator.domain.node import Node, NodeState
+from planaria_coordinator.domain.job import Evaluation, Job, StepMetrics
 from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.signals import DrainEnded, DrainWanted, NodeLost, Signal
 
 
-def signals_of_nodes(
-    run: JobRun, find: Callable[[str], Node | None], now: datetime
-) -> Iterator[Signal]:
-    """Yields what a job has to be told; those of it that it knows do nothing."""
-    for node_id in sorted(run.held_nodes):
-        node = find(node_id)
-        if node is None or node.state is NodeState.LOST:
-            reason = "it was declared lost before the coordinator started again"
-            yield NodeLost(node_id=node_id, fault_time=now, reason=reason)
-        elif node.state is NodeState.DRAINING:
-            yield DrainWanted(node_id=node_id)
-        elif node_id in run.draining:
-            yield DrainEnded(node_id=node_id)
+def run_to_take_up(job: Job, run: JobRun, newest: Sequence[StepMetrics]) -> JobRun:
+    """Return the stored run with what was reported since, and is stored beside it.
+
+    A run is stored with decisions alone, what engines report of steps in batches of its own.
+
+    Args:
+        job: its row, which knows the newest step and evaluation.
+        run: as it was at the last decision.
+        newest: its newest committed steps, the oldest of them first.
+    """
+    if newest and newest[-1].step >= run.committed_steps:
+        last = newest[-1]
+        run = replace(run, last_commit_time=last.commit_time, last_step_seconds=last.step_seconds)
+    known = -1 if run.evaluation is None else run.evaluation.step
+    step, loss = job.evaluation_step, job.evaluation_loss
+    if step is not None and loss is not None and step > known:
+        run = replace(run, evaluation=Evaluation(step=step, loss=loss))
+    return replace(run, committed_steps=max(run.committed_steps, job.step))
