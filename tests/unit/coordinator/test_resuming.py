@@ -92,7 +92,8 @@ async def test_a_job_that_has_ended_is_asked_for_its_checkpoints_too(is_complete
     await world.stop()
 
 
-async def cancelled_while_sealing() -> World:
+async def cancelled_while_sealing(*, dies: bool) -> World:
+    """The coordinator may die when that is stored, and the engines hear of it from the next one."""
     world = await checkpointed_world()
     await world.train()
     for agent in world.agents.values():
@@ -101,12 +102,16 @@ async def cancelled_while_sealing() -> World:
     await world.coordinator.jobs.cancel(world.job_id)
     await world.settle()
     assert checkpoint_events(world) == []
+    if dies:
+        await world.crash_coordinator()
+        await world.reconnect()
     return world
 
 
-async def test_a_checkpoint_that_is_sealed_while_its_job_is_cancelled_is_known() -> None:
-    """It is complete on the disk: another job can go on from it."""
-    world = await cancelled_while_sealing()
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_checkpoint_that_is_sealed_while_its_job_is_cancelled_is_known(dies: bool) -> None:
+    """It is complete on the disk: another job can go on from it. Guard: `_jobs_to_take_up`."""
+    world = await cancelled_while_sealing(dies=dies)
     for kind in ("seal_checkpoint", "stop"):
         for agent in world.agents.values():
             agent.release_kind(kind)
@@ -117,8 +122,11 @@ async def test_a_checkpoint_that_is_sealed_while_its_job_is_cancelled_is_known()
     await world.stop()
 
 
-async def test_a_checkpoint_that_was_not_sealed_before_its_engine_stopped_is_given_up() -> None:
-    world = await cancelled_while_sealing()
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_checkpoint_that_was_not_sealed_before_its_engine_stopped_is_given_up(
+    dies: bool,
+) -> None:
+    world = await cancelled_while_sealing(dies=dies)
     for agent in world.agents.values():
         agent.release_kind("stop")
     await world.settle()

@@ -10,7 +10,12 @@ from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
 from planaria_coordinator.application.jobs import Jobs
 from planaria_coordinator.application.options import Options
-from planaria_coordinator.application.ports import Database, Planner, SchedulingPolicy
+from planaria_coordinator.application.ports import (
+    Database,
+    Planner,
+    SchedulingPolicy,
+    UnitOfWork,
+)
 from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE
 from planaria_coordinator.application.scheduling import Scheduler
 from planaria_coordinator.application.sessions import Sessions
@@ -19,6 +24,7 @@ from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.application.taking_up import run_to_take_up
 from planaria_coordinator.domain.directive import Directive
+from planaria_coordinator.domain.job import Job
 from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.signals import Restarted
 
@@ -77,12 +83,15 @@ class Coordinator:
         self._state.scheduling_wanted.set()
 
     async def _recover(self) -> None:
-        """Take up every job that has not ended: at any point its run says how to go on."""
+        """Take up every job that has not ended, or whose engines have yet to stop.
+
+        At any point its run says how to go on.
+        """
         state = self._state
         async with state.database.unit_of_work() as work:
             state.nodes.load(await work.nodes.all())
-            jobs = await work.jobs.unfinished()
             pending = await work.directives.pending()
+            jobs = await _jobs_to_take_up(work, pending)
             loaded = [
                 (
                     job,
@@ -152,3 +161,18 @@ class Coordinator:
         actors = all(actor.is_idle for actor in self._state.actors.values())
         quiet = not self._state.is_busy_beside and not waiting
         return actors and self._scheduler.is_idle and quiet
+
+
+async def _jobs_to_take_up(work: UnitOfWork, pending: Sequence[Directive]) -> Sequence[Job]:
+    """Return the jobs that have not ended, and of the others those with something to stop.
+
+    What an engine does at last, such as to seal a checkpoint, is heard until it has stopped.
+    """
+    unfinished = await work.jobs.unfinished()
+    others = {directive.job_id for directive in pending} - {job.id for job in unfinished}
+    ended = []
+    for job_id in sorted(others):
+        job, run = await work.jobs.get(job_id), await work.runs.get(job_id)
+        if job is not None and run is not None and run.stopping:
+            ended.append(job)
+    return [*unfinished, *ended]
