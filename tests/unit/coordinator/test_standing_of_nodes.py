@@ -61,6 +61,25 @@ async def test_a_node_that_is_to_be_freed() -> None:
     await world.stop()
 
 
+async def test_a_node_that_has_been_freed_but_for_the_stop_of_its_engine() -> None:
+    """It is not wanted twice, and may come back. Guard: `drain_wanted` looks at the job's nodes."""
+    world = await running_world(4)
+    world.agents["n1"].held_kinds.add("stop")
+    await world.coordinator.cluster.drain("n1")
+    await world.train(2)
+    assert "n1" not in world.run.nodes
+    assert "n1" in world.run.held_nodes
+    await crash_and_train(world)
+    world.agents["n1"].held_kinds.clear()
+    world.agents["n1"].release()
+    await world.train()
+    assert world.run.draining == ()
+    await world.coordinator.cluster.uncordon("n1")
+    await world.train(3)
+    assert len(world.members()) == 4
+    await world.stop()
+
+
 async def test_a_node_that_is_to_be_kept_after_all() -> None:
     world = await running_world(4)
     engines = set(world.run.engines)

@@ -83,9 +83,12 @@ def cancel_wanted(turn: Turn) -> None:
 
 
 def drain_wanted(turn: Turn, node_id: str) -> None:
-    """Free a node: at once when it has no place, else by a transition after the next commit."""
+    """Free a node: at once when it has no place, else by a transition after the next commit.
+
+    One on which engines only have yet to stop is being freed already.
+    """
     run = turn.run
-    if node_id not in run.held_nodes or node_id in run.draining:
+    if node_id not in run.nodes or node_id in run.draining:
         return
     turn.change(draining=(*run.draining, node_id))
     follow_up(turn)
