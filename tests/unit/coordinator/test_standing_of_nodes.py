@@ -1,6 +1,6 @@
 """What becomes of a node is stored, and a job has not heard of it: the coordinator dies in between.
 
-Guard: `signals_of_nodes`.
+Guard: `tell_of_nodes`.
 """
 
 from asyncio import Future

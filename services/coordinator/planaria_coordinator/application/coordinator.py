@@ -19,7 +19,7 @@ from planaria_coordinator.application.ports import (
 from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE
 from planaria_coordinator.application.scheduling import Scheduler
 from planaria_coordinator.application.sessions import Sessions
-from planaria_coordinator.application.standing_of_nodes import signals_of_nodes
+from planaria_coordinator.application.standing_of_nodes import tell_of_nodes
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.application.taking_up import run_to_take_up
@@ -105,13 +105,14 @@ class Coordinator:
             if run is None:
                 log.error("job_without_run", job_id=job.id)
                 continue
+            if run.state.is_terminal and not run.stopping:
+                continue
             actor = state.add_actor(job, run_to_take_up(job, run, newest), newest)
             for directive in pending:
                 if directive.id in run.pending:
                     state.dispatcher.send(directive)
             actor.post(Restarted())
-            for signal in signals_of_nodes(actor.run, state.nodes.find, state.clock.now()):
-                actor.post(signal)
+            tell_of_nodes(state, actor)
             log.info("job_taken_up", job_id=job.id, state=run.state, generation=run.generation)
 
     async def _settle_what_nobody_awaits(
@@ -164,15 +165,11 @@ class Coordinator:
 
 
 async def _jobs_to_take_up(work: UnitOfWork, pending: Sequence[Directive]) -> Sequence[Job]:
-    """Return the jobs that have not ended, and of the others those with something to stop.
+    """Return the jobs that have not ended, and those of which engines may have yet to stop.
 
     What an engine does at last, such as to seal a checkpoint, is heard until it has stopped.
     """
     unfinished = await work.jobs.unfinished()
     others = {directive.job_id for directive in pending} - {job.id for job in unfinished}
-    ended = []
-    for job_id in sorted(others):
-        job, run = await work.jobs.get(job_id), await work.runs.get(job_id)
-        if job is not None and run is not None and run.stopping:
-            ended.append(job)
-    return [*unfinished, *ended]
+    ended = [await work.jobs.get(job_id) for job_id in sorted(others)]
+    return [*unfinished, *(job for job in ended if job is not None)]

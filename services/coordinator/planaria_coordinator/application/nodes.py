@@ -65,11 +65,6 @@ class NodeRegistry:
     def get(self, node_id: str) -> NodeEntry | None:
         return self._entries.get(node_id)
 
-    def find(self, node_id: str) -> Node | None:
-        """Return what the database knows of a node."""
-        entry = self._entries.get(node_id)
-        return entry.node if entry is not None else None
-
     def require(self, node_id: str) -> NodeEntry:
         """Return a node. Raises NODE_NOT_FOUND."""
         entry = self._entries.get(node_id)

@@ -8,7 +8,7 @@ from planaria_common.logging import get_logger
 from planaria_coordinator.application.job_actor import JobActor
 from planaria_coordinator.application.nodes import NodeEntry
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
-from planaria_coordinator.application.standing_of_nodes import signals_of_nodes
+from planaria_coordinator.application.standing_of_nodes import tell_of_nodes
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.node import NodeState
@@ -220,9 +220,7 @@ class Scheduler:
                 NodesGranted(nodes=granted, nodes_per_replica=nodes_per_replica, reason=reason)
             )
             # A node may have been lost, or be freed, while planner and policy were asked.
-            state = self._state
-            for signal in signals_of_nodes(actor.run, state.nodes.find, state.clock.now()):
-                actor.post(signal)
+            tell_of_nodes(self._state, actor)
 
     async def _ask_policy(
         self, actor: JobActor, candidates: Sequence[NodeEntry], min_nodes: int

@@ -5,24 +5,21 @@ what it makes of that. A coordinator that dies between the two leaves the second
 tells a job of a node that it is about to be given.
 """
 
-from collections.abc import Callable, Iterator
-from datetime import datetime
-
-from planaria_coordinator.domain.node import Node, NodeState
-from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.signals import DrainEnded, DrainWanted, NodeLost, Signal
+from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.domain.node import NodeState
+from planaria_coordinator.domain.signals import DrainEnded, DrainWanted, NodeLost
 
 
-def signals_of_nodes(
-    run: JobRun, find: Callable[[str], Node | None], now: datetime
-) -> Iterator[Signal]:
-    """Yields what a job has to be told; those of it that it knows do nothing."""
+def tell_of_nodes(state: SharedState, actor: JobActor) -> None:
+    """Tell a job what has become of its nodes; what it knows of that already does nothing."""
+    run = actor.run
     for node_id in sorted(run.held_nodes):
-        node = find(node_id)
-        if node is None or node.state is NodeState.LOST:
+        entry = state.nodes.get(node_id)
+        if entry is None or entry.node.state is NodeState.LOST:
             reason = "it was declared lost before this job could hear of it"
-            yield NodeLost(node_id=node_id, fault_time=now, reason=reason)
-        elif node.state in (NodeState.DRAINING, NodeState.DRAINED):
-            yield DrainWanted(node_id=node_id)
+            actor.post(NodeLost(node_id=node_id, fault_time=state.clock.now(), reason=reason))
+        elif entry.node.state in (NodeState.DRAINING, NodeState.DRAINED):
+            actor.post(DrainWanted(node_id=node_id))
         elif node_id in run.draining:
-            yield DrainEnded(node_id=node_id)
+            actor.post(DrainEnded(node_id=node_id))
