@@ -254,14 +254,13 @@ class Agent:
         """Should the coordinator ask again for an engine that ended before it was ready, say so."""
         directive_id = handle.config.prepare_directive_id
         if directive_id in self._results and self._results[directive_id] is None:
-            error = _cannot_start(self._settings.node_id, "its process ended")
-            prepare = Directive(
+            self._results[directive_id] = DirectiveResult(
                 directive_id=directive_id,
                 job_id=handle.config.job_id,
                 engine_id=handle.engine_id,
                 generation=handle.config.generation,
+                failure=_failure(_cannot_start(self._settings.node_id, "its process ended")),
             )
-            self._results[directive_id] = _result(prepare, failure=_failure(error))
 
     # -- results -----------------------------------------------------------------------------------
 

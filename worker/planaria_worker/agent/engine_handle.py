@@ -116,9 +116,7 @@ class EngineHandle:
 
     def _is_new(self, event: EngineEvent) -> bool:
         """Whether it is no report that came before the link broke, and comes again."""
-        if event.report_number == 0:
-            return True
-        is_new = event.report_number > self._newest_report
+        is_new = event.report_number == 0 or event.report_number > self._newest_report
         self._newest_report = max(self._newest_report, event.report_number)
         return is_new
 
