@@ -111,7 +111,8 @@ class Zygote:
 
 def serve() -> None:
     """Forks an engine for each request; tells when it ends."""
-    import planaria_worker.engine.assembly  # noqa: F401 - what takes so long
+    import planaria_worker.engine.assembly  # what takes so long
+    import planaria_worker.models.transformer  # noqa: F401 - and longer
 
     gc.collect()
     gc.freeze()

@@ -31,6 +31,7 @@ from planaria_worker.agent.machine import Machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.session import Session
 from planaria_worker.agent.settings import WorkerSettings
+from planaria_worker.engine_config import EngineConfig
 from planaria_worker.link import socket_address
 from support import fake_engine
 from support.fake_coordinator import FakeCoordinator, serve
@@ -52,7 +53,7 @@ JOB_SPEC = {
 MACHINE = Machine(num_accelerators=1, accelerator_kind="cpu", memory_bytes=2**30, transport="gloo")
 
 
-def launch_fake(folder: Path) -> EngineProcess:
+def launch_fake(folder: Path, _: EngineConfig) -> EngineProcess:
     """Start an engine without a model where the agent would start a real one."""
     with (folder / LOG_FILE).open("ab") as log:
         child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Engines are forked from a process that has torch loaded, and are processes in their own right."""
+"""Engines are forked from processes that have libraries loaded, and are processes of their own."""
 
 import asyncio
 import dataclasses
@@ -6,55 +6,181 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import ANY
 
 import psutil
 import pytest
 
-from planaria_worker.agent.engine_process import LOG_FILE, find_engine
+from planaria_worker.agent.engine_process import LOG_FILE, EngineProcess, find_engine
 from planaria_worker.agent.launcher import Launcher
+from planaria_worker.agent.zygote import TITLE
+from planaria_worker.engine_config import EngineConfig
+from support.jobs import small_job
 
 pytestmark = pytest.mark.integration
 
-_CODE = """
-import torch
+FAMILY = {"family": "llama", "hidden_size": 64, "num_layers": 6, "num_heads": 2, "vocab_size": 256}
+IMPORTED = {"import_path": "somewhere:layers"}
+
+_PRELOAD = """
+import sys, torch
 asked = []
 torch.cuda.is_available = lambda: bool(asked.append("is_available"))
 torch.cuda.device_count = lambda: int(bool(asked.append("device_count")))
 import planaria_worker.engine.preload
 assert not asked, asked
+assert "transformers" not in sys.modules
+"""
+
+_AGENT = """
+import sys, time
+from pathlib import Path
+sys.path.append(sys.argv[2])
+from test_launcher import FAMILY, config_for
+from planaria_worker.agent.launcher import Launcher
+launcher = Launcher()
+launcher.warm_up()
+print(launcher.launch(Path(sys.argv[1]), config_for(FAMILY)).pid, flush=True)
+time.sleep(600)
 """
 
 
-@pytest.mark.slow
-def test_what_engines_are_forked_from_asks_nothing_of_cuda() -> None:
-    """A process that has done so cannot be forked into one that uses a GPU."""
-    subprocess.run([sys.executable, "-c", _CODE], check=True)
+def config_for(model: dict[str, Any]) -> EngineConfig:
+    return EngineConfig(
+        engine_id="engine",
+        job_id="job",
+        generation=1,
+        prepare_directive_id="",
+        job_spec=small_job(Path("/somewhere/text"), model=model).model_dump_json(),
+        job_secret="secret",
+        socket_path="/somewhere/engine.sock",
+        data_path="/somewhere/tokens",
+    )
 
 
-async def test_an_engine_is_forked_found_again_and_its_end_is_known(tmp_path: Path) -> None:
-    """A configuration that is not there ends it with status 2 and one line in its log."""
+@pytest.fixture(scope="module")
+def launcher() -> Launcher:
     launcher = Launcher()
     launcher.warm_up()
-    process = await asyncio.to_thread(launcher.launch, tmp_path)
+    return launcher
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folder_of_patience(tmp_path / "patience")
+
+
+def folder_of_patience(folder: Path) -> Path:
+    """Make a folder whose engine waits for its configuration without end."""
+    folder.mkdir()
+    os.mkfifo(folder / "config.json")
+    return folder
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def parent_of(process: EngineProcess) -> psutil.Process:
+    parent = psutil.Process(process.pid).parent()
+    assert parent is not None
+    return parent
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+def test_what_engines_are_forked_from_asks_nothing_of_cuda_and_is_quick() -> None:
+    """A process that has asked cannot be forked into one that uses a GPU; transformers is slow."""
+    subprocess.run([sys.executable, "-c", _PRELOAD], check=True)
+
+
+@pytest.mark.parametrize("model", [FAMILY, IMPORTED], ids=["family", "imported"])
+async def test_an_engine_is_forked_found_again_and_its_end_is_known(
+    launcher: Launcher, tmp_path: Path, model: dict[str, Any]
+) -> None:
+    """A configuration that is not there ends it with status 2 and one line in its log."""
+    process = await asyncio.to_thread(launcher.launch, tmp_path, config_for(model))
     assert await process.wait() == 2
     assert "config.json" in (tmp_path / LOG_FILE).read_text()
     assert find_engine(tmp_path) is None
 
 
+@pytest.mark.parametrize("model", [FAMILY, IMPORTED], ids=["family", "imported"])
 async def test_an_engine_has_its_own_session_and_its_folder_in_its_command(
-    tmp_path: Path,
+    launcher: Launcher, folder: Path, model: dict[str, Any]
 ) -> None:
-    launcher = Launcher()
-    launcher.warm_up()
-    config = tmp_path / "config.json"
-    os.mkfifo(config)
-    process = await asyncio.to_thread(launcher.launch, tmp_path)
-    writer = await asyncio.to_thread(os.open, config, os.O_WRONLY)  # until the engine reads it
-    assert str(tmp_path) in " ".join(psutil.Process(process.pid).cmdline())
-    assert find_engine(tmp_path) == dataclasses.replace(process, exit_code=ANY)
+    process = await asyncio.to_thread(launcher.launch, folder, config_for(model))
+    wait_until(lambda: str(folder) in " ".join(psutil.Process(process.pid).cmdline()))
+    assert find_engine(folder) == dataclasses.replace(process, exit_code=ANY)
     assert os.getsid(process.pid) == process.pid
     process.signal(signal.SIGKILL)
     assert await process.wait() == -signal.SIGKILL
-    os.close(writer)
+
+
+async def test_an_engine_that_needs_no_transformers_does_not_wait_for_them(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """On a node that has just started; later it comes from the same process as others."""
+    early, family, late = (
+        folder_of_patience(tmp_path / name) for name in ("early", "family", "late")
+    )
+    fresh = Launcher()  # has loaded nothing
+    processes = [
+        await asyncio.to_thread(fresh.launch, early, config_for(IMPORTED)),
+        await asyncio.to_thread(fresh.launch, family, config_for(FAMILY)),
+        await asyncio.to_thread(fresh.launch, late, config_for(IMPORTED)),
+    ]
+    parents = [parent_of(process) for process in processes]
+    for process in processes:
+        process.signal(signal.SIGKILL)
+        assert await process.wait() == -signal.SIGKILL
+    assert parents[1].cmdline()[0] == TITLE
+    assert parents[0] == parents[1].parent()
+    assert parents[1] == parents[2]
+
+
+async def test_another_process_is_loaded_if_that_with_transformers_is_lost(
+    launcher: Launcher, tmp_path: Path, folder: Path
+) -> None:
+    """Its engines live on, but nobody learns any more how they ended."""
+    process = await asyncio.to_thread(launcher.launch, folder, config_for(FAMILY))
+    zygote = parent_of(process)
+    zygote.send_signal(signal.SIGINT)  # of the agent's terminal: nothing happens
+    zygote.kill()
+    wait_until(lambda: not is_alive(zygote))
+    assert process.is_alive
+    ended = await asyncio.to_thread(launcher.launch, tmp_path, config_for(FAMILY))
+    assert await ended.wait() == 2
+    process.signal(signal.SIGKILL)
+    assert await process.wait() is None
+
+
+def test_engines_outlive_their_agent_and_what_they_were_forked_from_does_not(
+    folder: Path,
+) -> None:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", _AGENT, str(folder), str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+    )
+    assert agent.stdout is not None
+    with agent.stdout:
+        engine = psutil.Process(int(agent.stdout.readline()))
+        zygote = engine.parent()
+        assert zygote is not None
+        agent.kill()
+        agent.wait()
+    wait_until(lambda: not is_alive(zygote))
+    assert is_alive(engine)
+    engine.kill()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from planaria_worker.engine_config import EngineConfig
+
 CONFIG_FILE = "config.json"
 SOCKET_FILE = "engine.sock"
 LOG_FILE = "engine.log"
@@ -81,7 +83,7 @@ def record_process(folder: Path, pid: int, exit_code: Callable[[], int | None]) 
     return EngineProcess(pid=pid, create_time=create_time, exit_code=exit_code)
 
 
-Launch = Callable[[Path], EngineProcess]
+Launch = Callable[[Path, EngineConfig], EngineProcess]
 """Starts the engine whose configuration is in a folder; may block: `Launcher.launch`."""
 
 

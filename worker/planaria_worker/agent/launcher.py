@@ -1,26 +1,31 @@
-"""Engines are forked from a process that has torch loaded already, one such process per agent.
+"""Engines are forked from processes that have their libraries loaded, two of them per agent.
 
-A fresh Python takes seconds to import torch and transformers; long for an engine that is to
-take the place of one that crashed. The standard library's fork server loads them once, when the
-agent starts, and restarts by itself if it is lost. It ends with its agent; the engines do not.
+A fresh Python takes seconds to import torch, and seconds more to import transformers; long for an
+engine that is to take the place of one that crashed. The standard library's fork server loads the
+first when the agent starts, and a zygote, which is forked from it, the second. Models by import
+path do without transformers: on a node that has just started their engines need not wait for it.
+Both processes are started again if they are lost. They end with their agent; the engines do not.
 """
 
 import multiprocessing
 import os
 import sys
+import threading
 from multiprocessing import forkserver
 from pathlib import Path
 
 import setproctitle
 
+from planaria.job import ImportedSpec, JobSpec
+from planaria_common.logging import get_logger
 from planaria_worker.agent.engine_process import (
     CONFIG_FILE,
     LOG_FILE,
     EngineProcess,
     record_process,
 )
-
-EXIT_CODE_TIMEOUT_SECONDS = 5.0
+from planaria_worker.agent.zygote import EXIT_CODE_TIMEOUT_SECONDS, Zygote
+from planaria_worker.engine_config import EngineConfig
 
 # One thread each, decided before any numerical library is loaded: a reproducible job's sums depend
 # on it, and ranks that share a machine would only get into each other's way.
@@ -35,6 +40,8 @@ _THREAD_LIMITS = dict.fromkeys(
     "1",
 )
 
+log = get_logger("launcher")
+
 
 class Launcher:
     """Starts engine processes; `launch` may be called from any thread."""
@@ -42,18 +49,32 @@ class Launcher:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["planaria_worker.engine.preload"])
+        self._families = Zygote(self._context, "planaria_worker.models.transformer", _run_engine)
 
     def warm_up(self) -> None:
-        """Start the process that engines are forked from; it loads libraries on its own."""
+        """Start the processes that engines are forked from; they load libraries on their own."""
         os.environ.update(_THREAD_LIMITS)  # the fork server inherits the environment of its start
         forkserver.ensure_running()
+        threading.Thread(target=self._load_families, name="load-families", daemon=True).start()
 
-    def launch(self, folder: Path) -> EngineProcess:
+    def launch(self, folder: Path, config: EngineConfig) -> EngineProcess:
         """Start the engine whose configuration is in `folder`; waits until libraries are loaded.
 
         Raises:
             OSError: no process could be made, or the folder cannot be written.
         """
+        if self._families.is_loaded or not _has_imported_model(config):
+            pid = self._families.fork(folder)
+            return record_process(folder, pid, lambda: self._families.exit_code(pid))
+        return self._launch_early(folder)
+
+    def _load_families(self) -> None:
+        try:
+            self._families.load()
+        except OSError as error:  # whoever needs it next tries again, and is told
+            log.warning("families_not_loaded", cause=str(error))
+
+    def _launch_early(self, folder: Path) -> EngineProcess:
         process = self._context.Process(target=_run_engine, args=(folder,), name=folder.name)
         process.start()
         if process.pid is None:
@@ -64,6 +85,10 @@ class Launcher:
             return process.exitcode
 
         return record_process(folder, process.pid, exit_code)
+
+
+def _has_imported_model(config: EngineConfig) -> bool:
+    return isinstance(JobSpec.model_validate_json(config.job_spec).model, ImportedSpec)
 
 
 def _run_engine(folder: Path) -> None:

@@ -16,12 +16,10 @@ from typing import BinaryIO
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from planaria_common.model_config import ModelConfig
 from planaria_worker.models.layer import Model
 from planaria_worker.models.layout import layer_layout
-from planaria_worker.models.transformer import huggingface_config, transformer
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -53,7 +51,11 @@ def export_huggingface(
 
     As export_safetensors otherwise.
     """
-    _export(folder, transformer(config), layers, huggingface_config(config))
+    from planaria_worker.models.transformer import huggingface_config, transformer
+
+    written = huggingface_config(config)
+    written.dtype = str(_DTYPE).removeprefix("torch.")
+    _export(folder, transformer(config), layers, written.to_json_string(use_diff=True))
 
 
 def export_safetensors(
@@ -77,7 +79,7 @@ def _export(
     folder: Path,
     model: Model,
     layers: Iterable[tuple[int, Mapping[str, Tensor]]],
-    config: PreTrainedConfig | None,
+    config_json: str | None,
 ) -> None:
     folder = folder.absolute()
     try:
@@ -88,8 +90,8 @@ def _export(
                 _write_weights(file, model, layers)
                 file.flush()
                 os.fsync(file.fileno())
-            if config is not None:
-                _write_config(partial / CONFIG_FILE, config)
+            if config_json is not None:
+                (partial / CONFIG_FILE).write_text(config_json)
             _move(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -145,11 +147,6 @@ def _header(places: Mapping[str, _Place]) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _write_config(path: Path, config: PreTrainedConfig) -> None:
-    config.dtype = str(_DTYPE).removeprefix("torch.")
-    path.write_text(config.to_json_string(use_diff=True))
 
 
 def _move(partial: Path, folder: Path) -> None:

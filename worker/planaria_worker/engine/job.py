@@ -19,7 +19,6 @@ from planaria_worker.engine.numerics.optimizer import AdamWConfig
 from planaria_worker.models.imported import ImportedModelError, import_model
 from planaria_worker.models.layer import Model
 from planaria_worker.models.layout import LayerLayout, layer_layout
-from planaria_worker.models.transformer import transformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +230,8 @@ class _BuiltModel:
 def _build_model(spec: JobSpec, device: torch.device) -> _BuiltModel:
     config = model_config(spec)
     if config is not None:
+        from planaria_worker.models.transformer import transformer  # slow; not for imported models
+
         return _BuiltModel(model=transformer(config), config=config)
     assert isinstance(spec.model, ImportedSpec)  # noqa: S101 - what has no configuration
     imported = import_model(

@@ -2,6 +2,8 @@
 
 Only single modules are built, never the whole model: they depend on no more than the configuration,
 keep their names, and chained they give bitwise the logits of the whole (tests hold this).
+
+Transformers takes seconds to import: only where a family is at hand this module is imported.
 """
 
 import json
@@ -26,13 +28,10 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from planaria_common.model_config import ModelConfig
+from planaria_worker.engine.numerics.pins import ATTENTION_IMPLEMENTATION
 from planaria_worker.models.initialize import initial_tensor
 from planaria_worker.models.layer import Layer, Model, TiedWeight
 from planaria_worker.models.layout import layer_layout
-
-ATTENTION_IMPLEMENTATION = "sdpa"
-"""The attention kernel, pinned: on the CPU it is bitwise repeatable and 1.4 to 2.8 times as fast as
-`eager`; `pin_numerics` leaves it only the kernels that are repeatable on CUDA as well."""
 
 
 def transformer(config: ModelConfig) -> Model:
