@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args, get_origin
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import LogFormat, LogLevel
@@ -61,6 +61,9 @@ class EngineConfig:
     """Of the base's manifest or weights, hexadecimal."""
     base_tokens: int = 0
     """Tokens seen in the steps of the base."""
+    forward_flops: tuple[int, ...] = ()
+    """Operations of each layer's forward pass, as another engine has counted them; empty: this one
+    counts."""
     lease_seconds: float = 10.0
     """How long the engine goes on before the first Lease of its agent."""
     progress_deadline_seconds: float = 0.0
@@ -95,23 +98,30 @@ class EngineConfig:
         for name, field in fields.items():
             if name not in values and field.default is dataclasses.MISSING:
                 raise _invalid(name, f"{path}: field {name} is missing")
-        config = cls(**values)
+        config = cls(**{name: _frozen(value) for name, value in values.items()})
         config._check(path)
         return config
 
     def _check(self, path: Path) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            allowed = get_args(field.type)
+            expected = getattr(field.type, "__name__", "")
+            allowed = get_args(field.type) if get_origin(field.type) is Literal else ()
             if allowed:
-                fits = value in allowed
+                fits, expected = value in allowed, " or ".join(map(str, allowed))
+            elif field.type == tuple[int, ...]:
+                fits = type(value) is tuple and all(type(item) is int for item in value)
+                expected = "a list of int"
             elif field.type is float:
                 fits = isinstance(value, float | int) and not isinstance(value, bool)
             else:
                 fits = isinstance(value, str | int) and type(value) is field.type
             if not fits:
-                expected = " or ".join(map(str, allowed)) or getattr(field.type, "__name__", "")
                 raise _invalid(field.name, f"{path}: {field.name}: {value!r} is not {expected}")
+
+
+def _frozen(value: object) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _invalid(field: str, message: str) -> PlanariaError:

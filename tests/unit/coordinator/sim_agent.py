@@ -65,6 +65,8 @@ class SimAgent:
         self.data_digest = "data"
         self.base: Base | None = None
         self.fingerprint = {"torch": "2"}
+        self.num_counts = 0
+        """Engines that had to count the model's operations themselves."""
         self._reading: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
@@ -166,6 +168,7 @@ class SimAgent:
                 state=EngineState.PARKED,
             )
             self.engines[engine.id] = engine
+        self.num_counts += not command.forward_flops
         return Prepared(
             engine=engine.snapshot(),
             data_digest=self.data_digest,
@@ -173,8 +176,13 @@ class SimAgent:
             fingerprint=self.fingerprint,
             base=command.base or self.base,
             measured_layers=tuple(
-                MeasuredLayer(layer=layer, forward_seconds=0.01, backward_seconds=0.02)
-                for layer in range(NUM_LAYERS)
+                MeasuredLayer(
+                    layer=layer,
+                    forward_seconds=0.01,
+                    backward_seconds=0.02,
+                    forward_flops=flops,
+                )
+                for layer, flops in enumerate(command.forward_flops or range(NUM_LAYERS))
             ),
             ties_embeddings=self.world.ties_embeddings,
         )

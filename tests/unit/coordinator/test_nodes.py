@@ -9,7 +9,8 @@ from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.node import NodeState
 from planaria_coordinator.domain.outcome import Failure
 from planaria_coordinator.domain.transition_state import Phase
-from unit.coordinator.sim_agent import SimAgent
+from planaria_coordinator.domain.utilization import counted_flops
+from unit.coordinator.sim_agent import NUM_LAYERS, SimAgent
 from unit.coordinator.simulation import World, running_world
 
 
@@ -34,6 +35,23 @@ async def test_a_joiner_enters_at_a_commit_and_nothing_is_redone() -> None:
     assert recovery.redone_microbatches == 0
     assert recovery.copied_bytes == 600
     assert len(world.members()) == 4
+    await world.stop()
+
+
+async def test_a_joiner_is_told_what_the_first_engines_have_counted() -> None:
+    """The operations of the model are the same everywhere, and take a second to count."""
+    world = await running_world(2)
+    assert [agent.num_counts for agent in world.agents.values()] == [1, 1]
+    for node_id in ("n8", "n9"):
+        await world.add_node(node_id)
+        await world.train(2)
+        assert world.agents[node_id].num_counts == 0
+    await world.kill_node("n0")
+    await world.kill_node("n1")
+    await world.add_node("n7")
+    await world.train(2)
+    assert world.agents["n7"].num_counts == 0  # nor if only joiners are left to have been told
+    assert counted_flops(world.run) == tuple(range(NUM_LAYERS))
     await world.stop()
 
 

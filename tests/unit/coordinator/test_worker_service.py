@@ -220,7 +220,7 @@ def test_every_command_has_its_message() -> None:
     pipeline = words.PipelineAssignment(stages=(stage,), microbatches=(1, 3))
     source = words.LayerSource(layer=5, addresses=("d:1", "d:2"))
     commands: list[words.Command] = [
-        words.Prepare(job_spec="{}", accelerator=1, job_secret="s"),
+        words.Prepare(job_spec="{}", accelerator=1, job_secret="s", forward_flops=(0, 7)),
         words.Quiesce(mode=words.QuiesceMode.AT_COMMIT, lost_engine_ids=("x",)),
         words.Commit(record=record),
         words.Copy(layers=(source,), version=4),
@@ -237,6 +237,7 @@ def test_every_command_has_its_message() -> None:
     for command in commands:
         message = told(command)
         assert message.WhichOneof("command") == command.kind
+    assert list(told(commands[0]).prepare.forward_flops) == [0, 7]
     activate = told(commands[4]).activate
     assert activate.pipelines[0].stages[0].first_layer == 2
     assert list(activate.pipelines[0].microbatches) == [1, 3]

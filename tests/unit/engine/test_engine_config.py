@@ -18,6 +18,7 @@ CONFIG = EngineConfig(
     job_secret="s",
     socket_path="/run/engine.sock",
     data_path="/data/tokens",
+    forward_flops=(0, 10, 20),
 )
 
 
@@ -37,6 +38,7 @@ def test_nobody_else_reads_the_secret(tmp_path: Path) -> None:
         ({"generation": "3"}, "generation: '3' is not int"),
         ({"accelerator_kind": "tpu"}, "accelerator_kind: 'tpu' is not cpu or cuda"),
         ({"lease_seconds": None}, "lease_seconds: None is not float"),
+        ({"forward_flops": [1, "2"]}, r"forward_flops: \(1, '2'\) is not a list of int"),
         ({"colour": 1}, "unknown field colour"),
     ],
 )

@@ -197,6 +197,7 @@ class Agent:
             base_step=prepare.base.step,
             base_sha256=prepare.base.sha256.hex(),
             base_tokens=prepare.base.num_tokens,
+            forward_flops=tuple(prepare.forward_flops),
             lease_seconds=self._lease_seconds,
             progress_deadline_seconds=self._progress_deadline_seconds,
             log_level=self._settings.log_level,

@@ -2,9 +2,11 @@
 
 A fresh Python takes seconds to import torch, and seconds more to import transformers; long for an
 engine that is to take the place of one that crashed. The standard library's fork server loads the
-first when the agent starts, and a zygote, which is forked from it, the second. Models by import
-path do without transformers: on a node that has just started their engines need not wait for it.
-Both processes are started again if they are lost. They end with their agent; the engines do not.
+first when the agent starts. Models by import path do without transformers: an engine that a node
+which has just started is waited for with is not held up by it. A zygote, which is forked from the
+fork server, loads it as soon as it is needed, or else a moment later, and is what engines of all
+jobs are forked from then. Both processes are started again if they are lost. They end with their
+agent; the engines do not.
 """
 
 import multiprocessing
@@ -26,6 +28,9 @@ from planaria_worker.agent.engine_process import (
 )
 from planaria_worker.agent.zygote import EXIT_CODE_TIMEOUT_SECONDS, Zygote
 from planaria_worker.engine_config import EngineConfig
+
+FAMILIES_DELAY_SECONDS = 5.0
+"""By then a node whose first engine others wait for has started it."""
 
 # One thread each, decided before any numerical library is loaded: a reproducible job's sums depend
 # on it, and ranks that share a machine would only get into each other's way.
@@ -55,7 +60,9 @@ class Launcher:
         """Start the processes that engines are forked from; they load libraries on their own."""
         os.environ.update(_THREAD_LIMITS)  # the fork server inherits the environment of its start
         forkserver.ensure_running()
-        threading.Thread(target=self._load_families, name="load-families", daemon=True).start()
+        later = threading.Timer(FAMILIES_DELAY_SECONDS, self._load_families)
+        later.daemon = True
+        later.start()
 
     def launch(self, folder: Path, config: EngineConfig) -> EngineProcess:
         """Start the engine whose configuration is in `folder`; waits until libraries are loaded.

@@ -6,6 +6,7 @@ Chromium have for such a process.
 """
 
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -109,6 +110,7 @@ def _serve(requests: Connection, module: str, become: Become) -> None:
     setproctitle.setproctitle(TITLE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the agent, whose end is the zygote's
     importlib.import_module(module)
+    gc.freeze()  # modules are never garbage: collections of engines need not go through them
     multiprocessing.current_process().daemon = False  # which may have no children
     context = multiprocessing.get_context("fork")
     engines: dict[int, BaseProcess] = {}

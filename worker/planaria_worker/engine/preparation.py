@@ -59,7 +59,7 @@ def prepare(config: EngineConfig) -> Preparation:
         config=config,
         job=job,
         base=job_base(config, job),
-        measured=warm_up(job),
+        measured=warm_up(job, config.forward_flops),
         peak_flops_per_second=peak_flops_per_second(job),
     )
 

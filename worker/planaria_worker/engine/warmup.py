@@ -3,6 +3,7 @@
 import gc
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,19 +19,25 @@ _PRODUCT_SIZES = {"cpu": 512, "cuda": 8192}
 """Large enough for the full rate, and done in milliseconds."""
 
 
-def warm_up(job: Job) -> dict[int, LayerCost]:
+def warm_up(job: Job, forward_flops: Sequence[int] = ()) -> dict[int, LayerCost]:
     """Runs every kind of layer and the update once, so that the first step is like any other.
+
+    Args:
+        job: what is to be trained.
+        forward_flops: operations of each layer's forward pass, if they are known: to count them
+            torch imports its compiler, which takes a second.
 
     Returns:
         The cost of each layer; those that are alike are measured once.
     """
     kinds = kinds_of_layers(job)
-    measured = {kind: _measure(job, kind) for kind in sorted(set(kinds))}
+    known = dict(enumerate(forward_flops)) if len(forward_flops) == job.num_layers else {}
+    measured = {kind: _measure(job, kind, known.get(kind)) for kind in sorted(set(kinds))}
     _freeze()
     return {layer: measured[kind] for layer, kind in enumerate(kinds)}
 
 
-def _measure(job: Job, layer: int) -> LayerCost:
+def _measure(job: Job, layer: int, forward_flops: int | None) -> LayerCost:
     device, dtype = str(job.device), job.compute_dtype
     states = {
         hosted: empty_state(job.layouts[hosted], device=device, compute_dtype=dtype)
@@ -50,7 +57,7 @@ def _measure(job: Job, layer: int) -> LayerCost:
         state_bytes=alone.state_bytes,
         activation_bytes=activation_bytes,
         output_bytes=output_bytes,
-        forward_flops=alone.forward_flops(),
+        forward_flops=alone.forward_flops() if forward_flops is None else forward_flops,
     )
 
 

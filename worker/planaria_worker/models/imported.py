@@ -16,7 +16,7 @@ import copy
 import hashlib
 import importlib
 import inspect
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from planaria_worker.engine.numerics.rng import derive_seed
@@ -225,7 +226,7 @@ def _call(
         raise ImportedModelError(f"model.arguments: {import_path}: {error}") from None
     handle = register_module_parameter_registration_hook(_ToMeta())  # type: ignore[arg-type]
     try:
-        with torch.random.fork_rng(devices=()):
+        with torch.random.fork_rng(devices=()), _WithoutMetaDraws():
             torch.manual_seed(derive_seed(seed, "build"))
             layers = function(**arguments)
     except Exception as error:  # whatever the user's code raises
@@ -262,6 +263,26 @@ class _ToMeta:
             self._replaced[parameter] = nn.Parameter(shape, requires_grad=parameter.requires_grad)
         replacement: nn.Parameter = self._replaced[parameter]
         return replacement
+
+
+class _WithoutMetaDraws(TorchFunctionMode):
+    """Draws no normal numbers for a parameter that has no memory to keep them.
+
+    Torch would draw none either, but import its compiler for it, which takes a second.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in (nn.init.normal_, Tensor.normal_):
+            tensor = args[0] if args else (kwargs or {}).get("tensor")
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **(kwargs or {}))
 
 
 def _problems(layer: object) -> Iterator[str]:

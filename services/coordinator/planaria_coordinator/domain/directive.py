@@ -93,6 +93,8 @@ class Prepare:
     job_secret: str = field(repr=False)
     base: Base | None = None
     """Where the job begins, once its first engines have found it."""
+    forward_flops: tuple[int, ...] = ()
+    """Of each layer, once an engine has counted them."""
     kind: Literal["prepare"] = "prepare"
 
 

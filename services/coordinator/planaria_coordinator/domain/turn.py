@@ -26,6 +26,7 @@ from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.run import JobRun, Limits, Moment
 from planaria_coordinator.domain.transition_state import Phase, Transition
+from planaria_coordinator.domain.utilization import counted_flops
 
 _SURVIVES_A_FENCE = (
     "prepare",
@@ -220,6 +221,7 @@ class Turn:
             accelerator=accelerator,
             job_secret=requirements.job_secret,
             base=self.run.base,
+            forward_flops=counted_flops(self.run),
         )
         self.send(engine, command, allow_seconds=self.limits.prepare_seconds)
 

@@ -25,9 +25,18 @@ def model_flops_utilization(run: JobRun, step_seconds: float) -> float | None:
         return None
     engines = [run.engines.get(e) for pipeline in run.placement.places for e in pipeline]
     peaks = [engine.peak_flops_per_second if engine else 0.0 for engine in engines]
-    layers = next((engine.measured_layers for engine in engines if engine), ())
-    forward_flops = sum(layer.forward_flops for layer in layers)
+    forward_flops = sum(counted_flops(run))
     if not forward_flops or not all(peaks):
         return None
     flops = _PASSES * forward_flops * run.requirements.num_microbatches
     return flops / (step_seconds * sum(peaks))
+
+
+def counted_flops(run: JobRun) -> tuple[int, ...]:
+    """Return the operations of each layer's forward pass on a microbatch; empty: not counted yet.
+
+    They are the model's, the same wherever they are counted.
+    """
+    counts = (engine.measured_layers for engine in run.engines.values())
+    layers = sorted(next(filter(None, counts), ()), key=lambda layer: layer.layer)
+    return tuple(layer.forward_flops for layer in layers)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def pin_numerics(num_threads: int = 1) -> None:
     torch.set_num_threads(num_threads)
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
-    torch.use_deterministic_algorithms(True)
+    _use_deterministic_algorithms()
     # Deterministic mode would write NaN into every new buffer: a pass over memory, for debugging.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_flush_denormal(False)
@@ -40,6 +41,15 @@ def pin_numerics(num_threads: int = 1) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _use_deterministic_algorithms() -> None:
+    """As torch's function of this name, which takes a second to import what torch.compile needs."""
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(True)
+        return
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"  # read by that module
+    torch.set_deterministic_debug_mode("error")
 
 
 def fingerprint(device_type: str = "cpu", transport: str = "gloo") -> dict[str, str]:

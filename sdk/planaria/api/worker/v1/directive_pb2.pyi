@@ -144,6 +144,7 @@ class Prepare(_message.Message):
     ACCELERATOR_FIELD_NUMBER: _builtins.int
     JOB_SECRET_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
+    FORWARD_FLOPS_FIELD_NUMBER: _builtins.int
     job_spec: _builtins.str
     """The job file, as JSON."""
     accelerator: _builtins.int
@@ -156,6 +157,12 @@ class Prepare(_message.Message):
         engine finds it out and says so in Prepared.
         """
 
+    @_builtins.property
+    def forward_flops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Operations of each layer's forward pass on a microbatch, as another engine of the job has
+        counted them, in order; empty: the engine counts them itself.
+        """
+
     def __init__(
         self,
         *,
@@ -163,10 +170,11 @@ class Prepare(_message.Message):
         accelerator: _builtins.int = ...,
         job_secret: _builtins.str = ...,
         base: _report_pb2.Base | None = ...,
+        forward_flops: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator", b"accelerator", "base", b"base", "job_secret", b"job_secret", "job_spec", b"job_spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator", b"accelerator", "base", b"base", "forward_flops", b"forward_flops", "job_secret", b"job_secret", "job_spec", b"job_spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

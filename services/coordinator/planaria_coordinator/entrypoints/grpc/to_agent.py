@@ -54,6 +54,7 @@ def directive_message(directive: words.Directive, plans: PlanMessages) -> direct
             message.prepare.job_spec = prepare.job_spec
             message.prepare.accelerator = prepare.accelerator
             message.prepare.job_secret = prepare.job_secret
+            message.prepare.forward_flops.extend(prepare.forward_flops)
             if prepare.base is not None:
                 message.prepare.base.CopyFrom(_base_message(prepare.base))
         case words.Quiesce() as quiesce:
