@@ -28,6 +28,8 @@ from support.jobs import write_text
 
 POLL_SECONDS = 0.1
 TIMEOUT_SECONDS = 120.0
+NUM_QUIET_SECONDS = 3
+QUIET_PERCENT = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ class Workbench:
             for _ in range(self._num_nodes):
                 self.add_node()
             self.cluster.wait_for_nodes(self._num_nodes)
+            self._wait_until_quiet()
         except BaseException:
             self.cluster.stop()
             raise
@@ -105,6 +108,15 @@ class Workbench:
 
     def traces(self, job_id: str) -> list[EngineTrace]:
         return read_traces(self._traces, job_id)
+
+    def _wait_until_quiet(self) -> None:
+        """Nodes load libraries when they start: a job that measures its layers then plans badly."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        quiet = 0
+        while quiet < NUM_QUIET_SECONDS:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the machine was not quiet within {TIMEOUT_SECONDS} s")
+            quiet = quiet + 1 if psutil.cpu_percent(interval=1.0) < QUIET_PERCENT else 0
 
     def _environment(self) -> Mapping[str, str]:
         paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]

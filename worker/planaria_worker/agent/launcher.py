@@ -2,11 +2,11 @@
 
 A fresh Python takes seconds to import torch, and seconds more to import transformers; long for an
 engine that is to take the place of one that crashed. The standard library's fork server loads the
-first when the agent starts. Models by import path do without transformers: an engine that a node
-which has just started is waited for with is not held up by it. A zygote, which is forked from the
-fork server, loads it as soon as it is needed, or else a moment later, and is what engines of all
-jobs are forked from then. Both processes are started again if they are lost. They end with their
-agent; the engines do not.
+first when the agent starts. Models by import path do without transformers: on a node that has just
+started their engines are not held up by it. A zygote, which is forked from the fork server, loads
+it when it is needed, or when the node has had nothing to do for a while; from then on engines are
+forked from it. Both processes are started again if they are lost. They end with their agent; the
+engines do not.
 """
 
 import multiprocessing
@@ -29,8 +29,8 @@ from planaria_worker.agent.engine_process import (
 from planaria_worker.agent.zygote import EXIT_CODE_TIMEOUT_SECONDS, Zygote
 from planaria_worker.engine_config import EngineConfig
 
-FAMILIES_DELAY_SECONDS = 5.0
-"""By then a node whose first engine others wait for has started it."""
+IDLE_SECONDS = 5.0
+"""A node that others wait for is told within moments of its start what to do."""
 
 # One thread each, decided before any numerical library is loaded: a reproducible job's sums depend
 # on it, and ranks that share a machine would only get into each other's way.
@@ -55,14 +55,15 @@ class Launcher:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["planaria_worker.engine.preload"])
         self._families = Zygote(self._context, "planaria_worker.models.transformer", _run_engine)
+        self._is_idle = True
 
     def warm_up(self) -> None:
         """Start the processes that engines are forked from; they load libraries on their own."""
         os.environ.update(_THREAD_LIMITS)  # the fork server inherits the environment of its start
         forkserver.ensure_running()
-        later = threading.Timer(FAMILIES_DELAY_SECONDS, self._load_families)
-        later.daemon = True
-        later.start()
+        idle = threading.Timer(IDLE_SECONDS, self._load_families)
+        idle.daemon = True
+        idle.start()
 
     def launch(self, folder: Path, config: EngineConfig) -> EngineProcess:
         """Start the engine whose configuration is in `folder`; waits until libraries are loaded.
@@ -70,12 +71,15 @@ class Launcher:
         Raises:
             OSError: no process could be made, or the folder cannot be written.
         """
+        self._is_idle = False
         if self._families.is_loaded or not _has_imported_model(config):
             pid = self._families.fork(folder)
             return record_process(folder, pid, lambda: self._families.exit_code(pid))
         return self._launch_early(folder)
 
     def _load_families(self) -> None:
+        if not self._is_idle:
+            return
         try:
             self._families.load()
         except OSError as error:  # whoever needs it next tries again, and is told
