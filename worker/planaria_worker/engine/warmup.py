@@ -1,7 +1,6 @@
 """Getting ready before the first step: compile, measure, and hide what is there from gc."""
 
 import gc
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -21,6 +20,8 @@ _PRODUCT_SIZES = {"cpu": 512, "cuda": 8192}
 
 def warm_up(job: Job, forward_flops: Sequence[int] = ()) -> dict[int, LayerCost]:
     """Runs every kind of layer and the update once, so that the first step is like any other.
+
+    Layers take as long as their quickest pass: engines that start together disturb one another.
 
     Args:
         job: what is to be trained.
@@ -50,8 +51,8 @@ def _measure(job: Job, layer: int, forward_flops: int | None) -> LayerCost:
     activation_bytes, output_bytes = alone.activation_and_output_bytes()
     return LayerCost(
         seconds=PassSeconds(
-            forward_seconds=statistics.median(each.forward_seconds for each in passes),
-            backward_seconds=statistics.median(each.backward_seconds for each in passes),
+            forward_seconds=min(each.forward_seconds for each in passes),
+            backward_seconds=min(each.backward_seconds for each in passes),
         ),
         parameter_bytes=alone.parameter_bytes,
         state_bytes=alone.state_bytes,
