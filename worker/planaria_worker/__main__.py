@@ -2,20 +2,15 @@
 
 import contextlib
 import fcntl
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from planaria_common.credentials import read_token
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.service import announce_ready, run_service, stop_signal
-from planaria_worker.agent.agent import Agent
-from planaria_worker.agent.concurrency import until_first_ends
+from planaria_common.service import run_service
 from planaria_worker.agent.launcher import Launcher
 from planaria_worker.agent.machine import describe_machine
-from planaria_worker.agent.outbox import Outbox
-from planaria_worker.agent.session import Session
 from planaria_worker.agent.settings import WorkerSettings
 
 
@@ -28,34 +23,11 @@ async def serve(settings: WorkerSettings) -> None:
     token = read_token(settings.token_file) if settings.token_file else None
     machine = describe_machine(settings)
     with _sole_owner(settings.data_dir):
-        outbox = Outbox()
         launcher = Launcher()
         launcher.warm_up()
-        agent = Agent(
-            settings=settings,
-            machine=machine,
-            outbox=outbox,
-            pid=os.getpid(),
-            launch=launcher.launch,
-        )
-        agent.engines.adopt()
-        session = Session(
-            coordinator=settings.coordinator,
-            token=token,
-            node=agent,
-            outbox=outbox,
-            on_first_welcome=lambda: announce_ready(node_id=settings.node_id, pid=os.getpid()),
-        )
-        try:
-            await until_first_ends(
-                session.run(), agent.keep_leases(), agent.end_silent_engines(), _until_stopped()
-            )
-        finally:
-            await agent.engines.stop_all()
+        from planaria_worker.agent.life import live  # imported while engines' libraries are loaded
 
-
-async def _until_stopped() -> None:
-    await stop_signal()
+        await live(settings, token=token, machine=machine, launch=launcher.launch)
 
 
 @contextlib.contextmanager
