@@ -297,8 +297,8 @@ async def test_a_report_that_comes_again_over_the_same_agent_is_told_once(node: 
     (handle,) = node.agent.engines
     with socket.socket(socket.AF_UNIX) as other:
         with socket_address(handle.folder / SOCKET_FILE) as address:
-            other.connect(address)  # the newest connection counts, until it ends
-        await asyncio.sleep(0)
+            other.connect(address)
+        await asyncio.to_thread(other.recv, 1)  # the newest connection counts, until it ends
     await node.coordinator.send(node.directive("d-copy", copy=Copy()))
     first = await node.coordinator.next_request("step_report", "result")
     assert first.WhichOneof("message") == "result"
