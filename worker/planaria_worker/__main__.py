@@ -21,13 +21,16 @@ async def serve(settings: WorkerSettings) -> None:
         PlanariaError: a setting is wrong, or the coordinator refuses this agent.
     """
     token = read_token(settings.token_file) if settings.token_file else None
-    machine = describe_machine(settings)
     with _sole_owner(settings.data_dir):
         launcher = Launcher()
-        launcher.warm_up()
-        from planaria_worker.agent.life import live  # imported while engines' libraries are loaded
+        launcher.warm_up()  # the longest part of a node's start: all else goes on beside it
+        from planaria_worker.agent.life import live
 
-        await live(settings, token=token, machine=machine, launch=launcher.launch)
+        machine = describe_machine(settings)
+        try:
+            await live(settings, token=token, machine=machine, launch=launcher.launch)
+        finally:
+            launcher.close()
 
 
 @contextlib.contextmanager

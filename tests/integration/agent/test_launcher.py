@@ -2,12 +2,14 @@
 
 import asyncio
 import dataclasses
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -15,9 +17,9 @@ from unittest.mock import ANY
 import psutil
 import pytest
 
+from planaria_worker.agent import zygote
 from planaria_worker.agent.engine_process import LOG_FILE, EngineProcess, find_engine
-from planaria_worker.agent.launcher import Launcher
-from planaria_worker.agent.zygote import TITLE
+from planaria_worker.agent.launcher import THREAD_LIMITS, Launcher
 from planaria_worker.engine_config import EngineConfig
 from support.jobs import small_job
 
@@ -34,6 +36,10 @@ torch.cuda.device_count = lambda: int(bool(asked.append("device_count")))
 import planaria_worker.engine.preload
 assert not asked, asked
 assert "transformers" not in sys.modules
+import planaria_worker.models.transformer
+assert not asked, asked
+import psutil
+assert psutil.Process().num_threads() == 1, "a process with threads cannot be forked safely"
 """
 
 _ENGINE = """
@@ -94,10 +100,11 @@ def config_for(model: dict[str, Any]) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def launcher() -> Launcher:
+def launcher() -> Iterator[Launcher]:
     launcher = Launcher()
     launcher.warm_up()
-    return launcher
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture
@@ -132,7 +139,8 @@ def is_alive(process: psutil.Process) -> bool:
 @pytest.mark.slow
 def test_what_engines_are_forked_from_asks_nothing_of_cuda_and_is_quick() -> None:
     """A process that has asked cannot be forked into one that uses a GPU; transformers is slow."""
-    subprocess.run([sys.executable, "-c", _PRELOAD], check=True)
+    environment = {**os.environ, **THREAD_LIMITS}
+    subprocess.run([sys.executable, "-c", _PRELOAD], env=environment, check=True)
 
 
 def test_an_engine_that_others_wait_for_imports_nothing_that_takes_seconds(tmp_path: Path) -> None:
@@ -180,9 +188,10 @@ async def test_an_engine_that_needs_no_transformers_does_not_wait_for_them(
     for process in processes:
         process.signal(signal.SIGKILL)
         assert await process.wait() == -signal.SIGKILL
-    assert parents[1].cmdline()[0] == TITLE
+    assert parents[1].cmdline()[0] == zygote.TITLE
     assert parents[0] == parents[1].parent()
     assert parents[1] == parents[2]
+    fresh.close()
 
 
 async def test_another_process_is_loaded_if_that_with_transformers_is_lost(
@@ -190,15 +199,54 @@ async def test_another_process_is_loaded_if_that_with_transformers_is_lost(
 ) -> None:
     """Its engines live on, but nobody learns any more how they ended."""
     process = await asyncio.to_thread(launcher.launch, folder, config_for(FAMILY))
-    zygote = parent_of(process)
-    zygote.send_signal(signal.SIGINT)  # of the agent's terminal: nothing happens
-    zygote.kill()
-    wait_until(lambda: not is_alive(zygote))
+    parent = parent_of(process)
+    parent.send_signal(signal.SIGINT)  # of the agent's terminal: nothing happens
+    parent.kill()
     assert process.is_alive
     ended = await asyncio.to_thread(launcher.launch, tmp_path, config_for(FAMILY))
     assert await ended.wait() == 2
     process.signal(signal.SIGKILL)
     assert await process.wait() is None
+
+
+async def test_a_stuck_zygote_is_given_up(
+    launcher: Launcher, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote, "ANSWER_SECONDS", 0.1)
+    process = await asyncio.to_thread(launcher.launch, folder, config_for(FAMILY))
+    parent = parent_of(process)
+    parent.suspend()
+    process.signal(signal.SIGKILL)
+    assert await process.wait() is None  # nobody can know
+    ended = await asyncio.to_thread(launcher.launch, tmp_path, config_for(FAMILY))
+    assert await ended.wait() == 2
+    wait_until(lambda: not is_alive(parent))
+
+
+def test_a_module_that_cannot_be_imported_is_named(launcher: Launcher, tmp_path: Path) -> None:
+    broken = zygote.Zygote(multiprocessing.get_context("forkserver"), "no_such_module", print)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no_such_module cannot be imported: ModuleNotFound"):
+            broken.fork(tmp_path)
+
+
+def test_an_agent_that_ends_waits_for_nothing_that_is_loaded(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is begun any more."""
+    begun = tmp_path / "begun"
+    code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)"
+    (tmp_path / "slow_to_import.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    slow = zygote.Zygote(multiprocessing.get_context("forkserver"), "slow_to_import", print)
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        waiting = executor.submit(slow.fork, tmp_path)
+        wait_until(begun.exists)
+        slow.close()
+        with pytest.raises(OSError, match="is lost"):
+            waiting.result(60.0)
+    with pytest.raises(OSError, match="about to end"):
+        slow.fork(tmp_path)
 
 
 def test_engines_outlive_their_agent_and_what_they_were_forked_from_does_not(
@@ -210,13 +258,19 @@ def test_engines_outlive_their_agent_and_what_they_were_forked_from_does_not(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         text=True,
     )
-    assert agent.stdout is not None
-    with agent.stdout:
-        engine = psutil.Process(int(agent.stdout.readline()))
-        zygote = engine.parent()
-        assert zygote is not None
+    engine = None
+    try:
+        assert agent.stdout is not None
+        with agent.stdout:
+            engine = psutil.Process(int(agent.stdout.readline()))
+        parent = engine.parent()
+        assert parent is not None
         agent.kill()
         agent.wait()
-    wait_until(lambda: not is_alive(zygote))
-    assert is_alive(engine)
-    engine.kill()
+        wait_until(lambda: not is_alive(parent))
+        assert is_alive(engine)
+    finally:
+        agent.kill()
+        agent.wait()
+        if engine is not None:
+            engine.kill()

@@ -22,6 +22,18 @@ print(json.dumps([fingerprint(), torch.get_num_interop_threads(),
                   torch.are_deterministic_algorithms_enabled(), tf32]))
 """
 
+_COMPILE = """
+import sys
+if sys.argv[1] == "before":
+    import torch._inductor.config
+from planaria_worker.engine.numerics.pins import pin_numerics
+pin_numerics(1)
+print("torch._inductor" in sys.modules)
+import torch
+import torch._inductor.config
+print(torch._inductor.config.deterministic, torch.are_deterministic_algorithms_enabled())
+"""
+
 
 def _fingerprint(**environment: str) -> tuple[dict[str, str], int, bool, bool]:
     result = subprocess.run(
@@ -44,6 +56,14 @@ def test_pinning_holds_and_other_kernels_show() -> None:
     other, *_ = _fingerprint(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE")
     different = {name for name in entries if entries[name] != other[name]}
     assert different >= {"environment ATEN_CPU_CAPABILITY", "environment MKL_CBWR"}
+
+
+@pytest.mark.parametrize("imported", ["before", "behind"])
+def test_what_a_user_compiles_is_pinned_too(imported: str) -> None:
+    """But torch.compile, which takes a second to import, is not imported for it."""
+    command = [sys.executable, "-c", _COMPILE, imported]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == [str(imported == "before"), "True", "True"]
 
 
 def test_what_the_bits_of_a_gpu_depend_on_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ A fresh Python takes seconds to import torch, and seconds more to import transfo
 engine that is to take the place of one that crashed. The standard library's fork server loads the
 first when the agent starts. Models by import path do without transformers: on a node that has just
 started their engines are not held up by it. A zygote, which is forked from the fork server, loads
-it when it is needed, or when the node has had nothing to do for a while; from then on engines are
-forked from it. Both processes are started again if they are lost. They end with their agent; the
-engines do not.
+it when it is needed, or when the node has had no engine for a while; from then on engines are
+forked from it. Both processes are started again if they are lost. The zygote ends with its agent,
+the fork server when the engines have ended, too.
 """
 
 import multiprocessing
@@ -26,15 +26,18 @@ from planaria_worker.agent.engine_process import (
     EngineProcess,
     record_process,
 )
-from planaria_worker.agent.zygote import EXIT_CODE_TIMEOUT_SECONDS, Zygote
+from planaria_worker.agent.zygote import Zygote
 from planaria_worker.engine_config import EngineConfig
 
+EXIT_CODE_TIMEOUT_SECONDS = 5.0
 IDLE_SECONDS = 5.0
 """A node that others wait for is told within moments of its start what to do."""
+LOOKS = 5
+"""In that time; an engine may end and another be asked for."""
 
 # One thread each, decided before any numerical library is loaded: a reproducible job's sums depend
 # on it, and ranks that share a machine would only get into each other's way.
-_THREAD_LIMITS = dict.fromkeys(
+THREAD_LIMITS = dict.fromkeys(
     (
         "OMP_NUM_THREADS",
         "MKL_NUM_THREADS",
@@ -55,15 +58,20 @@ class Launcher:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["planaria_worker.engine.preload"])
         self._families = Zygote(self._context, "planaria_worker.models.transformer", _run_engine)
-        self._is_idle = True
+        self._engines: dict[Path, EngineProcess | None] = {}
+        """By folder; None: it is being launched."""
+        self._is_closed = threading.Event()
 
     def warm_up(self) -> None:
         """Start the processes that engines are forked from; they load libraries on their own."""
-        os.environ.update(_THREAD_LIMITS)  # the fork server inherits the environment of its start
+        os.environ.update(THREAD_LIMITS)  # the fork server inherits the environment of its start
         forkserver.ensure_running()
-        idle = threading.Timer(IDLE_SECONDS, self._load_families)
-        idle.daemon = True
-        idle.start()
+        threading.Thread(target=self._load_when_idle, name="load-when-idle", daemon=True).start()
+
+    def close(self) -> None:
+        """Wait for nothing that is being loaded any more; engines go on."""
+        self._is_closed.set()
+        self._families.close()
 
     def launch(self, folder: Path, config: EngineConfig) -> EngineProcess:
         """Start the engine whose configuration is in `folder`; waits until libraries are loaded.
@@ -71,21 +79,42 @@ class Launcher:
         Raises:
             OSError: no process could be made, or the folder cannot be written.
         """
-        self._is_idle = False
-        if self._families.is_loaded or not _has_imported_model(config):
-            pid = self._families.fork(folder)
-            return record_process(folder, pid, lambda: self._families.exit_code(pid))
-        return self._launch_early(folder)
-
-    def _load_families(self) -> None:
-        if not self._is_idle:
-            return
+        self._engines[folder] = None
         try:
-            self._families.load()
-        except OSError as error:  # whoever needs it next tries again, and is told
-            log.warning("families_not_loaded", cause=str(error))
+            if self._families.is_loaded or not _has_imported_model(config):
+                engine = self._fork_from_families(folder)
+            else:
+                engine = self._fork_from_server(folder)
+        except OSError:
+            del self._engines[folder]
+            raise
+        self._engines[folder] = engine
+        return engine
 
-    def _launch_early(self, folder: Path) -> EngineProcess:
+    def _load_when_idle(self) -> None:
+        num_looks = 0
+        while not self._is_closed.wait(IDLE_SECONDS / LOOKS):
+            num_looks = 0 if self._has_engines() else num_looks + 1
+            if num_looks < LOOKS:
+                continue
+            try:
+                self._families.load()
+            except OSError as error:  # whoever needs it next tries again, and is told
+                if not self._is_closed.is_set():
+                    log.warning("families_not_loaded", cause=str(error))
+            return
+
+    def _has_engines(self) -> bool:
+        for folder, engine in list(self._engines.items()):
+            if engine is not None and not engine.is_alive:
+                del self._engines[folder]
+        return bool(self._engines)
+
+    def _fork_from_families(self, folder: Path) -> EngineProcess:
+        pid = self._families.fork(folder)
+        return record_process(folder, pid, lambda: self._families.exit_code(pid))
+
+    def _fork_from_server(self, folder: Path) -> EngineProcess:
         process = self._context.Process(target=_run_engine, args=(folder,), name=folder.name)
         process.start()
         if process.pid is None:

@@ -20,11 +20,14 @@ from pathlib import Path
 
 import setproctitle
 
-EXIT_CODE_TIMEOUT_SECONDS = 5.0
 TITLE = "planaria-worker: engines are forked from this process"
+ANSWER_SECONDS = 5.0
+"""A zygote that has loaded its module and takes longer than this is stuck."""
 
 Become = Callable[[Path], None]
 """What a forked process does: it is the engine of a folder."""
+
+Answer = int | OSError | None
 
 
 class Zygote:
@@ -43,18 +46,20 @@ class Zygote:
         self._lock = threading.Lock()
         self._process: BaseProcess | None = None
         self._requests: Connection
-        self._is_loaded = threading.Event()
+        self._is_loaded = False
+        self._is_closed = False
 
     @property
     def is_loaded(self) -> bool:
-        """Whether an engine can be forked from it at once."""
-        return self._is_loaded.is_set()
+        """Whether an engine can be forked from it at once, as far as is known."""
+        process = self._process
+        return self._is_loaded and process is not None and process.is_alive()
 
     def load(self) -> None:
-        """Start the process, unless it lives, and wait until it has loaded its module.
+        """Start the process, unless there is one, and wait until it has loaded its module.
 
         Raises:
-            OSError: it cannot be started, or ended.
+            OSError: it cannot be started, or has ended, or its module cannot be imported.
         """
         with self._lock:
             self._load()
@@ -63,25 +68,40 @@ class Zygote:
         """Start the engine of a folder; its pid.
 
         Raises:
-            OSError: there cannot be another process, or the zygote ended.
+            OSError: there cannot be another process, or the zygote is lost and cannot be replaced.
         """
         with self._lock:
             self._load()
-            pid = self._ask(folder)
+            pid = self._ask(folder, ANSWER_SECONDS)
         if pid is None:
             raise OSError(f"no engine could be forked in {folder}")
         return pid
 
     def exit_code(self, pid: int) -> int | None:
-        """Wait a moment for the end of an engine that was forked; None: nobody knows how it was."""
-        with self._lock, contextlib.suppress(OSError):
-            return self._ask(pid)
+        """How an engine that was forked has ended; None: nobody knows."""
+        if not self._lock.acquire(timeout=ANSWER_SECONDS):
+            return None
+        try:
+            with contextlib.suppress(OSError):
+                return self._ask(pid, ANSWER_SECONDS)
+        finally:
+            self._lock.release()
         return None
 
+    def close(self) -> None:
+        """End the process, also one that others wait for; engines go on."""
+        self._is_closed = True
+        process = self._process
+        if process is not None and process.pid is not None:
+            process.terminate()
+
     def _load(self) -> None:
-        if self._process is not None and self._process.is_alive():
-            return
-        self._is_loaded.clear()
+        with contextlib.suppress(OSError):
+            if self._is_loaded:
+                self._ask(None, ANSWER_SECONDS)
+                return
+        if self._is_closed:
+            raise OSError("the agent is about to end")
         self._requests, theirs = multiprocessing.Pipe()
         self._process = self._context.Process(
             target=_serve,
@@ -90,16 +110,28 @@ class Zygote:
             daemon=True,  # ended with the agent, not waited for
         )
         with theirs:
-            self._process.start()
-        self._ask(None)
-        self._is_loaded.set()
+            try:
+                self._process.start()
+            except EOFError:
+                raise OSError("the fork server has ended") from None
+        if self._is_closed:
+            self._process.terminate()
+        self._ask(None, None)
+        self._is_loaded = True
 
-    def _ask(self, request: Path | int | None) -> int | None:
+    def _ask(self, request: Path | int | None, timeout_seconds: float | None) -> int | None:
+        """Ask, and give up a zygote that does not answer: what it says later would be mistaken."""
         try:
             self._requests.send(request)
-            answer: int | OSError | None = self._requests.recv()
+            if not self._requests.poll(timeout_seconds):
+                raise TimeoutError
+            answer: Answer = self._requests.recv()
         except (OSError, EOFError):
-            raise OSError("the process that engines are forked from has ended") from None
+            self._is_loaded = False
+            self._requests.close()
+            if self._process is not None:
+                self._process.kill()
+            raise OSError("the process that engines are forked from is lost") from None
         if isinstance(answer, OSError):
             raise answer
         return answer
@@ -109,38 +141,45 @@ def _serve(requests: Connection, module: str, become: Become) -> None:
     """Answer the agent until it ends: None once loaded, folders by pids, pids by exit codes."""
     setproctitle.setproctitle(TITLE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the agent, whose end is the zygote's
-    importlib.import_module(module)
-    gc.freeze()  # modules are never garbage: collections of engines need not go through them
-    multiprocessing.current_process().daemon = False  # which may have no children
-    context = multiprocessing.get_context("fork")
-    engines: dict[int, BaseProcess] = {}
     with contextlib.suppress(OSError, EOFError):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever a library raises
+            requests.recv()
+            requests.send(OSError(f"{module} cannot be imported: {type(error).__name__}: {error}"))
+            os._exit(1)
+        gc.freeze()  # modules are never garbage: collections of engines need not go through them
+        multiprocessing.current_process().daemon = False  # which may have no children
+        engines: dict[int, BaseProcess] = {}
         while True:
             match requests.recv():
                 case Path() as folder:
-                    engine = context.Process(
-                        target=_leave, args=(requests, become, folder), name=folder.name
-                    )
-                    try:
-                        engine.start()
-                    except OSError as error:  # too many processes, no memory
-                        requests.send(error)
-                        continue
-                    assert engine.pid is not None  # noqa: S101 - it was started
-                    engines[engine.pid] = engine
-                    requests.send(engine.pid)
+                    requests.send(_fork(requests, become, folder, engines))
                 case int() as pid:
                     ended = engines.pop(pid, None)
-                    if ended is not None:
-                        ended.join(EXIT_CODE_TIMEOUT_SECONDS)
                     requests.send(None if ended is None else ended.exitcode)
                 case _:
                     requests.send(None)
     os._exit(0)  # without waiting for the engines: they outlive their agent
 
 
+def _fork(
+    requests: Connection, become: Become, folder: Path, engines: dict[int, BaseProcess]
+) -> Answer:
+    context = multiprocessing.get_context("fork")
+    engine = context.Process(target=_leave, args=(requests, become, folder), name=folder.name)
+    try:
+        engine.start()
+    except OSError as error:  # too many processes, no memory
+        return error
+    if engine.pid is not None:
+        engines[engine.pid] = engine
+    return engine.pid
+
+
 def _leave(requests: Connection, become: Become, folder: Path) -> None:
-    """In the fork: let go of what is the zygote's, and be an engine."""
+    """In the fork: let go of what is the zygote's, and be an engine like any other."""
     requests.close()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    multiprocessing.set_start_method("forkserver", force=True)
     become(folder)
