@@ -17,6 +17,8 @@ from benchmarks.recovery.kills import MANY_STEPS, NUM_NODES
 KILL_INTERVAL_SECONDS = 30.0
 REPLACEMENT_DELAY_SECONDS = 20.0
 _SETTLING_STEPS = 12
+_NUM_OPTIMA = 2
+"""Jobs of which the quicker counts: plans that cost the same by a hair may differ when they run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,12 @@ class Optimum:
 
 def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str, Any]:
     """Train while nodes die and come, and return all figures."""
-    optima = {n: _optimum(bench, n, seed=seed) for n in (NUM_NODES - 1, NUM_NODES)}
-    measured = {n: optimum.measured_step_seconds for n, optimum in optima.items()}
-    predicted = {n: optimum.predicted_step_seconds for n, optimum in optima.items()}
+    optima = {
+        n: [_optimum(bench, n, seed=seed) for _ in range(_NUM_OPTIMA)]
+        for n in (NUM_NODES - 1, NUM_NODES)
+    }
+    measured = {n: min(each.measured_step_seconds for each in of) for n, of in optima.items()}
+    predicted = {n: min(each.predicted_step_seconds for each in of) for n, of in optima.items()}
     run = bench.train(job("paced", bench.text, steps=MANY_STEPS, seed=seed))
     run.wait_until_whole(NUM_NODES, num_steps=_SETTLING_STEPS)
     start = time.perf_counter()
