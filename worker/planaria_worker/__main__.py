@@ -24,10 +24,10 @@ async def serve(settings: WorkerSettings) -> None:
     with _sole_owner(settings.data_dir):
         launcher = Launcher()
         launcher.warm_up()  # the longest part of a node's start: all else goes on beside it
-        from planaria_worker.agent.life import live
-
-        machine = describe_machine(settings)
         try:
+            from planaria_worker.agent.life import live
+
+            machine = describe_machine(settings)
             await live(settings, token=token, machine=machine, launch=launcher.launch)
         finally:
             launcher.close()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from planaria_worker.engine_config import EngineConfig
 from support.jobs import small_job
 
 pytestmark = pytest.mark.integration
+
+Launch = Callable[..., Coroutine[Any, Any, EngineProcess]]
 
 FAMILY = {"family": "llama", "hidden_size": 64, "num_layers": 6, "num_heads": 2, "vocab_size": 256}
 IMPORTED = {"import_path": "somewhere:layers"}
@@ -108,6 +110,21 @@ def launcher() -> Iterator[Launcher]:
 
 
 @pytest.fixture
+def launch(launcher: Launcher) -> Iterator[Launch]:
+    """Launch an engine that is ended, if need be, with the test."""
+    processes = []
+
+    async def launch(folder: Path, model: dict[str, Any], by: Launcher = launcher) -> EngineProcess:
+        process = await asyncio.to_thread(by.launch, folder, config_for(model))
+        processes.append(process)
+        return process
+
+    yield launch
+    for process in processes:
+        process.signal(signal.SIGKILL)
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return folder_of_patience(tmp_path / "patience")
 
@@ -133,7 +150,10 @@ def parent_of(process: EngineProcess) -> psutil.Process:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.slow
@@ -150,10 +170,10 @@ def test_an_engine_that_others_wait_for_imports_nothing_that_takes_seconds(tmp_p
 
 @pytest.mark.parametrize("model", [FAMILY, IMPORTED], ids=["family", "imported"])
 async def test_an_engine_is_forked_found_again_and_its_end_is_known(
-    launcher: Launcher, tmp_path: Path, model: dict[str, Any]
+    launch: Launch, tmp_path: Path, model: dict[str, Any]
 ) -> None:
     """A configuration that is not there ends it with status 2 and one line in its log."""
-    process = await asyncio.to_thread(launcher.launch, tmp_path, config_for(model))
+    process = await launch(tmp_path, model)
     assert await process.wait() == 2
     assert "config.json" in (tmp_path / LOG_FILE).read_text()
     assert find_engine(tmp_path) is None
@@ -161,9 +181,9 @@ async def test_an_engine_is_forked_found_again_and_its_end_is_known(
 
 @pytest.mark.parametrize("model", [FAMILY, IMPORTED], ids=["family", "imported"])
 async def test_an_engine_has_its_own_session_and_its_folder_in_its_command(
-    launcher: Launcher, folder: Path, model: dict[str, Any]
+    launch: Launch, folder: Path, model: dict[str, Any]
 ) -> None:
-    process = await asyncio.to_thread(launcher.launch, folder, config_for(model))
+    process = await launch(folder, model)
     wait_until(lambda: str(folder) in " ".join(psutil.Process(process.pid).cmdline()))
     assert find_engine(folder) == dataclasses.replace(process, exit_code=ANY)
     assert os.getsid(process.pid) == process.pid
@@ -172,7 +192,7 @@ async def test_an_engine_has_its_own_session_and_its_folder_in_its_command(
 
 
 async def test_an_engine_that_needs_no_transformers_does_not_wait_for_them(
-    launcher: Launcher, tmp_path: Path
+    launch: Launch, tmp_path: Path
 ) -> None:
     """On a node that has just started; later it comes from the same process as others."""
     early, family, late = (
@@ -180,9 +200,9 @@ async def test_an_engine_that_needs_no_transformers_does_not_wait_for_them(
     )
     fresh = Launcher()  # has loaded nothing
     processes = [
-        await asyncio.to_thread(fresh.launch, early, config_for(IMPORTED)),
-        await asyncio.to_thread(fresh.launch, family, config_for(FAMILY)),
-        await asyncio.to_thread(fresh.launch, late, config_for(IMPORTED)),
+        await launch(early, IMPORTED, by=fresh),
+        await launch(family, FAMILY, by=fresh),
+        await launch(late, IMPORTED, by=fresh),
     ]
     parents = [parent_of(process) for process in processes]
     for process in processes:
@@ -195,30 +215,31 @@ async def test_an_engine_that_needs_no_transformers_does_not_wait_for_them(
 
 
 async def test_another_process_is_loaded_if_that_with_transformers_is_lost(
-    launcher: Launcher, tmp_path: Path, folder: Path
+    launch: Launch, tmp_path: Path, folder: Path
 ) -> None:
     """Its engines live on, but nobody learns any more how they ended."""
-    process = await asyncio.to_thread(launcher.launch, folder, config_for(FAMILY))
+    process = await launch(folder, FAMILY)
     parent = parent_of(process)
     parent.send_signal(signal.SIGINT)  # of the agent's terminal: nothing happens
     parent.kill()
     assert process.is_alive
-    ended = await asyncio.to_thread(launcher.launch, tmp_path, config_for(FAMILY))
+    ended = await launch(tmp_path, FAMILY)
     assert await ended.wait() == 2
     process.signal(signal.SIGKILL)
     assert await process.wait() is None
 
 
 async def test_a_stuck_zygote_is_given_up(
-    launcher: Launcher, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    launch: Launch, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zygote, "ANSWER_SECONDS", 0.1)
-    process = await asyncio.to_thread(launcher.launch, folder, config_for(FAMILY))
+    process = await launch(folder, FAMILY)
     parent = parent_of(process)
     parent.suspend()
     process.signal(signal.SIGKILL)
-    assert await process.wait() is None  # nobody can know
-    ended = await asyncio.to_thread(launcher.launch, tmp_path, config_for(FAMILY))
+    with monkeypatch.context() as patch:
+        patch.setattr(zygote, "ANSWER_SECONDS", 0.1)
+        assert await process.wait() is None  # nobody can know
+    ended = await launch(tmp_path, FAMILY)
     assert await ended.wait() == 2
     wait_until(lambda: not is_alive(parent))
 

@@ -11,6 +11,7 @@ the fork server when the engines have ended, too.
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from multiprocessing import forkserver
@@ -85,7 +86,10 @@ class Launcher:
                 engine = self._fork_from_families(folder)
             else:
                 engine = self._fork_from_server(folder)
-        except OSError:
+            if self._is_closed.is_set():
+                engine.signal(signal.SIGKILL)
+                raise OSError("the agent is about to end")
+        except BaseException:
             del self._engines[folder]
             raise
         self._engines[folder] = engine
@@ -116,7 +120,10 @@ class Launcher:
 
     def _fork_from_server(self, folder: Path) -> EngineProcess:
         process = self._context.Process(target=_run_engine, args=(folder,), name=folder.name)
-        process.start()
+        try:
+            process.start()
+        except EOFError:
+            raise OSError("the fork server has ended") from None
         if process.pid is None:
             raise OSError("the fork server made no process")
 

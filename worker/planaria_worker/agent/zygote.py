@@ -21,6 +21,8 @@ from pathlib import Path
 import setproctitle
 
 TITLE = "planaria-worker: engines are forked from this process"
+LOAD_SECONDS = 100.0
+"""Somebody may wait for an engine: the coordinator asks for another after 120."""
 ANSWER_SECONDS = 5.0
 """A zygote that has loaded its module and takes longer than this is stuck."""
 
@@ -91,9 +93,7 @@ class Zygote:
     def close(self) -> None:
         """End the process, also one that others wait for; engines go on."""
         self._is_closed = True
-        process = self._process
-        if process is not None and process.pid is not None:
-            process.terminate()
+        self._kill()
 
     def _load(self) -> None:
         with contextlib.suppress(OSError):
@@ -115,11 +115,16 @@ class Zygote:
             except EOFError:
                 raise OSError("the fork server has ended") from None
         if self._is_closed:
-            self._process.terminate()
-        self._ask(None, None)
+            self._kill()
+        self._ask(None, LOAD_SECONDS)
         self._is_loaded = True
 
-    def _ask(self, request: Path | int | None, timeout_seconds: float | None) -> int | None:
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.is_alive():  # otherwise its pid may be another's
+            process.kill()
+
+    def _ask(self, request: Path | int | None, timeout_seconds: float) -> int | None:
         """Ask, and give up a zygote that does not answer: what it says later would be mistaken."""
         try:
             self._requests.send(request)
@@ -129,8 +134,7 @@ class Zygote:
         except (OSError, EOFError):
             self._is_loaded = False
             self._requests.close()
-            if self._process is not None:
-                self._process.kill()
+            self._kill()
             raise OSError("the process that engines are forked from is lost") from None
         if isinstance(answer, OSError):
             raise answer
