@@ -78,7 +78,6 @@ class Workbench:
             for _ in range(self._num_nodes):
                 self.add_node()
             self.cluster.wait_for_nodes(self._num_nodes)
-            self._wait_until_quiet()
         except BaseException:
             self.cluster.stop()
             raise
@@ -103,15 +102,7 @@ class Workbench:
         """Start a node of this name, or its agent anew."""
         self.cluster.start_node(node_id, self._environment())
 
-    def train(self, spec: JobSpec) -> "Run":
-        """Submit a job."""
-        tokens_per_step = spec.training.global_batch_size * spec.data.sequence_length
-        return Run(self, self.cluster.client.submit(spec).id, tokens_per_step)
-
-    def traces(self, job_id: str) -> list[EngineTrace]:
-        return read_traces(self._traces, job_id)
-
-    def _wait_until_quiet(self) -> None:
+    def wait_until_quiet(self) -> None:
         """Nodes load libraries when they start: a job that measures its layers then plans badly."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         quiet = 0
@@ -120,6 +111,14 @@ class Workbench:
                 raise TimeoutError(f"the machine was not quiet within {TIMEOUT_SECONDS} s")
             busiest = max(psutil.cpu_percent(interval=1.0, percpu=True))
             quiet = quiet + 1 if busiest < QUIET_PERCENT else 0
+
+    def train(self, spec: JobSpec) -> "Run":
+        """Submit a job."""
+        tokens_per_step = spec.training.global_batch_size * spec.data.sequence_length
+        return Run(self, self.cluster.client.submit(spec).id, tokens_per_step)
+
+    def traces(self, job_id: str) -> list[EngineTrace]:
+        return read_traces(self._traces, job_id)
 
     def _environment(self) -> Mapping[str, str]:
         paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -39,6 +39,7 @@ class Optimum:
 
 def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str, Any]:
     """Train while nodes die and come, and return all figures."""
+    bench.wait_until_quiet()
     optima = {
         n: [_optimum(bench, n, seed=seed) for _ in range(_NUM_OPTIMA)]
         for n in (NUM_NODES - 1, NUM_NODES)

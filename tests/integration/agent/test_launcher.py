@@ -45,27 +45,22 @@ assert psutil.Process().num_threads() == 1, "a process with threads cannot be fo
 """
 
 _ENGINE = """
-import sys
+import dataclasses, sys
 from pathlib import Path
 sys.path += sys.argv[2:]
 import planaria_worker.engine.preload
 from planaria_worker.agent.preparation import prepare_data
 from planaria_worker.engine.preparation import prepare
-from planaria_worker.engine_config import EngineConfig
 from support.jobs import small_job, write_text
 from support.own_model import layers
+from test_launcher import config_for
 
 folder = Path(sys.argv[1])
 model = {"import_path": "support.own_model:layers", "arguments": {"width": 24}}
 spec = small_job(write_text(folder / "text"), model=model).model_dump_json()
-config = EngineConfig(
-    engine_id="job/node/0/2",
-    job_id="job",
-    generation=2,
-    prepare_directive_id="prepare",
+config = dataclasses.replace(
+    config_for(model),
     job_spec=spec,
-    job_secret="secret",
-    socket_path=str(folder / "engine.sock"),
     data_path=str(prepare_data(spec, folder, "node").path),
     forward_flops=tuple(range(100, 100 + len(layers(24)))),
 )
@@ -165,7 +160,8 @@ def test_what_engines_are_forked_from_asks_nothing_of_cuda_and_is_quick() -> Non
 
 def test_an_engine_that_others_wait_for_imports_nothing_that_takes_seconds(tmp_path: Path) -> None:
     """A joiner's, of a model by import path: it need not count what others have counted."""
-    subprocess.run([sys.executable, "-c", _ENGINE, str(tmp_path), *sys.path], check=True)
+    paths = [str(Path(__file__).parent), *sys.path]
+    subprocess.run([sys.executable, "-c", _ENGINE, str(tmp_path), *paths], check=True)
 
 
 @pytest.mark.parametrize("model", [FAMILY, IMPORTED], ids=["family", "imported"])
