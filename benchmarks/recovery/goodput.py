@@ -3,22 +3,32 @@
 What could be is what the planner's optimum for the nodes alive at each moment trains in that time.
 """
 
+import math
 import random
+import statistics
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from benchmarks.common.jobs import job
 from benchmarks.common.workbench import Workbench
-from benchmarks.recovery.anatomy import commit_times, steady_step_seconds
+from benchmarks.recovery.anatomy import (
+    NUM_STEPS_BEFORE,
+    commit_generations,
+    commit_times,
+    steady_step_seconds,
+)
 from benchmarks.recovery.kills import MANY_STEPS, NUM_NODES
 
 KILL_INTERVAL_SECONDS = 30.0
 REPLACEMENT_DELAY_SECONDS = 20.0
 _SETTLING_STEPS = 12
 _NUM_OPTIMA = 2
-"""Jobs of which the quicker counts: plans that cost the same by a hair may differ when they run."""
+"""Jobs of which the quicker counts, and the run itself if its own undisturbed steps are quicker:
+plans that cost the same by a hair may differ when they run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +54,6 @@ def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str,
         n: [_optimum(bench, n, seed=seed) for _ in range(_NUM_OPTIMA)]
         for n in (NUM_NODES - 1, NUM_NODES)
     }
-    measured = {n: min(each.measured_step_seconds for each in of) for n, of in optima.items()}
     predicted = {n: min(each.predicted_step_seconds for each in of) for n, of in optima.items()}
     run = bench.train(job("paced", bench.text, steps=MANY_STEPS, seed=seed))
     run.wait_until_whole(NUM_NODES, num_steps=_SETTLING_STEPS)
@@ -63,9 +72,14 @@ def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str,
         print(f"goodput: kill {number + 1} of {num_kills}", flush=True)
     _sleep_until(start + num_kills * KILL_INTERVAL_SECONDS)
     end = time.perf_counter()
-    trained = sum(start < at <= end for at in commit_times(run.traces).values())
+    commits = commit_times(run.traces)
+    trained = sum(start < at <= end for at in commits.values())
     seconds = end - start
+    within = calm_step_seconds(commits, commit_generations(run.traces), changes, end)
     run.cancel()
+    measured = {
+        n: min(within.get(n, math.inf), *(each.measured_step_seconds for each in of)) for n, of in optima.items()
+    }
     return {
         "computation": "paced",
         "seed": seed,
@@ -73,6 +87,7 @@ def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str,
         "steps": trained,
         "kills": num_kills,
         "step_seconds_measured": measured,
+        "step_seconds_within_run": within,
         "step_seconds_predicted": predicted,
         "goodput_of_measured_optimum": trained / possible_steps(changes, end, measured),
         "goodput_of_predicted_optimum": trained / possible_steps(changes, end, predicted),
@@ -88,11 +103,38 @@ def possible_steps(changes: Sequence[Change], end: float, step_seconds: dict[int
         end: of the last stretch.
         step_seconds: of the best plan, by number of nodes.
     """
-    ends = [*(change.at for change in changes[1:]), end]
     return sum(
         (until - change.at) / step_seconds[change.num_nodes]
-        for change, until in zip(changes, ends, strict=True)
+        for change, until in _stretches(changes, end)
     )
+
+
+def calm_step_seconds(
+    commits: Mapping[int, float],
+    generations: Mapping[int, int],
+    changes: Sequence[Change],
+    end: float,
+) -> dict[int, float]:
+    """Return the median of the steps just before the next change, by number of nodes.
+
+    Args:
+        commits: when each step was committed.
+        generations: in which each step was committed.
+        changes: how many nodes are alive from when on, in order of time.
+        end: of the last stretch.
+    """
+    calm: dict[int, list[float]] = defaultdict(list)
+    for change, until in _stretches(changes, end):
+        steps = sorted(step for step, at in commits.items() if change.at < at <= until)
+        last = steps[-NUM_STEPS_BEFORE - 1 :]
+        if len({generations[step] for step in last}) == 1:
+            calm[change.num_nodes] += [commits[b] - commits[a] for a, b in pairwise(last)]
+    return {n: statistics.median(seconds) for n, seconds in calm.items()}
+
+
+def _stretches(changes: Sequence[Change], end: float) -> list[tuple[Change, float]]:
+    ends = [*(change.at for change in changes[1:]), end]
+    return list(zip(changes, ends, strict=True))
 
 
 def _optimum(bench: Workbench, num_nodes: int, *, seed: int) -> Optimum:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common.trace import EngineTrace, Event, Span, nobody_computes, times_computed
 from benchmarks.common.workbench import Hurt
 from benchmarks.recovery.anatomy import Anatomy, active_times, dissect
-from benchmarks.recovery.goodput import Change, possible_steps
+from benchmarks.recovery.goodput import Change, calm_step_seconds, possible_steps
 from planaria.models import Pipeline, Plan, Recovery, Stage
 
 NODES = ("a", "b", "c")
@@ -152,3 +152,21 @@ def test_what_could_be_trained_follows_the_number_of_nodes() -> None:
     changes = [Change(at=0.0, num_nodes=6), Change(at=10.0, num_nodes=5)]
     step_seconds: dict[int, Any] = {5: 2.0, 6: 1.0}
     assert possible_steps(changes, 20.0, step_seconds) == 15.0
+
+
+def test_calm_steps_are_those_before_the_next_change_in_one_generation() -> None:
+    """A stretch whose last steps are of two plans tells nothing."""
+    changes = [
+        Change(at=0.0, num_nodes=6),
+        Change(at=12.5, num_nodes=5),
+        Change(at=40.0, num_nodes=6),
+    ]
+    commits = {
+        **{step: float(step) for step in range(1, 13)},
+        **{step: 12.0 + 3.0 * (step - 12) for step in range(13, 18)},
+        **{step: 27.0 + 2.0 * (step - 17) for step in range(18, 24)},
+        **{step: 40.0 + step - 23 for step in range(24, 32)},
+    }
+    generations = {step: 1 + (step > 12) + (step > 17) + (step > 30) for step in commits}
+    calm = calm_step_seconds(commits, generations, changes, 50.0)
+    assert calm == {6: 1.0, 5: 2.0}
