@@ -78,7 +78,8 @@ def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str,
     within = calm_step_seconds(commits, commit_generations(run.traces), changes, end)
     run.cancel()
     measured = {
-        n: min(within.get(n, math.inf), *(each.measured_step_seconds for each in of)) for n, of in optima.items()
+        n: min(within.get(n, math.inf), *(each.measured_step_seconds for each in of))
+        for n, of in optima.items()
     }
     return {
         "computation": "paced",

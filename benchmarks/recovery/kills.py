@@ -92,6 +92,8 @@ def summarize(figures: Sequence[Anatomy], control: float) -> dict[str, dict[str,
         ),
         "the same in undisturbed steps": (f.usual_idle_share for f in figures),
         "the difference": (f.whole_pipelines_idle_share - f.usual_idle_share for f in figures),
+        "the step that was hit, s": (f.step_seconds for f in figures),
+        "steps before it, s": (f.usual_step_seconds for f in figures),
         "excess_seconds": (f.excess_seconds(control) for f in figures),
         "begun again, share of the lost microbatches": (
             f.redone_microbatches / f.lost_microbatches for f in figures
