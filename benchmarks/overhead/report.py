@@ -92,7 +92,7 @@ def _markdown(
             f"{configuration.num_microbatches} microbatches a step of "
             f"{configuration.tokens_per_microbatch} tokens. {len(blocks)} blocks in turn, median "
             f"load {load:.1f}. In each cell the median and the 95 % interval (bootstrap over "
-            "blocks).\n",
+            f"blocks). {_SCOPE}\n",
             "## Targets\n",
             table(TARGET_COLUMNS, _targets(blocks)),
             "## Steps\n",
@@ -106,11 +106,21 @@ def _markdown(
             f"Buckets of up to {BUCKET_BYTES >> 20} MiB, at most "
             f"{configuration.buckets_in_flight} in flight: default mode may have "
             f"{configuration.buckets_in_flight * BUCKET_BYTES >> 20} MiB more than the plain "
-            f"schedule, and has {_most_added(memory):.1f}.\n",
+            f"schedule, and has {_most_added(memory):.1f}. {_MEMORY}\n",
             "## Where\n",
             table(("", ""), list(content["where"].items())),
         ]
     )
+
+
+_SCOPE = (
+    "A step is timed from its first forward pass to its commit, all on the training thread; the "
+    "threads of a whole engine (control, heartbeats, watchdog) are not in it."
+)
+_MEMORY = (
+    "It grows with the gradients of layers that several pipelines hold, which are there twice "
+    "until the commit, not with the buckets: larger stages need more than that."
+)
 
 
 def _seconds(blocks: Sequence[Block], name: str, kind: str) -> list[float]:

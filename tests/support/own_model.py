@@ -1,10 +1,14 @@
 """A model of a user's own, as `model.import_path` takes it: support.own_model:layers."""
 
+import os
 import time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+SLOWNESS = "OWN_MODEL_SLOWNESS"
+"""Environment variable: by how much longer layers sleep on this node."""
 
 
 class Embedding(nn.Module):
@@ -48,6 +52,7 @@ class Mixer(nn.Module):
 class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, seconds: float) -> Tensor:
+        seconds *= float(os.environ.get(SLOWNESS, "1"))
         ctx.seconds = seconds
         time.sleep(seconds)
         return hidden.clone()
@@ -84,6 +89,18 @@ def layers(width: int = 32, dropout: float = 0.1, sleep_seconds: float = 0.001) 
         nn.Linear(width, width // 2),
         Mixer(width // 2, 24, dropout),
         nn.Sequential(nn.LayerNorm(width // 2), nn.Linear(width // 2, 256, bias=False)),
+    ]
+
+
+def paced_layers(width: int = 32, sleep_seconds: float = 0.01) -> list[nn.Module]:
+    """Six layers; two stages of three sleep equally long."""
+    return [
+        Embedding(width),
+        Paced(sleep_seconds),
+        Mixer(width, 48, 0.0),
+        Mixer(width, 48, 0.0),
+        Paced(sleep_seconds),
+        nn.Linear(width, 256, bias=False),
     ]
 
 

@@ -14,8 +14,9 @@ from planaria_coordinator.domain.finish_step import (
     Share,
     finishing_placement,
     kept_pipelines,
+    microbatch_seconds,
+    predicted_microbatch_seconds,
     same_pipelines,
-    seconds_per_microbatch,
     spread,
 )
 from planaria_coordinator.domain.outcome import FenceReport, HeldLayer, IdleGroup
@@ -91,6 +92,7 @@ PLACEMENT = Placement(
 
 HOLDINGS = {"a": (0, 1, 2), "b": (0, 1, 2), "c": (3, 4, 5), "d": (3, 4, 5)}
 EVEN = (0, 2, 4, 6)
+ODD = (1, 3, 5, 7)
 
 
 def report(
@@ -100,6 +102,7 @@ def report(
     kept: tuple[int, ...] = EVEN,
     finished: tuple[int, ...] = (),
     parked: bool = False,
+    microbatch_seconds: float = 0.0,
 ) -> FenceReport:
     return FenceReport(
         committed_steps=steps,
@@ -111,6 +114,7 @@ def report(
         park_time=NOON if parked else None,
         applied_generation=applied,
         kept_microbatches=() if parked else kept,
+        microbatch_seconds=microbatch_seconds,
     )
 
 
@@ -166,6 +170,45 @@ def test_a_pipeline_whose_layers_are_stale_keeps_nothing() -> None:
     assert kept_pipelines(PLACEMENT, reports, holdings, 7, requirements()) == ()
 
 
+@pytest.mark.parametrize(
+    ("seconds", "measured"),
+    [
+        ((0.1, 0.3, 0.2, 0.1), (0.3, 0.2)),  # the slowest stage's
+        ((0.1, 0.0, 0.2, 0.1), None),  # one has not computed a step in its place
+    ],
+)
+def test_a_pipeline_is_as_fast_as_measured_where_all_are(
+    seconds: tuple[float, ...], measured: tuple[float, ...] | None
+) -> None:
+    reports = {
+        name: report(kept=EVEN if name in "ac" else ODD, microbatch_seconds=each)
+        for name, each in zip("acbd", seconds, strict=True)
+    }
+    found = kept_pipelines(PLACEMENT, reports, HOLDINGS, 7, requirements())
+    predicted = tuple(predicted_microbatch_seconds(pipeline) for pipeline in PLAN.pipelines)
+    assert microbatch_seconds(found, PLAN) == (measured or predicted)
+
+
+def test_what_is_lost_goes_to_those_that_are_quick() -> None:
+    """Of three pipelines the last one is broken, and the first takes six times as long."""
+    engines = {
+        name: Engine(id=name, node_id=name, accelerator=0, prepared=True, data_address=name)
+        for name in "abcdef"
+    }
+    plan = make_plan("abcdef", 3, 6, 8)
+    places = assign_places(plan, engines.values())
+    placement = Placement(generation=5, plan=plan, places=places, reason="")
+    reports = {
+        engine_id: report(kept=pipeline.microbatches, microbatch_seconds=seconds)
+        for pipeline, place, seconds in zip(plan.pipelines, places, (0.6, 0.1), strict=False)
+        for engine_id in place
+    }
+    holdings = {engine_id: tuple(range(6)) for engine_id in reports}
+    found = kept_pipelines(placement, reports, holdings, 7, requirements())
+    target = finishing_placement(placement, found, holdings, engines, requirements(), generation=6)
+    assert target.step_microbatches == ((0, 3, 6), (1, 2, 4, 5, 7))
+
+
 def test_the_placement_that_finishes_the_step_runs_everything_once() -> None:
     found = kept_pipelines(PLACEMENT, {"a": report(), "c": report()}, HOLDINGS, 7, requirements())
     survivors = {name: HOLDINGS[name] for name in "acd"}
@@ -179,7 +222,7 @@ def test_the_placement_that_finishes_the_step_runs_everything_once() -> None:
     assert target.plan.fault_tolerance == 0
     assert target.plan_before == PLAN
     assert target.first_generation(0) == 5
-    assert seconds_per_microbatch(target.plan.pipelines[0]) == pytest.approx(
-        seconds_per_microbatch(PLAN.pipelines[0])
+    assert predicted_microbatch_seconds(target.plan.pipelines[0]) == pytest.approx(
+        predicted_microbatch_seconds(PLAN.pipelines[0])
     )
     assert same_pipelines(make_plan("ac", 1, 6, 8), target.plan)

@@ -329,3 +329,15 @@ class Steps(RuleBasedStateMachine):
 
 TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+
+
+def test_a_ledger_knows_what_a_microbatch_of_the_step_before_took() -> None:
+    """A step that computed nothing, as a follower's, says nothing of it."""
+    ledger = Ledger(step=3, generation=1)
+    assert ledger.usual_microbatch_seconds == 0.0
+    ledger.finished.extend([0, 2, 5])
+    ledger.compute_seconds = 1.5
+    ledger = ledger.behind(4, 2)
+    assert (ledger.step, ledger.generation, ledger.finished) == (4, 2, [])
+    assert ledger.usual_microbatch_seconds == 0.5
+    assert ledger.behind(5, 2).usual_microbatch_seconds == 0.5

@@ -152,6 +152,7 @@ class Directives:
             idle_groups=[
                 IdleGroup(id=group.group_id, size=group.size) for group in self._trainer.idle_groups
             ],
+            microbatch_seconds=ledger.usual_microbatch_seconds,
         )
         if promise is None:
             report.park_time.CopyFrom(convert.timestamp(max(fence_time, self._trainer.park_time)))

@@ -33,6 +33,15 @@ class Ledger:
     complete: dict[int, int] = field(default_factory=dict)
     """For each layer whose sum is complete: how many microbatches are in it exactly once."""
     compute_seconds: float = 0.0
+    usual_microbatch_seconds: float = 0.0
+    """What a microbatch of the step before took in the same place; 0 if there was none."""
+
+    def behind(self, step: int, generation: int) -> "Ledger":
+        """The account of the next step in the same place; nothing of it is computed yet."""
+        usual = self.usual_microbatch_seconds
+        if self.finished:
+            usual = self.compute_seconds / len(self.finished)
+        return Ledger(step=step, generation=generation, usual_microbatch_seconds=usual)
 
     def begin_attempt(self, generation: int) -> None:
         """All sums of an earlier attempt are void; the local ones are not."""

@@ -12,7 +12,6 @@ from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.exchange import LayerClaim, Message, Verdict
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.loss import loss_units
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.engine.place import Place, join_sums
@@ -72,7 +71,7 @@ def begin_step(place: Place, step: int) -> None:
     place.around.stopwatch.restart(step)
     if place.sums is not None:
         place.sums.clear()
-    place.ledger = Ledger(step=step, generation=place.generation)
+    place.ledger = place.ledger.behind(step, place.generation)
 
 
 def compute(place: Place, microbatches: Sequence[int]) -> None:

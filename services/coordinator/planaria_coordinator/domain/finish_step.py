@@ -27,6 +27,8 @@ class KeptPipeline:
     """Of the step in flight: computed, being computed, or about to be."""
     num_left: int
     """How many of them its slowest stage had still to compute."""
+    microbatch_seconds: float
+    """What one takes its slowest stage, as measured; 0 where not all stages know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +96,25 @@ def _kept_pipeline(
     applied_generation, committed_steps, kept = views.pop()
     if applied_generation < placement.first_generation(index):
         return None
+    measured = [report.microbatch_seconds for report in present]
+    seconds = max(measured) if all(measured) else 0.0
     if committed_steps < target_steps:
         if applied_generation != placement.generation or stands_behind:
             return None
         # It has been told the end of its step, and begins the next one with what it always runs.
         kept = placement.plan.pipelines[index].microbatches
-        return KeptPipeline(index=index, microbatches=kept, num_left=len(kept))
+        return KeptPipeline(
+            index=index, microbatches=kept, num_left=len(kept), microbatch_seconds=seconds
+        )
     if not kept:
         return None
     num_finished = min(len(set(kept).intersection(r.finished_microbatches)) for r in present)
-    return KeptPipeline(index=index, microbatches=kept, num_left=len(kept) - num_finished)
+    return KeptPipeline(
+        index=index,
+        microbatches=kept,
+        num_left=len(kept) - num_finished,
+        microbatch_seconds=seconds,
+    )
 
 
 def spread(pool: Sequence[int], shares: Sequence[Share]) -> tuple[tuple[int, ...], ...]:
@@ -121,7 +132,18 @@ def spread(pool: Sequence[int], shares: Sequence[Share]) -> tuple[tuple[int, ...
     return tuple(tuple(microbatches) for microbatches in given)
 
 
-def seconds_per_microbatch(pipeline: Pipeline) -> float:
+def microbatch_seconds(kept: Sequence[KeptPipeline], plan: Plan) -> tuple[float, ...]:
+    """Return how fast each kept pipeline is: as measured of all, else as the plan predicts it.
+
+    Seconds measured and seconds predicted are not of one kind: on busy machines all take longer.
+    """
+    measured = tuple(pipeline.microbatch_seconds for pipeline in kept)
+    if all(measured):
+        return measured
+    return tuple(predicted_microbatch_seconds(plan.pipelines[p.index]) for p in kept)
+
+
+def predicted_microbatch_seconds(pipeline: Pipeline) -> float:
     """Return the time of a pipeline's slowest stage, by the planner's model of 1F1B."""
     num_slots = len(pipeline.microbatches) + len(pipeline.stages) - 1
     return pipeline.iteration_seconds / num_slots or 1.0
@@ -147,7 +169,7 @@ def finishing_placement(
         generation: the new generation.
     """
     pipelines = [placement.plan.pipelines[pipeline.index] for pipeline in kept]
-    speeds = [seconds_per_microbatch(pipeline) for pipeline in pipelines]
+    speeds = microbatch_seconds(kept, placement.plan)
     of_step = _complete(
         [pipeline.microbatches for pipeline in kept],
         [
@@ -168,7 +190,7 @@ def finishing_placement(
     placed = frozenset(engine_id for pipeline in places for engine_id in pipeline)
     return Placement(
         generation=generation,
-        plan=_plan(pipelines, of_every_step, speeds, holdings, engines, requirements),
+        plan=_plan(pipelines, of_every_step, holdings, engines, requirements),
         places=places,
         reason="the step in flight is finished by the pipelines that have lost nobody",
         followers={e: layers for e, layers in holdings.items() if layers and e not in placed},
@@ -190,7 +212,6 @@ def _complete(
 def _plan(
     pipelines: Iterable[Pipeline],
     microbatches: Sequence[tuple[int, ...]],
-    speeds: Sequence[float],
     holdings: Holdings,
     engines: Mapping[str, Engine],
     requirements: Requirements,
@@ -199,9 +220,10 @@ def _plan(
         replace(
             pipeline,
             microbatches=mine,
-            iteration_seconds=seconds * (len(mine) + len(pipeline.stages) - 1),
+            iteration_seconds=predicted_microbatch_seconds(pipeline)
+            * (len(mine) + len(pipeline.stages) - 1),
         )
-        for pipeline, mine, seconds in zip(pipelines, microbatches, speeds, strict=True)
+        for pipeline, mine in zip(pipelines, microbatches, strict=True)
     )
     placed = {node_id for pipeline in resized for node_id in pipeline.node_ids}
     return Plan(

@@ -76,6 +76,8 @@ class FenceReport:
     """Of the step in flight: those in its local gradients, or to be there without being told."""
     idle_groups: tuple[IdleGroup, ...] = ()
     """In which nothing is under way, and that have lost nobody."""
+    microbatch_seconds: float = 0.0
+    """What one took it in the last whole step in its place; 0 before there is one."""
     kind: Literal["fence_report"] = "fence_report"
 
 

@@ -493,6 +493,7 @@ class FenceReport(_message.Message):
     APPLIED_GENERATION_FIELD_NUMBER: _builtins.int
     KEPT_MICROBATCHES_FIELD_NUMBER: _builtins.int
     IDLE_GROUPS_FIELD_NUMBER: _builtins.int
+    MICROBATCH_SECONDS_FIELD_NUMBER: _builtins.int
     committed_steps: _builtins.int
     """Number of steps it has committed."""
     step_compute_seconds: _builtins.float
@@ -500,6 +501,10 @@ class FenceReport(_message.Message):
     applied_generation: _builtins.int
     """The generation of the Activate that it last applied; pipelines are kept only where it is the
     same for all their engines.
+    """
+    microbatch_seconds: _builtins.float
+    """Seconds of computation that a microbatch of the last whole step took this engine in its place; 0
+    before it has computed a whole step there.
     """
     @_builtins.property
     def last_commit(self) -> Global___CommitRecord:
@@ -546,10 +551,11 @@ class FenceReport(_message.Message):
         applied_generation: _builtins.int = ...,
         kept_microbatches: _abc.Iterable[_builtins.int] | None = ...,
         idle_groups: _abc.Iterable[Global___IdleGroup] | None = ...,
+        microbatch_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fence_time", b"fence_time", "last_commit", b"last_commit", "park_time", b"park_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_generation", b"applied_generation", "committed_steps", b"committed_steps", "fence_time", b"fence_time", "finished_microbatches", b"finished_microbatches", "idle_groups", b"idle_groups", "kept_microbatches", b"kept_microbatches", "last_commit", b"last_commit", "layers", b"layers", "park_time", b"park_time", "step_compute_seconds", b"step_compute_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_generation", b"applied_generation", "committed_steps", b"committed_steps", "fence_time", b"fence_time", "finished_microbatches", b"finished_microbatches", "idle_groups", b"idle_groups", "kept_microbatches", b"kept_microbatches", "last_commit", b"last_commit", "layers", b"layers", "microbatch_seconds", b"microbatch_seconds", "park_time", b"park_time", "step_compute_seconds", b"step_compute_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

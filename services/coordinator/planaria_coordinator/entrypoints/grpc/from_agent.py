@@ -292,6 +292,7 @@ def _fence_report_of(message: report_pb2.FenceReport) -> words.FenceReport:
         idle_groups=tuple(
             words.IdleGroup(id=each.id, size=each.size) for each in message.idle_groups
         ),
+        microbatch_seconds=message.microbatch_seconds,
     )
 
 
