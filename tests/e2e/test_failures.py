@@ -168,6 +168,26 @@ def test_two_nodes_are_lost_at_the_same_instant(
     assert end.final_digest == digest
 
 
+def test_more_nodes_than_f_are_lost_and_one_copy_of_the_model_is_left(
+    five_nodes: Cluster, spec: JobSpec, digest: str
+) -> None:
+    """[5, 6] f = 1, and all nodes of the longer of two pipelines die: the other one goes on."""
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for_step(job.id, 3)
+    plan = five_nodes.client.job_plan(job.id).plan
+    assert plan is not None
+    longest = max(plan.pipelines, key=lambda pipeline: len(pipeline.stages))
+    victims = {stage.node_id for stage in longest.stages}
+    assert len(victims) > 1
+    for victim in victims:
+        five_nodes.kill_node(victim)
+    end = five_nodes.wait_for_end(job.id)
+    lost = [node for recovery in recoveries_of(five_nodes, end) for node in recovery.nodes_lost]
+    assert set(lost) == victims
+    assert "fault_tolerance_reduced" in event_types(five_nodes, job), "one replica is left"
+    assert end.final_digest == digest
+
+
 @pytest.mark.parametrize("during", [pytest.param("fence", marks=pytest.mark.slow), "staging"])
 def test_another_node_dies_during_a_recovery(
     five_nodes: Cluster, spec: JobSpec, digest: str, tmp_path: Path, during: str
