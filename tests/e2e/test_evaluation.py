@@ -18,6 +18,7 @@ STEPS = 6
 EVALUATED = [0, 4, STEPS]
 
 
+@pytest.mark.slow
 def test_nodes_die_while_they_evaluate(text: Path, tmp_path: Path) -> None:
     """[1] [6] One within a step of training, and one in the closing step, which trains nothing.
 

@@ -89,7 +89,7 @@ def test_the_death_of_an_agent_alone_costs_nothing(
     assert pids
 
 
-@pytest.mark.parametrize("agents_die", [False, True])
+@pytest.mark.parametrize("agents_die", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_coordinator_dies_while_a_job_trains(
     five_nodes: Cluster, spec: JobSpec, digest: str, agents_die: bool
 ) -> None:

@@ -14,7 +14,7 @@ from support import own_model
 from support.jobs import small_job
 from support.pool import Pool, node_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NUM_NODES = 6
 SLOW_NODE = "node-5"

@@ -162,8 +162,12 @@ def test_a_kept_group_that_is_lost_ahead_of_the_plan_costs_no_microbatch(
     cluster.committed_steps = FAILED_STEP
     command = cluster.activation(FINISHING, followers={"a": LAYERS_OF_A})
     directives = {name: cluster.direct(name, activate=command) for name in "cd"}
-    failure = cluster.wait_for_result("c", directives["c"]).failure
-    assert failure.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
+    result = cluster.wait_for_result("c", directives["c"])
+    # An engine tells of a loss before it ends its own groups: the Activate may come in between.
+    assert (
+        result.HasField("activated")
+        or result.failure.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
+    ), result
     reports = cluster.fence(["a"])
     go.touch()
     in_flight = FINISHING[0].in_flight
