@@ -7,6 +7,9 @@ from planaria_coordinator.application.agents import EngineFault
 from planaria_coordinator.domain.directive import Activate
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.outcome import Failure
+from planaria_coordinator.domain.run import Limits, Moment
+from planaria_coordinator.domain.signals import NodeLost
+from planaria_coordinator.domain.transition import decide
 from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.sim_engine import SimEngine
 from unit.coordinator.simulation import World, running_world
@@ -269,6 +272,24 @@ async def test_groups_that_break_while_the_planner_is_asked_are_built_anew() -> 
     assert (await world.job()).state is JobState.RUNNING
     (recovery,) = world.recoveries
     assert recovery.nodes_lost == ("n0",)
+    await world.stop()
+
+
+async def test_a_node_is_told_as_lost_though_its_engine_was_seen_to_die_and_others_train() -> None:
+    """That it is lost comes when the step is being finished and the next plan is asked for."""
+    world = await pairs()
+    world.planner.is_open.clear()
+    world.begin_step()
+    (engine_id,) = world.agents.pop("n0").engines
+    world.tell_peer_lost(engine_id)
+    await world.settle()
+    assert world.run.transition is not None
+    assert world.run.transition.is_beside
+    now = world.clock.now()
+    lost = NodeLost(node_id="n0", fault_time=now, reason="its session ended")
+    told = decide(Moment(seconds=0.0, time=now), world.run, lost, Limits()).run.transition
+    assert told is not None
+    assert told.story.nodes_lost == ("n0",)
     await world.stop()
 
 
