@@ -127,18 +127,14 @@ def _after_loss(
         else:
             _recreate(turn, gone)
             check_prepared(turn)
-    elif not gone and _lost_an_engine(transition.story, node_id):
-        # Its engine was seen to die first: now it is known that all of the node is gone.
-        turn.note(story=_with_losses(transition.story, [], node_id))
-        turn.because(f"{reason}, as its engine was before")
-    elif transition.is_beside and not is_wounded:
+    elif transition.is_beside and gone and not is_wounded:
         _plan_without(turn, gone, reason, node_id)
     elif _concerns(turn, gone):
         _open_recovery(turn, _merged_story(turn, fault_time), gone, reason, node_id)
-
-
-def _lost_an_engine(story: Story, node_id: str) -> bool:
-    return any(node_of(engine_id) == node_id for engine_id in story.engines_lost)
+    elif node_id and any(node_of(e) == node_id for e in transition.story.engines_lost):
+        # Its engine was seen to die first: now it is known that all of the node is gone.
+        turn.note(story=_with_losses(transition.story, [], node_id))
+        turn.because(f"{reason}, as its engine was before")
 
 
 def _concerns(turn: Turn, gone: Iterable[str]) -> bool:
