@@ -21,7 +21,6 @@ from support.jobs import small_job
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STEPS = 30
-HIDDEN_SIZE, NUM_BLOCKS = 32, 5
 
 
 @pytest.fixture
@@ -56,9 +55,10 @@ def kill_one(cluster: Cluster, spec: JobSpec) -> str:
 
 def written_by_transformers(folder: Path, config: GPT2Config) -> dict[int, LayerState]:
     """A folder as `save_pretrained` leaves it; returns what is in it, layer by layer."""
-    states = initial_states(ModelConfig.from_huggingface(config.to_dict()), seed=11)
+    model = ModelConfig.from_huggingface(config.to_dict())
+    states = initial_states(model, seed=11)
     views = ((layer, state.layout.views(state.parameters)) for layer, state in states.items())
-    export_huggingface(folder / "ours", ModelConfig.from_huggingface(config.to_dict()), views)
+    export_huggingface(folder / "ours", model, views)
     GPT2LMHeadModel.from_pretrained(folder / "ours").save_pretrained(folder / "theirs")
     return states
 
@@ -71,8 +71,8 @@ def test_a_hugging_face_model_with_everything_that_a_job_may_ask_for(
     config = GPT2Config(
         vocab_size=256,
         n_positions=64,
-        n_embd=HIDDEN_SIZE,
-        n_layer=NUM_BLOCKS,
+        n_embd=32,
+        n_layer=5,
         n_head=4,
         bos_token_id=None,
         eos_token_id=None,
