@@ -1,20 +1,22 @@
 """A kill every 30 seconds, a replacement 20 seconds later: how much was trained of what could be.
 
 What could be is what the planner's optimum for the nodes alive at each moment trains in that time.
+Several plans may be that optimum, alike but for a hair by its formula and not when they run: each
+stretch is held against undisturbed steps of the plan that it had, and, apart from that, against
+those of the quickest plan that any had for as many nodes.
 """
 
-import math
 import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from benchmarks.common.jobs import job
-from benchmarks.common.workbench import Workbench
+from benchmarks.common.workbench import Run, Workbench
 from benchmarks.recovery.anatomy import (
     NUM_STEPS_BEFORE,
     commit_generations,
@@ -22,132 +24,207 @@ from benchmarks.recovery.anatomy import (
     steady_step_seconds,
 )
 from benchmarks.recovery.kills import MANY_STEPS, NUM_NODES
+from planaria.models import Plan
 
 KILL_INTERVAL_SECONDS = 30.0
 REPLACEMENT_DELAY_SECONDS = 20.0
 _SETTLING_STEPS = 12
-_NUM_OPTIMA = 2
-"""Jobs of which the quicker counts, and the run itself if its own undisturbed steps are quicker:
-plans that cost the same by a hair may differ when they run."""
+_NUM_CONTROLS = 2
+"""Undisturbed jobs for each number of nodes."""
+_ALIKE = 1.01
+"""Plans are the same optimum whose predicted steps are within this factor of the shortest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """From a moment on, so many nodes are alive."""
+class Stretch:
+    """A time in which the same nodes were alive, or a job without a failure.
 
-    at: float
+    Attributes:
+        start: seconds of CLOCK_MONOTONIC.
+        end: the same.
+        num_nodes: how many were alive.
+        layout: of the plan at its end.
+        predicted_step_seconds: of that plan.
+    """
+
+    start: float
+    end: float
     num_nodes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimum:
-    """An undisturbed step of the planner's plan for so many nodes."""
-
-    measured_step_seconds: float
+    layout: str
     predicted_step_seconds: float
 
 
 def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str, Any]:
     """Train while nodes die and come, and return all figures."""
     bench.wait_until_quiet()
-    optima = {
-        n: [_optimum(bench, n, seed=seed) for _ in range(_NUM_OPTIMA)]
+    controls = [
+        _control(bench, n, seed=seed)
         for n in (NUM_NODES - 1, NUM_NODES)
-    }
-    predicted = {n: min(each.predicted_step_seconds for each in of) for n, of in optima.items()}
+        for _ in range(_NUM_CONTROLS)
+    ]
     run = bench.train(job("paced", bench.text, steps=MANY_STEPS, seed=seed))
     run.wait_until_whole(NUM_NODES, num_steps=_SETTLING_STEPS)
-    start = time.perf_counter()
-    changes = [Change(at=start, num_nodes=NUM_NODES)]
-    rng = random.Random(seed)
+    stretches = _disturb(bench, run, num_kills=num_kills, rng=random.Random(seed))
+    start, end = stretches[0].start, stretches[-1].end
+    commits = commit_times(run.traces)
+    trained = sum(start < at <= end for at in commits.values())
+    calm = calm_step_seconds(commits, commit_generations(run.traces), stretches)
+    run.cancel()
+    undisturbed = _quicker([*controls, calm])
+    quickest = quickest_of_nodes(undisturbed)
+    predicted = predicted_optimum(stretches)
+    return {
+        "computation": "paced",
+        "seed": seed,
+        "seconds": end - start,
+        "steps": trained,
+        "kills": num_kills,
+        "plans": [
+            {
+                "nodes": num_nodes,
+                "layout": layout,
+                "step_seconds": seconds,
+                "stretches": sum(
+                    (each.num_nodes, each.layout) == (num_nodes, layout) for each in stretches
+                ),
+            }
+            for (num_nodes, layout), seconds in sorted(undisturbed.items())
+        ],
+        "goodput_of_measured_optimum": trained
+        / possible_steps(stretches, step_seconds_of_plans(stretches, undisturbed)),
+        "goodput_of_quickest_plan": trained
+        / possible_steps(stretches, lambda stretch: quickest[stretch.num_nodes]),
+        "goodput_of_predicted_optimum": trained
+        / possible_steps(stretches, lambda stretch: predicted[stretch.num_nodes]),
+        "plain_ratio": trained / ((end - start) / quickest[NUM_NODES]),
+    }
+
+
+def _disturb(bench: Workbench, run: Run, *, num_kills: int, rng: random.Random) -> list[Stretch]:
+    """Kill and replace nodes at their times."""
+    stretches: list[Stretch] = []
+    since = start = time.perf_counter()
+
+    def ended(end: float, num_nodes: int, plan: Plan) -> None:
+        nonlocal since
+        stretches.append(
+            Stretch(
+                start=since,
+                end=end,
+                num_nodes=num_nodes,
+                layout=layout(plan),
+                predicted_step_seconds=plan.iteration_seconds,
+            )
+        )
+        since = end
+
     for number in range(num_kills):
         due = start + number * KILL_INTERVAL_SECONDS
         _sleep_until(due)
         hurt = run.kill(rng.choice(sorted(bench.cluster.nodes)))
-        changes.append(Change(at=hurt.at, num_nodes=NUM_NODES - 1))
+        ended(hurt.at, NUM_NODES, hurt.plan)
         _sleep_until(due + REPLACEMENT_DELAY_SECONDS)
+        plan = run.plan
         bench.add_node()
         bench.cluster.wait_for_nodes(NUM_NODES)
-        changes.append(Change(at=time.perf_counter(), num_nodes=NUM_NODES))
+        ended(time.perf_counter(), NUM_NODES - 1, plan)
         print(f"goodput: kill {number + 1} of {num_kills}", flush=True)
     _sleep_until(start + num_kills * KILL_INTERVAL_SECONDS)
-    end = time.perf_counter()
-    commits = commit_times(run.traces)
-    trained = sum(start < at <= end for at in commits.values())
-    seconds = end - start
-    within = calm_step_seconds(commits, commit_generations(run.traces), changes, end)
-    run.cancel()
-    measured = {
-        n: min(within.get(n, math.inf), *(each.measured_step_seconds for each in of))
-        for n, of in optima.items()
-    }
-    return {
-        "computation": "paced",
-        "seed": seed,
-        "seconds": seconds,
-        "steps": trained,
-        "kills": num_kills,
-        "step_seconds_measured": measured,
-        "step_seconds_within_run": within,
-        "step_seconds_predicted": predicted,
-        "goodput_of_measured_optimum": trained / possible_steps(changes, end, measured),
-        "goodput_of_predicted_optimum": trained / possible_steps(changes, end, predicted),
-        "plain_ratio": trained / (seconds / measured[NUM_NODES]),
-    }
+    ended(time.perf_counter(), NUM_NODES, run.plan)
+    return stretches
 
 
-def possible_steps(changes: Sequence[Change], end: float, step_seconds: dict[int, float]) -> float:
-    """Return how many steps could have been trained.
+def layout(plan: Plan) -> str:
+    """Return what of a plan decides how long a step takes, whoever the nodes are."""
+    pipelines = [
+        f"{len(pipeline.microbatches)} on {'+'.join(str(s.num_layers) for s in pipeline.stages)}"
+        for pipeline in plan.pipelines
+    ]
+    return ", ".join(sorted(pipelines))
 
-    Args:
-        changes: how many nodes are alive from when on, in order of time.
-        end: of the last stretch.
-        step_seconds: of the best plan, by number of nodes.
-    """
-    return sum(
-        (until - change.at) / step_seconds[change.num_nodes]
-        for change, until in _stretches(changes, end)
-    )
+
+Undisturbed = Mapping[tuple[int, str], float]
+"""Seconds of a step where nothing disturbs it, by number of nodes alive and layout."""
 
 
 def calm_step_seconds(
-    commits: Mapping[int, float],
-    generations: Mapping[int, int],
-    changes: Sequence[Change],
-    end: float,
-) -> dict[int, float]:
-    """Return the median of the steps just before the next change, by number of nodes.
+    commits: Mapping[int, float], generations: Mapping[int, int], stretches: Iterable[Stretch]
+) -> Undisturbed:
+    """Return the median of the steps at the end of stretches, unless the plan changed in them.
 
     Args:
         commits: when each step was committed.
         generations: in which each step was committed.
-        changes: how many nodes are alive from when on, in order of time.
-        end: of the last stretch.
+        stretches: in order of time.
     """
-    calm: dict[int, list[float]] = defaultdict(list)
-    for change, until in _stretches(changes, end):
-        steps = sorted(step for step, at in commits.items() if change.at < at <= until)
+    calm: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for stretch in stretches:
+        steps = sorted(step for step, at in commits.items() if stretch.start < at <= stretch.end)
         last = steps[-NUM_STEPS_BEFORE - 1 :]
         if len({generations[step] for step in last}) == 1:
-            calm[change.num_nodes] += [commits[b] - commits[a] for a, b in pairwise(last)]
-    return {n: statistics.median(seconds) for n, seconds in calm.items()}
+            key = stretch.num_nodes, stretch.layout
+            calm[key] += [commits[b] - commits[a] for a, b in pairwise(last)]
+    return {key: statistics.median(seconds) for key, seconds in calm.items() if seconds}
 
 
-def _stretches(changes: Sequence[Change], end: float) -> list[tuple[Change, float]]:
-    ends = [*(change.at for change in changes[1:]), end]
-    return list(zip(changes, ends, strict=True))
+def _quicker(measured: Iterable[Undisturbed]) -> Undisturbed:
+    """Return the least that was measured of each."""
+    least: dict[tuple[int, str], float] = {}
+    for each in measured:
+        for key, seconds in each.items():
+            least[key] = min(seconds, least.get(key, seconds))
+    return least
 
 
-def _optimum(bench: Workbench, num_nodes: int, *, seed: int) -> Optimum:
+def quickest_of_nodes(undisturbed: Undisturbed) -> dict[int, float]:
+    """Return the step of the quickest plan, by number of nodes."""
+    return {
+        num_nodes: min(seconds for (n, _), seconds in undisturbed.items() if n == num_nodes)
+        for num_nodes, _ in undisturbed
+    }
+
+
+def predicted_optimum(stretches: Iterable[Stretch]) -> dict[int, float]:
+    """Return the shortest step that the planner predicted, by number of nodes."""
+    predicted: dict[int, float] = {}
+    for stretch in stretches:
+        seconds = stretch.predicted_step_seconds
+        predicted[stretch.num_nodes] = min(seconds, predicted.get(stretch.num_nodes, seconds))
+    return predicted
+
+
+def step_seconds_of_plans(
+    stretches: Sequence[Stretch], undisturbed: Undisturbed
+) -> Callable[[Stretch], float]:
+    """Return what says how long an undisturbed step of a stretch's own plan takes.
+
+    A plan that is not the planner's optimum for the nodes alive, or that never ran undisturbed, is
+    no excuse: then it is the step of the quickest one.
+    """
+    predicted, quickest = predicted_optimum(stretches), quickest_of_nodes(undisturbed)
+
+    def step_seconds(stretch: Stretch) -> float:
+        least = quickest[stretch.num_nodes]
+        if stretch.predicted_step_seconds > _ALIKE * predicted[stretch.num_nodes]:
+            return least
+        return undisturbed.get((stretch.num_nodes, stretch.layout), least)
+
+    return step_seconds
+
+
+def possible_steps(stretches: Iterable[Stretch], step_seconds: Callable[[Stretch], float]) -> float:
+    """Return how many steps could have been trained."""
+    return sum((each.end - each.start) / step_seconds(each) for each in stretches)
+
+
+def _control(bench: Workbench, num_nodes: int, *, seed: int) -> Undisturbed:
     spec = job("paced", bench.text, steps=MANY_STEPS, seed=seed, max_nodes=num_nodes)
     run = bench.train(spec)
     run.wait_until_whole(num_nodes, num_steps=_SETTLING_STEPS)
-    optimum = Optimum(
-        measured_step_seconds=steady_step_seconds(run.traces, _SETTLING_STEPS),
-        predicted_step_seconds=run.plan.iteration_seconds,
-    )
+    seconds = steady_step_seconds(run.traces, _SETTLING_STEPS)
+    plan = run.plan
     run.cancel()
-    return optimum
+    return {(num_nodes, layout(plan)): seconds}
 
 
 def _sleep_until(moment: float) -> None:

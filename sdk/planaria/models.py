@@ -202,6 +202,7 @@ class Pipeline(_Resource):
     stages: tuple[Stage, ...]
     microbatches: tuple[int, ...] = ()
     iteration_seconds: float = 0.0
+    max_microbatches: int = 0
 
 
 class Plan(_Resource):

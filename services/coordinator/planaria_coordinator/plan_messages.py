@@ -63,6 +63,7 @@ def _pipeline_message(pipeline: Pipeline) -> plan_pb2.Pipeline:
         ],
         microbatches=pipeline.microbatches,
         iteration_seconds=pipeline.iteration_seconds,
+        max_microbatches=pipeline.max_microbatches,
     )
 
 
@@ -89,4 +90,5 @@ def _pipeline(message: plan_pb2.Pipeline) -> Pipeline:
         ),
         microbatches=tuple(message.microbatches),
         iteration_seconds=message.iteration_seconds,
+        max_microbatches=message.max_microbatches,
     )

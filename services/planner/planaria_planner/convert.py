@@ -136,6 +136,7 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
                 stages=_stage_messages(pipeline.stages, pipeline.node_ids),
                 microbatches=pipeline.microbatches,
                 iteration_seconds=pipeline.iteration_seconds,
+                max_microbatches=pipeline.cost.max_microbatches or 0,
             )
             for pipeline in plan.pipelines
         ],

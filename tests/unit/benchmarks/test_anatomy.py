@@ -2,14 +2,19 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
 from benchmarks.common.trace import EngineTrace, Event, Span, nobody_computes, times_computed
 from benchmarks.common.workbench import Hurt
 from benchmarks.recovery.anatomy import Anatomy, active_times, dissect
-from benchmarks.recovery.goodput import Change, calm_step_seconds, possible_steps
+from benchmarks.recovery.goodput import (
+    Stretch,
+    calm_step_seconds,
+    layout,
+    possible_steps,
+    step_seconds_of_plans,
+)
 from planaria.models import Pipeline, Plan, Recovery, Stage
 
 NODES = ("a", "b", "c")
@@ -148,19 +153,36 @@ def test_only_first_stages_count_what_was_begun(traces: list[EngineTrace]) -> No
     assert times_computed(traces, 3) == {0: 1, 2: 1}
 
 
-def test_what_could_be_trained_follows_the_number_of_nodes() -> None:
-    changes = [Change(at=0.0, num_nodes=6), Change(at=10.0, num_nodes=5)]
-    step_seconds: dict[int, Any] = {5: 2.0, 6: 1.0}
-    assert possible_steps(changes, 20.0, step_seconds) == 15.0
+def stretch(
+    start: float, end: float, num_nodes: int, layout: str = "", predicted: float = 1.0
+) -> Stretch:
+    return Stretch(
+        start=start,
+        end=end,
+        num_nodes=num_nodes,
+        layout=layout,
+        predicted_step_seconds=predicted,
+    )
 
 
-def test_calm_steps_are_those_before_the_next_change_in_one_generation() -> None:
-    """A stretch whose last steps are of two plans tells nothing."""
-    changes = [
-        Change(at=0.0, num_nodes=6),
-        Change(at=12.5, num_nodes=5),
-        Change(at=40.0, num_nodes=6),
+def test_what_could_be_trained_follows_the_plan_of_each_stretch() -> None:
+    """Alike by the formula they are held against their own steps; another plan is no excuse."""
+    stretches = [
+        stretch(0.0, 12.0, 6, "six"),
+        stretch(12.0, 24.0, 5, "quick", 1.5),
+        stretch(24.0, 36.0, 5, "slow", 1.505),
+        stretch(36.0, 48.0, 5, "not chosen", 1.6),
+        stretch(48.0, 60.0, 5, "never calm", 1.5),
     ]
+    undisturbed = {(6, "six"): 1.0, (5, "quick"): 2.0, (5, "slow"): 3.0, (5, "not chosen"): 4.0}
+    step_seconds = step_seconds_of_plans(stretches, undisturbed)
+    assert [step_seconds(each) for each in stretches] == [1.0, 2.0, 3.0, 2.0, 2.0]
+    assert possible_steps(stretches, step_seconds) == 12 + 6 + 4 + 6 + 6
+
+
+def test_calm_steps_are_those_at_the_end_of_stretches_in_one_generation() -> None:
+    """A stretch whose last steps are of two plans tells nothing."""
+    stretches = [stretch(0.0, 12.5, 6), stretch(12.5, 40.0, 5), stretch(40.0, 50.0, 6)]
     commits = {
         **{step: float(step) for step in range(1, 13)},
         **{step: 12.0 + 3.0 * (step - 12) for step in range(13, 18)},
@@ -168,5 +190,11 @@ def test_calm_steps_are_those_before_the_next_change_in_one_generation() -> None
         **{step: 40.0 + step - 23 for step in range(24, 32)},
     }
     generations = {step: 1 + (step > 12) + (step > 17) + (step > 30) for step in commits}
-    calm = calm_step_seconds(commits, generations, changes, 50.0)
-    assert calm == {6: 1.0, 5: 2.0}
+    calm = calm_step_seconds(commits, generations, stretches)
+    assert calm == {(6, ""): 1.0, (5, ""): 2.0}
+
+
+def test_plans_of_the_same_stages_have_the_same_layout() -> None:
+    """Whoever runs them, in whatever order."""
+    one, other = Plan(pipelines=KILL.plan.pipelines), Plan(pipelines=KILL.plan.pipelines[::-1])
+    assert layout(one) == layout(other) == "1 on 2, 1 on 2, 1 on 2"

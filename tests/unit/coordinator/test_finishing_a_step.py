@@ -1,10 +1,13 @@
 """A loss in the middle of a step: whole pipelines finish it, the others get places behind it."""
 
+from dataclasses import replace
+
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents import EngineFault
 from planaria_coordinator.domain.directive import Activate
+from planaria_coordinator.domain.engine import Engine
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.outcome import Failure
 from planaria_coordinator.domain.run import Limits, Moment
@@ -275,8 +278,14 @@ async def test_groups_that_break_while_the_planner_is_asked_are_built_anew() -> 
     await world.stop()
 
 
-async def test_a_node_is_told_as_lost_though_its_engine_was_seen_to_die_and_others_train() -> None:
-    """That it is lost comes when the step is being finished and the next plan is asked for."""
+@pytest.mark.parametrize("has_another", [False, True])
+async def test_a_node_is_told_as_lost_though_its_engine_was_seen_to_die_and_others_train(
+    has_another: bool,
+) -> None:
+    """That it is lost comes when the step is being finished and the next plan is asked for.
+
+    Another engine of it may be about to start.
+    """
     world = await pairs()
     world.planner.is_open.clear()
     world.begin_step()
@@ -287,7 +296,11 @@ async def test_a_node_is_told_as_lost_though_its_engine_was_seen_to_die_and_othe
     assert world.run.transition.is_beside
     now = world.clock.now()
     lost = NodeLost(node_id="n0", fault_time=now, reason="its session ended")
-    told = decide(Moment(seconds=0.0, time=now), world.run, lost, Limits()).run.transition
+    run = world.run
+    if has_another:
+        another = Engine(id=f"{run.job_id}/n0/0/99", node_id="n0", accelerator=0)
+        run = replace(run, engines={**run.engines, another.id: another})
+    told = decide(Moment(seconds=0.0, time=now), run, lost, Limits()).run.transition
     assert told is not None
     assert told.story.nodes_lost == ("n0",)
     await world.stop()

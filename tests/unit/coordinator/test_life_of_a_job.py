@@ -8,6 +8,10 @@ import pytest
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.job import Job, JobState
 from planaria_coordinator.domain.outcome import Failure
+from planaria_coordinator.domain.run import Limits, Moment
+from planaria_coordinator.domain.signals import NodeLost
+from planaria_coordinator.domain.transition import decide
+from planaria_coordinator.domain.transition_state import Cause
 from unit.coordinator.sim_agent import NUM_LAYERS
 from unit.coordinator.simulation import World, running_world
 
@@ -88,6 +92,38 @@ async def test_a_node_lost_while_the_job_finishes_loses_nothing(kind: str) -> No
     assert job.state is JobState.SUCCEEDED
     assert job.step == 3
     assert_every_second_has_a_name(job)
+    await world.stop()
+
+
+async def test_each_loss_while_the_job_finishes_is_a_story_of_its_own() -> None:
+    """Nothing that is learnt later of one that was over makes another recovery of it."""
+    world = await running_world(4, training={"steps": 3}, output={"path": "out/model"})
+    await world.train()
+    for agent in world.agents.values():
+        agent.held_kinds.add("digest_layers")
+    world.pass_exchange(world.begin_step()[:2])
+    await world.settle()
+    agent = world.agents.pop("n0")
+    (engine_id,) = agent.engines
+    world.tell_peer_lost(engine_id)
+    await world.settle()
+    assert [r.cause for r in world.recoveries] == ["engine_lost"]
+    now = world.clock.now()
+    lost = NodeLost(node_id="n0", fault_time=now, reason="its session ended")
+    told = decide(Moment(seconds=0.0, time=now), world.run, lost, Limits()).run
+    assert told.transition is not None
+    assert told.transition.story.cause is Cause.FINISHED, "it would be begun again"
+
+    world.clock.advance(5.0)
+    await world.kill_node("n1")
+    _, second = world.recoveries
+    assert second.nodes_lost == ("n1",)
+    assert second.pause_seconds < 5.0
+    for agent in world.agents.values():
+        agent.release()
+    await world.settle()
+    assert (await world.job()).state is JobState.SUCCEEDED
+    assert len(world.recoveries) == 2
     await world.stop()
 
 

@@ -119,6 +119,27 @@ async def test_a_job_that_has_trained_says_how_many_nodes_it_needs_to_go_on() ->
     await world.stop()
 
 
+async def test_a_node_is_told_as_lost_though_it_is_known_only_when_the_job_waits() -> None:
+    """Its engine was seen to die, and the job waits for nodes since."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
+    world.planner.min_size = 3
+    lost = [world.agents.pop(node_id) for node_id in ("n0", "n3")]  # a half of either pipeline
+    for agent in lost:
+        agent.held_kinds.add("prepare")
+        world.tell_peer_lost(*agent.engines)
+    await world.settle()
+    assert (await world.job()).state is JobState.WAITING
+    for agent in lost:
+        agent.disconnect()
+    await world.advance(12)
+    await world.add_node("n8")
+    assert (await world.job()).state is JobState.RUNNING
+    (recovery,) = world.recoveries
+    assert recovery.nodes_lost == ("n0", "n3")
+    assert recovery.cause == "node_lost"
+    await world.stop()
+
+
 async def test_a_job_that_stands_still_on_purpose_waits_for_nothing() -> None:
     world = await pending_world()
     await world.coordinator.jobs.pause(world.job_id)

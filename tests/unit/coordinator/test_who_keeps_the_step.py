@@ -1,5 +1,7 @@
 """Which pipelines keep the step in flight, and what each of them runs of it."""
 
+import math
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -50,14 +52,19 @@ def test_a_group_is_kept_where_all_its_members_name_it() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.floats(0.01, 9)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.integers(0, 9), st.floats(0.01, 9), st.integers(0, 9) | st.just(math.inf)),
+        min_size=1,
+        max_size=5,
+    ),
     st.integers(0, 30),
 )
 def test_the_pool_is_spread_so_that_the_last_one_is_ready_first(
-    pipelines: list[tuple[int, float]], num_lost: int
+    pipelines: list[tuple[int, float, float]], num_lost: int
 ) -> None:
-    """Each microbatch goes to one pipeline, and moving any would not end the step earlier."""
-    shares = [Share(num_left=n, seconds_per_microbatch=s) for n, s in pipelines]
+    """Each microbatch goes to one that has room, and moving any would not end the step earlier."""
+    shares = [Share(num_left=n, seconds_per_microbatch=s, room=room) for n, s, room in pipelines]
+    num_lost = int(min(num_lost, sum(share.room for share in shares)))
     given_to = spread(range(num_lost), shares)
     assert sorted(m for microbatches in given_to for m in microbatches) == list(range(num_lost))
     ends = [
@@ -65,8 +72,13 @@ def test_the_pool_is_spread_so_that_the_last_one_is_ready_first(
         for share, mine in zip(shares, given_to, strict=True)
     ]
     for end, share, mine in zip(ends, shares, given_to, strict=True):
-        others = [e + s.seconds_per_microbatch for e, s in zip(ends, shares, strict=True)]
-        if mine:
+        others = [
+            e + s.seconds_per_microbatch
+            for e, s, theirs in zip(ends, shares, given_to, strict=True)
+            if len(theirs) < s.room
+        ]
+        assert len(mine) <= share.room
+        if mine and others:
             assert end <= min(others) + 1e-6 or end == pytest.approx(min(others))
             assert share.seconds_per_microbatch > 0
 
@@ -207,6 +219,48 @@ def test_what_is_lost_goes_to_those_that_are_quick() -> None:
     found = kept_pipelines(placement, reports, holdings, 7, requirements())
     target = finishing_placement(placement, found, holdings, engines, requirements(), generation=6)
     assert target.step_microbatches == ((0, 3, 6), (1, 2, 4, 5, 7))
+
+
+@pytest.mark.parametrize(
+    ("room_of_a", "room_of_b", "shares"),
+    [
+        (0, 0, ((0, 2, 3, 6), (1, 4, 5, 7))),
+        (3, 0, ((0, 3, 6), (1, 2, 4, 5, 7))),
+        (3, 5, ((0, 3, 6), (1, 2, 4, 5, 7))),
+        (3, 4, None),
+    ],
+)
+def test_no_pipeline_is_given_more_than_fits_in_its_memory(
+    room_of_a: int, room_of_b: int, shares: tuple[tuple[int, ...], ...] | None
+) -> None:
+    """Guard: the most that the planner says; 0, as mostly, for no limit."""
+    engines = {
+        name: Engine(id=name, node_id=name, accelerator=0, prepared=True, data_address=name)
+        for name in "abcdef"
+    }
+    plan = make_plan("abcdef", 3, 6, 8)
+    pipelines = tuple(
+        replace(pipeline, max_microbatches=most)
+        for pipeline, most in zip(plan.pipelines, (room_of_a, room_of_b, 0), strict=True)
+    )
+    places = assign_places(plan, engines.values())
+    placement = Placement(
+        generation=5, plan=replace(plan, pipelines=pipelines), places=places, reason=""
+    )
+    reports = {
+        engine_id: report(kept=pipeline.microbatches)
+        for pipeline, place in zip(plan.pipelines, places[:2], strict=False)
+        for engine_id in place
+    }
+    holdings = {engine_id: tuple(range(6)) for engine_id in reports}
+    found = kept_pipelines(placement, reports, holdings, 7, requirements())
+    assert bool(found) is (shares is not None), "else all stand still, and are planned anew"
+    if found:
+        target = finishing_placement(
+            placement, found, holdings, engines, requirements(), generation=6
+        )
+        assert target.step_microbatches == shares
+        assert tuple(p.microbatches for p in target.plan.pipelines) == shares
 
 
 def test_the_placement_that_finishes_the_step_runs_everything_once() -> None:

@@ -28,6 +28,7 @@ PLAN = Plan(
             ),
             microbatches=(0, 1, 2),
             iteration_seconds=1.5,
+            max_microbatches=3,
         ),
     ),
     idle_node_ids=("c",),

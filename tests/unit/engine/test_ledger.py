@@ -20,7 +20,7 @@ from planaria_worker.engine import reduction
 from planaria_worker.engine.communication import Group, GroupBroken
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import FencedError
-from planaria_worker.engine.ledger import Ledger
+from planaria_worker.engine.ledger import NUM_RECENT_STEPS, Ledger
 from planaria_worker.engine.plan import PipelinePlan
 from planaria_worker.engine.plan_view import GroupSpec, view_plan
 from planaria_worker.engine.reduction import Reduction
@@ -331,13 +331,27 @@ TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
 
 
-def test_a_ledger_knows_what_a_microbatch_of_the_step_before_took() -> None:
+def test_a_ledger_knows_what_a_microbatch_takes() -> None:
     """A step that computed nothing, as a follower's, says nothing of it."""
     ledger = Ledger(step=3, generation=1)
     assert ledger.usual_microbatch_seconds == 0.0
-    ledger.finished.extend([0, 2, 5])
-    ledger.compute_seconds = 1.5
-    ledger = ledger.behind(4, 2)
-    assert (ledger.step, ledger.generation, ledger.finished) == (4, 2, [])
+    ledger = ledger_behind(ledger, 1.5)
+    assert (ledger.step, ledger.generation, ledger.finished) == (4, 1, [])
     assert ledger.usual_microbatch_seconds == 0.5
     assert ledger.behind(5, 2).usual_microbatch_seconds == 0.5
+
+
+def test_one_slow_step_says_nothing_of_a_place_and_several_do() -> None:
+    """Who is given more for it keeps that until the next plan."""
+    ledger = ledger_behind(Ledger(step=0, generation=1), 1.5)
+    for slow in range(1, NUM_RECENT_STEPS):
+        ledger = ledger_behind(ledger, 3.0)
+        assert ledger.usual_microbatch_seconds == 0.5, slow
+    assert ledger_behind(ledger, 3.0).usual_microbatch_seconds == 1.0
+
+
+def ledger_behind(ledger: Ledger, compute_seconds: float) -> Ledger:
+    """Return the account behind a step of three microbatches that took so long."""
+    ledger.finished.extend([0, 2, 5])
+    ledger.compute_seconds = compute_seconds
+    return ledger.behind(ledger.step + 1, ledger.generation)

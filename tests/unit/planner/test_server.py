@@ -8,7 +8,8 @@ import pytest
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria_common.grpcclient import bearer
 from planaria_common.grpcwire import is_healthy
-from unit.planner.messages import plan_nodes, small_problem
+from unit.planner.messages import plan_nodes, profile_message, small_problem
+from unit.planner.profiles import equal_layers
 
 if TYPE_CHECKING:  # the name exists for type checkers only
     from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceAsyncStub
@@ -28,6 +29,19 @@ async def test_templates_of_every_size(planner: "PlannerServiceAsyncStub") -> No
         assert sum(stage.num_layers for stage in template.stages) == 6
         assert list(template.node_kinds) == ["node"] * template.num_nodes
         assert template.microbatch_seconds > 0
+
+
+@pytest.mark.parametrize(("memory_bytes", "most"), [(1150, 1), (1 << 40, 0)])
+async def test_a_plan_says_how_many_microbatches_fit(
+    planner: "PlannerServiceAsyncStub", memory_bytes: int, most: int
+) -> None:
+    """A layer of 1,000 bytes a node, and 100 bytes for each microbatch in flight; 0: all fit."""
+    problem = small_problem(num_microbatches=1, fault_tolerance=0, min_nodes_per_pipeline=4)
+    problem.profile.CopyFrom(profile_message(equal_layers(4, memory_bytes=memory_bytes)))
+    answer = await planner.Instantiate(
+        pb.InstantiateRequest(problem=problem, nodes=plan_nodes(*"abcd"))
+    )
+    assert [pipeline.max_microbatches for pipeline in answer.plan.pipelines] == [most]
 
 
 async def test_a_new_job_then_a_lost_node_then_a_simulation(

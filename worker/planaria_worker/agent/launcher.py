@@ -80,6 +80,7 @@ class Launcher:
         Raises:
             OSError: no process could be made, or the folder cannot be written.
         """
+        self._forget_ended()
         self._engines[folder] = None
         try:
             if self._families.is_loaded or not _has_imported_model(config):
@@ -98,7 +99,8 @@ class Launcher:
     def _load_when_idle(self) -> None:
         num_looks = 0
         while not self._is_closed.wait(IDLE_SECONDS / LOOKS):
-            num_looks = 0 if self._has_engines() else num_looks + 1
+            self._forget_ended()
+            num_looks = 0 if self._engines else num_looks + 1
             if num_looks < LOOKS:
                 continue
             try:
@@ -108,11 +110,11 @@ class Launcher:
                     log.warning("families_not_loaded", cause=str(error))
             return
 
-    def _has_engines(self) -> bool:
+    def _forget_ended(self) -> None:
+        """Let go of what each of them holds: two descriptors, where the fork server has made it."""
         for folder, engine in list(self._engines.items()):
             if engine is not None and not engine.is_alive:
-                del self._engines[folder]
-        return bool(self._engines)
+                self._engines.pop(folder, None)
 
     def _fork_from_families(self, folder: Path) -> EngineProcess:
         pid = self._families.fork(folder)

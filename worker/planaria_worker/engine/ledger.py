@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+NUM_RECENT_STEPS = 4
+"""Of which the quickest says what a microbatch takes: one step may be slow for once."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
@@ -33,15 +36,21 @@ class Ledger:
     complete: dict[int, int] = field(default_factory=dict)
     """For each layer whose sum is complete: how many microbatches are in it exactly once."""
     compute_seconds: float = 0.0
-    usual_microbatch_seconds: float = 0.0
-    """What a microbatch of the step before took in the same place; 0 if there was none."""
+    recent_microbatch_seconds: tuple[float, ...] = ()
+    """What a microbatch of each of the last steps took in the same place, the newest last."""
+
+    @property
+    def usual_microbatch_seconds(self) -> float:
+        """What a microbatch takes in this place; 0 before the first step."""
+        return min(self.recent_microbatch_seconds, default=0.0)
 
     def behind(self, step: int, generation: int) -> "Ledger":
         """The account of the next step in the same place; nothing of it is computed yet."""
-        usual = self.usual_microbatch_seconds
+        recent = self.recent_microbatch_seconds
         if self.finished:
-            usual = self.compute_seconds / len(self.finished)
-        return Ledger(step=step, generation=generation, usual_microbatch_seconds=usual)
+            seconds = self.compute_seconds / len(self.finished)
+            recent = (*recent, seconds)[-NUM_RECENT_STEPS:]
+        return Ledger(step=step, generation=generation, recent_microbatch_seconds=recent)
 
     def begin_attempt(self, generation: int) -> None:
         """All sums of an earlier attempt are void; the local ones are not."""

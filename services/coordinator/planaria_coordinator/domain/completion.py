@@ -11,7 +11,7 @@ from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.placing import pipelines_in_words
 from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.transition_state import Cause, Transition
+from planaria_coordinator.domain.transition_state import Cause, Story, Transition
 from planaria_coordinator.domain.turn import Turn
 
 _RECOVERIES = (
@@ -69,12 +69,19 @@ def tell_of_recovery(turn: Turn, transition: Transition) -> None:
 
 
 def close_recovery(turn: Turn, message: str) -> None:
-    """Record a recovery that is over without a plan: by the end of the job, or by a pause."""
+    """Record a recovery that is over without a plan: by the end of the job, or by a pause.
+
+    What happens behind it is another story.
+    """
     transition = turn.transition
     if transition.story.cause not in _RECOVERIES:
         return
     recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
-    turn.note(story=replace(transition.story, cause=Cause.FINISHED))
+    now = turn.now.time
+    sizes = transition.story.sizes_before
+    turn.note(
+        story=Story(cause=Cause.FINISHED, start_time=now, first_open_time=now, sizes_before=sizes)
+    )
     step = turn.run.requirements.trained_steps(transition.target_steps)
     _record(turn, recovery, message, step=step)
 

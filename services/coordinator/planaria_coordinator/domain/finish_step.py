@@ -6,6 +6,7 @@ keeps is computed again, spread over them so that all are ready at about the sam
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,10 +34,11 @@ class KeptPipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """How much a pipeline has to do, and how fast it is."""
+    """How much a pipeline has to do, how fast it is, and how much more it has memory for."""
 
     num_left: int
     seconds_per_microbatch: float
+    room: float = math.inf
 
 
 def kept_pipelines(
@@ -52,7 +54,8 @@ def kept_pipelines(
 
     All engines of such a pipeline have reported, and go on computing; all last applied the same
     Activate, one that made them this pipeline, and so have done the same number of exchanges; all
-    stood at the same step, and now hold their layers in version T*.
+    stood at the same step, and now hold their layers in version T*. There are none if they have no
+    memory for what the others would have run, in this step or in every one behind it.
 
     Args:
         placement: the newest plan that engines were told of.
@@ -67,7 +70,19 @@ def kept_pipelines(
         for index in range(len(placement.places))
         if _holds_its_layers(index, placement, holdings, requirements)
     )
-    return tuple(pipeline for pipeline in found if pipeline is not None)
+    kept = tuple(pipeline for pipeline in found if pipeline is not None)
+    return kept if _have_room(kept, placement.plan, requirements) else ()
+
+
+def _have_room(kept: Sequence[KeptPipeline], plan: Plan, requirements: Requirements) -> bool:
+    pipelines = [plan.pipelines[each.index] for each in kept]
+    of_step = [each.microbatches for each in kept]
+    of_every_step = [pipeline.microbatches for pipeline in pipelines]
+    return all(
+        sum(p.room(len(mine)) for p, mine in zip(pipelines, microbatches, strict=True))
+        >= requirements.num_microbatches - sum(map(len, microbatches))
+        for microbatches in (of_step, of_every_step)
+    )
 
 
 def _holds_its_layers(
@@ -118,17 +133,22 @@ def _kept_pipeline(
 
 
 def spread(pool: Sequence[int], shares: Sequence[Share]) -> tuple[tuple[int, ...], ...]:
-    """Give each microbatch of the pool to the pipeline that would be ready with it first."""
+    """Give each microbatch of the pool to the pipeline that would be ready with it first.
+
+    All of them together must have room for the pool.
+    """
     given: list[list[int]] = [[] for _ in shares]
     ready = [
         ((share.num_left + 1) * share.seconds_per_microbatch, index)
         for index, share in enumerate(shares)
+        if share.room > 0
     ]
     heapq.heapify(ready)
     for microbatch in pool:
-        seconds, index = ready[0]
+        seconds, index = heapq.heappop(ready)
         given[index].append(microbatch)
-        heapq.heapreplace(ready, (seconds + shares[index].seconds_per_microbatch, index))
+        if len(given[index]) < shares[index].room:
+            heapq.heappush(ready, (seconds + shares[index].seconds_per_microbatch, index))
     return tuple(tuple(microbatches) for microbatches in given)
 
 
@@ -173,15 +193,23 @@ def finishing_placement(
     of_step = _complete(
         [pipeline.microbatches for pipeline in kept],
         [
-            Share(num_left=pipeline.num_left, seconds_per_microbatch=seconds)
-            for pipeline, seconds in zip(kept, speeds, strict=True)
+            Share(
+                num_left=mine.num_left,
+                seconds_per_microbatch=seconds,
+                room=pipeline.room(len(mine.microbatches)),
+            )
+            for mine, pipeline, seconds in zip(kept, pipelines, speeds, strict=True)
         ],
         requirements.num_microbatches,
     )
     of_every_step = _complete(
         [pipeline.microbatches for pipeline in pipelines],
         [
-            Share(num_left=len(pipeline.microbatches), seconds_per_microbatch=seconds)
+            Share(
+                num_left=len(pipeline.microbatches),
+                seconds_per_microbatch=seconds,
+                room=pipeline.room(len(pipeline.microbatches)),
+            )
             for pipeline, seconds in zip(pipelines, speeds, strict=True)
         ],
         requirements.num_microbatches,

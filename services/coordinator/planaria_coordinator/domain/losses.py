@@ -115,6 +115,7 @@ def _after_loss(
     fault_time: datetime,
     node_id: str = "",
 ) -> None:
+    was_seen = _complete_story(turn, node_id)
     run = turn.run
     transition = run.transition
     is_wounded = not run.counted_on.isdisjoint(gone)
@@ -131,10 +132,22 @@ def _after_loss(
         _plan_without(turn, gone, reason, node_id)
     elif _concerns(turn, gone):
         _open_recovery(turn, _merged_story(turn, fault_time), gone, reason, node_id)
-    elif node_id and any(node_of(e) == node_id for e in transition.story.engines_lost):
-        # Its engine was seen to die first: now it is known that all of the node is gone.
-        turn.note(story=_with_losses(transition.story, [], node_id))
+    elif was_seen:
         turn.because(f"{reason}, as its engine was before")
+
+
+def _complete_story(turn: Turn, node_id: str) -> bool:
+    """Say of a node whose engine was seen to die first that all of it is gone; whether one was."""
+    run = turn.run
+    story = run.transition.story if run.transition else run.interrupted
+    if story is None or node_id not in map(node_of, story.engines_lost):
+        return False
+    story = _with_losses(story, [], node_id)
+    if run.transition:
+        turn.note(story=story)
+    else:
+        turn.change(interrupted=story)
+    return True
 
 
 def _concerns(turn: Turn, gone: Iterable[str]) -> bool:
@@ -185,6 +198,8 @@ def _loss_story(turn: Turn, fault_time: datetime) -> Story:
 
 def _merged_story(turn: Turn, fault_time: datetime) -> Story:
     story = carried_story(turn)
+    if story.cause is Cause.FINISHED:
+        return _loss_story(turn, fault_time)
     if is_at_leisure(turn.transition):  # the fault is what counts now
         story = replace(story, start_time=min(fault_time, turn.now.time))
     cause = story.cause if story.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST

@@ -77,7 +77,7 @@ class FenceReport:
     idle_groups: tuple[IdleGroup, ...] = ()
     """In which nothing is under way, and that have lost nobody."""
     microbatch_seconds: float = 0.0
-    """What one took it in the last whole step in its place; 0 before there is one."""
+    """What one took it in the quickest of the last steps in its place; 0 before there is one."""
     kind: Literal["fence_report"] = "fence_report"
 
 

@@ -1,5 +1,6 @@
 """Plans: which pipelines a job runs, on which nodes, with which microbatches."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,6 +28,14 @@ class Pipeline:
     stages: tuple[Stage, ...]
     microbatches: tuple[int, ...]
     iteration_seconds: float
+    max_microbatches: int = 0
+    """Most of a step that fit in its memory; 0: memory never binds."""
+
+    def room(self, num_microbatches: int) -> float:
+        """How many microbatches it may run in a step besides so many; infinite, mostly."""
+        if not self.max_microbatches:
+            return math.inf
+        return max(self.max_microbatches - num_microbatches, 0)
 
     @property
     def node_ids(self) -> tuple[str, ...]:

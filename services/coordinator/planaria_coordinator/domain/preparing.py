@@ -140,10 +140,15 @@ def _go_on_with_joiners(turn: Turn, joiners: list[str]) -> None:
 
 
 def cancel_join(turn: Turn) -> None:
-    """Nobody is left to join: whoever trains has noticed nothing."""
+    """Nobody is left to join: whoever trains has noticed nothing, and a job that waits does so on.
+
+    It still has a recovery to tell of, which the join had taken over.
+    """
+    story, waits = turn.transition.story, turn.run.state is JobState.WAITING
     turn.drop_superseded()
-    turn.change(transition=None)
-    turn.emit("join_cancelled", "the nodes that were to join are gone; training goes on as it was")
+    turn.change(transition=None, interrupted=replace(story, nodes_joined=()) if waits else None)
+    goes_on = "the job waits" if waits else "training goes on"
+    turn.emit("join_cancelled", f"the nodes that were to join are gone; {goes_on} as it was")
     turn.because("nobody is left to join")
 
 

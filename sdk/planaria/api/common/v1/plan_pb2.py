@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!planaria/api/common/v1/plan.proto\x12\x16planaria.api.common.v1\"k\n\x05Stage\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\r\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x12\n\nnode_index\x18\x03 \x01(\r\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x14\n\x0c\x61\x63\x63\x65lerators\x18\x05 \x03(\r\"j\n\x08Pipeline\x12-\n\x06stages\x18\x01 \x03(\x0b\x32\x1d.planaria.api.common.v1.Stage\x12\x14\n\x0cmicrobatches\x18\x02 \x03(\r\x12\x19\n\x11iteration_seconds\x18\x03 \x01(\x01\"\x86\x01\n\x04Plan\x12\x33\n\tpipelines\x18\x01 \x03(\x0b\x32 .planaria.api.common.v1.Pipeline\x12\x15\n\ridle_node_ids\x18\x02 \x03(\t\x12\x19\n\x11iteration_seconds\x18\x03 \x01(\x01\x12\x17\n\x0f\x66\x61ult_tolerance\x18\x04 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!planaria/api/common/v1/plan.proto\x12\x16planaria.api.common.v1\"k\n\x05Stage\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\r\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x12\n\nnode_index\x18\x03 \x01(\r\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x14\n\x0c\x61\x63\x63\x65lerators\x18\x05 \x03(\r\"\x84\x01\n\x08Pipeline\x12-\n\x06stages\x18\x01 \x03(\x0b\x32\x1d.planaria.api.common.v1.Stage\x12\x14\n\x0cmicrobatches\x18\x02 \x03(\r\x12\x19\n\x11iteration_seconds\x18\x03 \x01(\x01\x12\x18\n\x10max_microbatches\x18\x04 \x01(\r\"\x86\x01\n\x04Plan\x12\x33\n\tpipelines\x18\x01 \x03(\x0b\x32 .planaria.api.common.v1.Pipeline\x12\x15\n\ridle_node_ids\x18\x02 \x03(\t\x12\x19\n\x11iteration_seconds\x18\x03 \x01(\x01\x12\x17\n\x0f\x66\x61ult_tolerance\x18\x04 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STAGE']._serialized_start=61
   _globals['_STAGE']._serialized_end=168
-  _globals['_PIPELINE']._serialized_start=170
-  _globals['_PIPELINE']._serialized_end=276
-  _globals['_PLAN']._serialized_start=279
-  _globals['_PLAN']._serialized_end=413
+  _globals['_PIPELINE']._serialized_start=171
+  _globals['_PIPELINE']._serialized_end=303
+  _globals['_PLAN']._serialized_start=306
+  _globals['_PLAN']._serialized_end=440
 # @@protoc_insertion_point(module_scope)

@@ -67,8 +67,11 @@ class Pipeline(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     MICROBATCHES_FIELD_NUMBER: _builtins.int
     ITERATION_SECONDS_FIELD_NUMBER: _builtins.int
+    MAX_MICROBATCHES_FIELD_NUMBER: _builtins.int
     iteration_seconds: _builtins.float
     """Predicted seconds of one step of this pipeline."""
+    max_microbatches: _builtins.int
+    """Most microbatches of a step that fit in its memory, 0 where memory never binds."""
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
         """The stages, in layer order."""
@@ -83,10 +86,11 @@ class Pipeline(_message.Message):
         stages: _abc.Iterable[Global___Stage] | None = ...,
         microbatches: _abc.Iterable[_builtins.int] | None = ...,
         iteration_seconds: _builtins.float = ...,
+        max_microbatches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration_seconds", b"iteration_seconds", "microbatches", b"microbatches", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration_seconds", b"iteration_seconds", "max_microbatches", b"max_microbatches", "microbatches", b"microbatches", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -503,8 +503,8 @@ class FenceReport(_message.Message):
     same for all their engines.
     """
     microbatch_seconds: _builtins.float
-    """Seconds of computation that a microbatch of the last whole step took this engine in its place; 0
-    before it has computed a whole step there.
+    """Seconds of computation that a microbatch took this engine in the quickest of the last steps in its
+    place; 0 before it has computed a whole step there.
     """
     @_builtins.property
     def last_commit(self) -> Global___CommitRecord:

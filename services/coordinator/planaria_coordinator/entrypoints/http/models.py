@@ -213,6 +213,9 @@ class Pipeline(Body):
     stages: list[Stage] = Field(description="In layer order.")
     microbatches: list[int] = Field(description="Ids of those it runs in each step.")
     iteration_seconds: float = Field(description="Predicted seconds of one step.")
+    max_microbatches: int = Field(
+        description="Most microbatches of a step that fit in its memory; 0: memory never binds."
+    )
 
 
 class Plan(Body):
