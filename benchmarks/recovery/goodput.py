@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -31,23 +31,27 @@ REPLACEMENT_DELAY_SECONDS = 20.0
 _SETTLING_STEPS = 12
 _NUM_CONTROLS = 2
 """Undisturbed jobs for each number of nodes."""
-_ALIKE = 1.01
-"""Plans are the same optimum whose predicted steps are within this factor of the shortest."""
+_ALIKE = 1.02
+"""Plans are the same optimum whose predicted steps are within this factor of the shortest: jobs
+measure their layers anew, and predict the same plan's step within a percent of one another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A time in which the same nodes were alive, or a job without a failure.
+    """A time in which the same nodes were alive.
 
     Attributes:
         start: seconds of CLOCK_MONOTONIC.
-        end: the same.
+        calm_until: when somebody began to disturb its end: a new node that starts is not alive yet,
+            and takes the processor from the others.
+        end: when other nodes were alive.
         num_nodes: how many were alive.
         layout: of the plan at its end.
         predicted_step_seconds: of that plan.
     """
 
     start: float
+    calm_until: float
     end: float
     num_nodes: int
     layout: str
@@ -70,9 +74,14 @@ def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str,
     trained = sum(start < at <= end for at in commits.values())
     calm = calm_step_seconds(commits, commit_generations(run.traces), stretches)
     run.cancel()
-    undisturbed = _quicker([*controls, calm])
+    undisturbed = _quicker([*(each.measured for each in controls), calm])
     quickest = quickest_of_nodes(undisturbed)
-    predicted = predicted_optimum(stretches)
+    predicted = _least(
+        [
+            *((each.num_nodes, each.predicted_step_seconds) for each in controls),
+            *((each.num_nodes, each.predicted_step_seconds) for each in stretches),
+        ]
+    )
     return {
         "computation": "paced",
         "seed": seed,
@@ -91,7 +100,7 @@ def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str,
             for (num_nodes, layout), seconds in sorted(undisturbed.items())
         ],
         "goodput_of_measured_optimum": trained
-        / possible_steps(stretches, step_seconds_of_plans(stretches, undisturbed)),
+        / possible_steps(stretches, step_seconds_of_plans(predicted, undisturbed)),
         "goodput_of_quickest_plan": trained
         / possible_steps(stretches, lambda stretch: quickest[stretch.num_nodes]),
         "goodput_of_predicted_optimum": trained
@@ -105,11 +114,12 @@ def _disturb(bench: Workbench, run: Run, *, num_kills: int, rng: random.Random) 
     stretches: list[Stretch] = []
     since = start = time.perf_counter()
 
-    def ended(end: float, num_nodes: int, plan: Plan) -> None:
+    def ended(calm_until: float, end: float, num_nodes: int, plan: Plan) -> None:
         nonlocal since
         stretches.append(
             Stretch(
                 start=since,
+                calm_until=calm_until,
                 end=end,
                 num_nodes=num_nodes,
                 layout=layout(plan),
@@ -122,15 +132,16 @@ def _disturb(bench: Workbench, run: Run, *, num_kills: int, rng: random.Random) 
         due = start + number * KILL_INTERVAL_SECONDS
         _sleep_until(due)
         hurt = run.kill(rng.choice(sorted(bench.cluster.nodes)))
-        ended(hurt.at, NUM_NODES, hurt.plan)
+        ended(hurt.at, hurt.at, NUM_NODES, hurt.plan)
         _sleep_until(due + REPLACEMENT_DELAY_SECONDS)
-        plan = run.plan
+        plan, calm_until = run.plan, time.perf_counter()
         bench.add_node()
         bench.cluster.wait_for_nodes(NUM_NODES)
-        ended(time.perf_counter(), NUM_NODES - 1, plan)
+        ended(calm_until, time.perf_counter(), NUM_NODES - 1, plan)
         print(f"goodput: kill {number + 1} of {num_kills}", flush=True)
     _sleep_until(start + num_kills * KILL_INTERVAL_SECONDS)
-    ended(time.perf_counter(), NUM_NODES, run.plan)
+    end = time.perf_counter()
+    ended(end, end, NUM_NODES, run.plan)
     return stretches
 
 
@@ -150,7 +161,7 @@ Undisturbed = Mapping[tuple[int, str], float]
 def calm_step_seconds(
     commits: Mapping[int, float], generations: Mapping[int, int], stretches: Iterable[Stretch]
 ) -> Undisturbed:
-    """Return the median of the steps at the end of stretches, unless the plan changed in them.
+    """Return the median of the last calm steps of stretches, unless the plan changed in them.
 
     Args:
         commits: when each step was committed.
@@ -159,7 +170,8 @@ def calm_step_seconds(
     """
     calm: dict[tuple[int, str], list[float]] = defaultdict(list)
     for stretch in stretches:
-        steps = sorted(step for step, at in commits.items() if stretch.start < at <= stretch.end)
+        until = stretch.calm_until
+        steps = sorted(step for step, at in commits.items() if stretch.start < at <= until)
         last = steps[-NUM_STEPS_BEFORE - 1 :]
         if len({generations[step] for step in last}) == 1:
             key = stretch.num_nodes, stretch.layout
@@ -184,24 +196,27 @@ def quickest_of_nodes(undisturbed: Undisturbed) -> dict[int, float]:
     }
 
 
-def predicted_optimum(stretches: Iterable[Stretch]) -> dict[int, float]:
-    """Return the shortest step that the planner predicted, by number of nodes."""
-    predicted: dict[int, float] = {}
-    for stretch in stretches:
-        seconds = stretch.predicted_step_seconds
-        predicted[stretch.num_nodes] = min(seconds, predicted.get(stretch.num_nodes, seconds))
-    return predicted
+def _least(predicted: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Return the shortest step that the planner predicted for anybody, by number of nodes."""
+    least: dict[int, float] = {}
+    for num_nodes, seconds in predicted:
+        least[num_nodes] = min(seconds, least.get(num_nodes, seconds))
+    return least
 
 
 def step_seconds_of_plans(
-    stretches: Sequence[Stretch], undisturbed: Undisturbed
+    predicted: Mapping[int, float], undisturbed: Undisturbed
 ) -> Callable[[Stretch], float]:
     """Return what says how long an undisturbed step of a stretch's own plan takes.
 
     A plan that is not the planner's optimum for the nodes alive, or that never ran undisturbed, is
     no excuse: then it is the step of the quickest one.
+
+    Args:
+        predicted: seconds of a step of the planner's optimum, by number of nodes.
+        undisturbed: as measured.
     """
-    predicted, quickest = predicted_optimum(stretches), quickest_of_nodes(undisturbed)
+    quickest = quickest_of_nodes(undisturbed)
 
     def step_seconds(stretch: Stretch) -> float:
         least = quickest[stretch.num_nodes]
@@ -217,14 +232,27 @@ def possible_steps(stretches: Iterable[Stretch], step_seconds: Callable[[Stretch
     return sum((each.end - each.start) / step_seconds(each) for each in stretches)
 
 
-def _control(bench: Workbench, num_nodes: int, *, seed: int) -> Undisturbed:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Control:
+    """A job without a failure."""
+
+    num_nodes: int
+    measured: Undisturbed
+    predicted_step_seconds: float
+
+
+def _control(bench: Workbench, num_nodes: int, *, seed: int) -> _Control:
     spec = job("paced", bench.text, steps=MANY_STEPS, seed=seed, max_nodes=num_nodes)
     run = bench.train(spec)
     run.wait_until_whole(num_nodes, num_steps=_SETTLING_STEPS)
     seconds = steady_step_seconds(run.traces, _SETTLING_STEPS)
     plan = run.plan
     run.cancel()
-    return {(num_nodes, layout(plan)): seconds}
+    return _Control(
+        num_nodes=num_nodes,
+        measured={(num_nodes, layout(plan)): seconds},
+        predicted_step_seconds=plan.iteration_seconds,
+    )
 
 
 def _sleep_until(moment: float) -> None:

@@ -158,6 +158,7 @@ def stretch(
 ) -> Stretch:
     return Stretch(
         start=start,
+        calm_until=end - 0.25,
         end=end,
         num_nodes=num_nodes,
         layout=layout,
@@ -175,7 +176,7 @@ def test_what_could_be_trained_follows_the_plan_of_each_stretch() -> None:
         stretch(48.0, 60.0, 5, "never calm", 1.5),
     ]
     undisturbed = {(6, "six"): 1.0, (5, "quick"): 2.0, (5, "slow"): 3.0, (5, "not chosen"): 4.0}
-    step_seconds = step_seconds_of_plans(stretches, undisturbed)
+    step_seconds = step_seconds_of_plans({5: 1.5, 6: 1.0}, undisturbed)
     assert [step_seconds(each) for each in stretches] == [1.0, 2.0, 3.0, 2.0, 2.0]
     assert possible_steps(stretches, step_seconds) == 12 + 6 + 4 + 6 + 6
 
