@@ -140,6 +140,34 @@ async def test_a_node_is_told_as_lost_though_it_is_known_only_when_the_job_waits
     await world.stop()
 
 
+async def test_what_is_lost_while_engines_start_for_a_job_that_waits_is_the_same_story() -> None:
+    """It has lost more nodes since: one recovery tells of all."""
+    world = await running_world(6, resources={"min_nodes_per_pipeline": 2})
+    world.planner.min_size = 4
+    await lose(world, "n0", "n4", "n5")  # one half or the other of each pipeline
+    assert (await world.job()).state is JobState.WAITING
+    await world.add_node("n8", "prepare")
+    world.agents.pop("n2").disconnect()
+    await world.advance(12)
+    world.agents["n8"].release()
+    for node_id in ("n9", "n10"):
+        await world.add_node(node_id)
+    assert (await world.job()).state is JobState.RUNNING
+    (recovery,) = world.recoveries
+    assert sorted(recovery.nodes_lost) == ["n0", "n2", "n4", "n5"]
+    assert recovery.pause_seconds > 12
+    await world.stop()
+
+
+async def test_a_job_that_waits_can_be_paused_though_the_nodes_that_were_to_join_are_gone() -> None:
+    world = await waiting_world()
+    await world.add_node("n8", "prepare")
+    await world.coordinator.jobs.pause(world.job_id)
+    await lose(world, "n8")
+    assert (await world.job()).state is JobState.PAUSED
+    await world.stop()
+
+
 async def test_a_job_that_stands_still_on_purpose_waits_for_nothing() -> None:
     world = await pending_world()
     await world.coordinator.jobs.pause(world.job_id)

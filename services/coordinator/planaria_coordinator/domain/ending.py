@@ -50,6 +50,13 @@ def _end(turn: Turn, state: JobState, reason: str) -> None:
     turn.release_empty_nodes()
 
 
+def pause_waiting(turn: Turn) -> None:
+    """A job that waits stands still on purpose from now on."""
+    turn.set_state(JobState.PAUSED)
+    turn.account(Activity.PAUSED)
+    turn.emit("job_paused", "the job stands still")
+
+
 def stand_still(turn: Turn, state: JobState, message: str) -> None:
     """Leave the transition without a plan: engines stay parked and keep their state.
 

@@ -34,8 +34,8 @@ _EVENTS = {
 def new_story(turn: Turn, cause: Cause, *, start_time: datetime | None = None) -> Story:
     """Begin the account of a change, or go on with that of a recovery that waits for nodes."""
     run = turn.run
-    if run.interrupted is not None:
-        return replace(run.interrupted, num_attempts=0)
+    if run.untold_recovery is not None:
+        return replace(run.untold_recovery, num_attempts=0)
     return Story(
         cause=cause,
         start_time=start_time or turn.now.time,

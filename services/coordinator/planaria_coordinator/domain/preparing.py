@@ -6,7 +6,7 @@ from dataclasses import replace
 from planaria_common.errors import ErrorReason
 from planaria_common.words import counted
 from planaria_coordinator.domain.directive import Base, QuiesceMode
-from planaria_coordinator.domain.ending import fail, stand_still
+from planaria_coordinator.domain.ending import fail, pause_waiting, stand_still
 from planaria_coordinator.domain.engine import Engine, Pending
 from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
 from planaria_coordinator.domain.job import JobState
@@ -144,11 +144,14 @@ def cancel_join(turn: Turn) -> None:
 
     It still has a recovery to tell of, which the join had taken over.
     """
-    story, waits = turn.transition.story, turn.run.state is JobState.WAITING
+    run = turn.run
+    waits = run.state is JobState.WAITING
     turn.drop_superseded()
-    turn.change(transition=None, interrupted=replace(story, nodes_joined=()) if waits else None)
+    turn.change(transition=None, interrupted=run.untold_recovery)
     goes_on = "the job waits" if waits else "training goes on"
     turn.emit("join_cancelled", f"the nodes that were to join are gone; {goes_on} as it was")
+    if waits and run.pause_wanted:
+        pause_waiting(turn)
     turn.because("nobody is left to join")
 
 

@@ -16,7 +16,7 @@ from planaria_coordinator.domain.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.ledger import Ledger
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.requirements import NodeFacts, Requirements
-from planaria_coordinator.domain.transition_state import Phase, Story, Transition
+from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +147,16 @@ class JobRun:
     def waits(self) -> bool:
         """Whether it has no plan, and goes on by itself when there can be one."""
         return self.state in (JobState.PENDING, JobState.WAITING)
+
+    @property
+    def untold_recovery(self) -> Story | None:
+        """What a job that waits for nodes has yet to tell of; also while engines start on some."""
+        if self.transition is None:
+            return self.interrupted
+        story = self.transition.story
+        if self.state is not JobState.WAITING or story.cause is Cause.NODE_JOINED:
+            return None
+        return replace(story, nodes_joined=())
 
     @property
     def has_trained(self) -> bool:

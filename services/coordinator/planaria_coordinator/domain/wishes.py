@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.ending import end
+from planaria_coordinator.domain.ending import end, pause_waiting
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.opening import new_story, open_ahead, open_transition
@@ -53,9 +53,7 @@ def pause_wanted(turn: Turn) -> None:
         return
     turn.change(pause_wanted=True)
     if run.waits and run.transition is None:
-        turn.set_state(JobState.PAUSED)
-        turn.account(Activity.PAUSED)
-        turn.emit("job_paused", "the job stands still")
+        pause_waiting(turn)
     else:
         follow_up(turn)
 
