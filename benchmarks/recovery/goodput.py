@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.common.jobs import job
 from benchmarks.common.workbench import Run, Workbench
@@ -74,7 +74,12 @@ def measure_goodput(bench: Workbench, *, num_kills: int, seed: int) -> dict[str,
     trained = sum(start < at <= end for at in commits.values())
     calm = calm_step_seconds(commits, commit_generations(run.traces), stretches)
     run.cancel()
-    undisturbed = _quicker([*(each.measured for each in controls), calm])
+    undisturbed = _least(
+        [
+            *calm.items(),
+            *(((each.num_nodes, each.layout), each.step_seconds) for each in controls),
+        ]
+    )
     quickest = quickest_of_nodes(undisturbed)
     predicted = _least(
         [
@@ -154,6 +159,7 @@ def layout(plan: Plan) -> str:
     return ", ".join(sorted(pipelines))
 
 
+KeyT = TypeVar("KeyT")
 Undisturbed = Mapping[tuple[int, str], float]
 """Seconds of a step where nothing disturbs it, by number of nodes alive and layout."""
 
@@ -179,29 +185,17 @@ def calm_step_seconds(
     return {key: statistics.median(seconds) for key, seconds in calm.items() if seconds}
 
 
-def _quicker(measured: Iterable[Undisturbed]) -> Undisturbed:
-    """Return the least that was measured of each."""
-    least: dict[tuple[int, str], float] = {}
-    for each in measured:
-        for key, seconds in each.items():
-            least[key] = min(seconds, least.get(key, seconds))
+def _least(pairs: Iterable[tuple[KeyT, float]]) -> dict[KeyT, float]:
+    """Return the least seconds of each key."""
+    least: dict[KeyT, float] = {}
+    for key, seconds in pairs:
+        least[key] = min(seconds, least.get(key, seconds))
     return least
 
 
 def quickest_of_nodes(undisturbed: Undisturbed) -> dict[int, float]:
     """Return the step of the quickest plan, by number of nodes."""
-    return {
-        num_nodes: min(seconds for (n, _), seconds in undisturbed.items() if n == num_nodes)
-        for num_nodes, _ in undisturbed
-    }
-
-
-def _least(predicted: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Return the shortest step that the planner predicted for anybody, by number of nodes."""
-    least: dict[int, float] = {}
-    for num_nodes, seconds in predicted:
-        least[num_nodes] = min(seconds, least.get(num_nodes, seconds))
-    return least
+    return _least((num_nodes, seconds) for (num_nodes, _), seconds in undisturbed.items())
 
 
 def step_seconds_of_plans(
@@ -237,7 +231,8 @@ class _Control:
     """A job without a failure."""
 
     num_nodes: int
-    measured: Undisturbed
+    layout: str
+    step_seconds: float
     predicted_step_seconds: float
 
 
@@ -250,7 +245,8 @@ def _control(bench: Workbench, num_nodes: int, *, seed: int) -> _Control:
     run.cancel()
     return _Control(
         num_nodes=num_nodes,
-        measured={(num_nodes, layout(plan)): seconds},
+        layout=layout(plan),
+        step_seconds=seconds,
         predicted_step_seconds=plan.iteration_seconds,
     )
 

@@ -190,29 +190,17 @@ def finishing_placement(
     """
     pipelines = [placement.plan.pipelines[pipeline.index] for pipeline in kept]
     speeds = microbatch_seconds(kept, placement.plan)
+    num_microbatches = requirements.num_microbatches
     of_step = _complete(
-        [pipeline.microbatches for pipeline in kept],
-        [
-            Share(
-                num_left=mine.num_left,
-                seconds_per_microbatch=seconds,
-                room=pipeline.room(len(mine.microbatches)),
-            )
-            for mine, pipeline, seconds in zip(kept, pipelines, speeds, strict=True)
-        ],
-        requirements.num_microbatches,
+        pipelines,
+        speeds,
+        [each.microbatches for each in kept],
+        [each.num_left for each in kept],
+        num_microbatches,
     )
+    regular = [pipeline.microbatches for pipeline in pipelines]
     of_every_step = _complete(
-        [pipeline.microbatches for pipeline in pipelines],
-        [
-            Share(
-                num_left=len(pipeline.microbatches),
-                seconds_per_microbatch=seconds,
-                room=pipeline.room(len(pipeline.microbatches)),
-            )
-            for pipeline, seconds in zip(pipelines, speeds, strict=True)
-        ],
-        requirements.num_microbatches,
+        pipelines, speeds, regular, [len(mine) for mine in regular], num_microbatches
     )
     places = tuple(placement.places[pipeline.index] for pipeline in kept)
     placed = frozenset(engine_id for pipeline in places for engine_id in pipeline)
@@ -229,9 +217,17 @@ def finishing_placement(
 
 
 def _complete(
-    kept: Sequence[tuple[int, ...]], shares: Sequence[Share], num_microbatches: int
+    pipelines: Sequence[Pipeline],
+    speeds: Sequence[float],
+    kept: Sequence[tuple[int, ...]],
+    num_left: Sequence[int],
+    num_microbatches: int,
 ) -> tuple[tuple[int, ...], ...]:
-    """Add to what each pipeline keeps its share of what nobody does."""
+    """Add to what each pipeline keeps, of which so many are left, its share of what nobody does."""
+    shares = [
+        Share(num_left=left, seconds_per_microbatch=seconds, room=pipeline.room(len(mine)))
+        for pipeline, seconds, mine, left in zip(pipelines, speeds, kept, num_left, strict=True)
+    ]
     pool = sorted(set(range(num_microbatches)).difference(*kept))
     given = spread(pool, shares)
     return tuple(tuple(sorted((*mine, *more))) for mine, more in zip(kept, given, strict=True))
