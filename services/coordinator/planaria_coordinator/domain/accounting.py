@@ -50,17 +50,21 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
 
 
 def _pause_seconds(transition: Transition, start: datetime, end: datetime) -> float:
-    """How long engines could not compute that had to stop: by the fault, then behind a commit."""
+    """How long engines could not compute that had to stop: by the fault, then behind a commit.
+
+    Behind a commit each stands for itself, between its own update and its next place: the longest
+    of them counts, not the time from the first to the last, in which others update.
+    """
     story, outcomes = transition.story, transition.activated
-    if transition.mode is not QuiesceMode.AT_COMMIT or story.resume_time is None:
+    if transition.mode is not QuiesceMode.AT_COMMIT:
         return _seconds(start, end)
-    seconds = _seconds(start, story.resume_time)
-    stops = {e: at for e, at in stop_times(transition).items() if e in outcomes}
-    anew = stops.keys() - story.stop_times
-    if anew:
-        first = min(stops[e] for e in anew)
-        seconds += _seconds(first, max(outcomes[e].resume_time for e in anew))
-    return seconds
+    stands = (
+        _seconds(stop_time, outcomes[engine_id].resume_time)
+        for engine_id, stop_time in stop_times(transition).items()
+        if engine_id in outcomes and engine_id not in story.stop_times
+    )
+    by_fault = 0.0 if story.resume_time is None else _seconds(start, story.resume_time)
+    return by_fault + max(stands, default=0.0)
 
 
 def stop_times(transition: Transition) -> dict[str, datetime]:
