@@ -3,6 +3,7 @@
 Threads and groups in memory: the schedule, the sums and the exchange are the real ones.
 """
 
+import dataclasses
 import gc
 import json
 import threading
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from planaria_worker.engine import pipeline as pipeline_module
 from planaria_worker.engine import reduction
+from planaria_worker.engine.communication import GroupBroken
 from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
@@ -196,6 +198,41 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
         highest, lowest = max(place.view.computed_layers), min(place.view.computed_layers)
         assert torch.equal(then[highest], local[highest])
         assert not torch.equal(then[lowest], local[lowest])
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("is_forward", [True, False])
+def test_a_pass_that_nobody_needs_any_more_ends_between_two_layers(
+    tmp_path: Path, is_forward: bool, checkpointed: bool
+) -> None:
+    """Whoever lost its pipeline takes part again before its pass would have been over."""
+    job = make_job(tmp_path, MODELS["llama"], reproducible=True)
+    job = dataclasses.replace(job, activation_checkpointing=checkpointed)
+    (place,) = take_places(job, PLANS["one"])
+    assert place.pipeline is not None
+    assert place.sums is not None
+    middle = job.num_layers // 2
+    stage = place.pipeline._stage
+    ran = []
+    for layer, built in stage._built.items():
+        for module in built.parts.values():
+            module.register_forward_hook(lambda *_, layer=layer: ran.append(layer))
+    (module,) = stage._built[middle].parts.values()
+    if is_forward:
+        module.register_forward_hook(lambda *_: place.halt.set())
+    else:
+        weight = next(module.parameters())
+        cast(Any, weight).register_post_accumulate_grad_hook(lambda _: place.halt.set())
+    with pytest.raises(GroupBroken, match="halted"):
+        run_step(place, 0)
+    summed = {layer for layer, total in place.sums.sums.items() if total.any()}
+    assert all(leaf.parameter.grad is None for leaf in stage.leaves)
+    if is_forward:
+        assert not summed
+        assert max(ran) == middle
+    else:
+        assert summed >= set(range(middle + 1, job.num_layers))
+        assert not summed & set(range(middle))
 
 
 def test_what_a_generation_needed_is_gone_with_it(tmp_path: Path) -> None:

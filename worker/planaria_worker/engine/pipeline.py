@@ -54,14 +54,14 @@ class PipelineStage:
         self._job = job
         self._stage = stage
         self._sums = sums
-        sums.collect(stage.leaves)
+        self._check_halt = _halting(halt)
+        sums.collect(stage.leaves, self._check_halt)
         self._forward_group = forward_group
         self._backward_group = backward_group
         self._stopwatch = stopwatch
         self._failpoints = failpoints
         self._rank = view.stage_index
         self._num_stages = num_stages
-        self._halt = halt
         self._places: dict[int, int] = {}
         first, last = stage.first_layer, stage.first_layer + stage.num_layers - 1
         num_inputs = max_in_flight(job.num_microbatches, self._rank, num_stages)
@@ -109,10 +109,6 @@ class PipelineStage:
         self._finish_sends(0)
         self._stopwatch.lap("wait")
 
-    def _check_halt(self) -> None:
-        if self._halt.is_set():
-            raise GroupBroken("the pipeline was halted")
-
     def _evaluate(self, microbatches: Sequence[int]) -> None:
         """Runs what rides on the microbatches of this pass, if the step evaluates: forward only."""
         evaluation = self._job.evaluation
@@ -134,7 +130,7 @@ class PipelineStage:
         else:
             inputs = self._input_buffers[0]  # nothing is kept: there is no backward pass
             self._receive(self._forward_group, inputs, self._rank - 1, index)
-        outputs = stage(inputs)
+        outputs = stage(inputs, before_layer=self._check_halt)
         if stage.is_last and tokens is not None:
             loss = summed_cross_entropy(outputs, tokens[:, 1:])
             self._ledger.evaluation_losses[index] = loss
@@ -183,7 +179,7 @@ class PipelineStage:
             inputs = tokens[:, :-1]
         else:
             inputs = self._inputs[microbatch]
-        outputs = stage(inputs, Microbatch(step=step, index=microbatch))
+        outputs = stage(inputs, Microbatch(step=step, index=microbatch), self._check_halt)
         if stage.is_last and tokens is not None:
             outputs = summed_cross_entropy(outputs, tokens[:, 1:])
             self._ledger.losses[microbatch] = outputs.detach()
@@ -253,6 +249,19 @@ class PipelineStage:
         return [
             torch.empty(shape, dtype=job.compute_dtype, device=job.device) for _ in range(count)
         ]
+
+
+def _halting(halt: threading.Event) -> Callable[[], None]:
+    """Ends a stage's work where it is, once it was halted: nobody needs the rest of a pass.
+
+    No method: hooks on parameters know it, and must not know the stage.
+    """
+
+    def check() -> None:
+        if halt.is_set():
+            raise GroupBroken("the pipeline was halted")
+
+    return check
 
 
 def await_device(device: torch.device) -> bool:

@@ -9,7 +9,7 @@ gets another stage passes on the states it keeps and pays for nothing else.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -91,13 +91,19 @@ class Stage(nn.Module):
         for layer in range(first_layer, first_layer + num_layers):
             self._add(model, layer)
 
-    def forward(self, inputs: Tensor, microbatch: Microbatch | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Tensor,
+        microbatch: Microbatch | None = None,
+        before_layer: Callable[[], None] | None = None,
+    ) -> Tensor:
         """Runs the layers.
 
         Args:
             inputs: token ids [batch, sequence] (int64) on the first stage, else hidden states
                 [batch, sequence, hidden].
             microbatch: needed if the model has dropout.
+            before_layer: called before each layer; may raise, to end the pass.
 
         Returns:
             Hidden states [batch, sequence, hidden], or logits [batch, sequence, vocabulary] on the
@@ -107,6 +113,8 @@ class Stage(nn.Module):
             raise ValueError("a model with dropout must be told which microbatch it computes")
         outputs = inputs
         for layer in self._built:
+            if before_layer is not None:
+                before_layer()
             outputs = self._run(layer, outputs, microbatch)
         return outputs
 

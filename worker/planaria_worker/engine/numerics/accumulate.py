@@ -168,19 +168,25 @@ class GradientSums:
             for name, place in layout.views(total).items():
                 self._places[layout.layer, name] = place
 
-    def collect(self, leaves: Iterable[Leaf]) -> None:
+    def collect(
+        self, leaves: Iterable[Leaf], before_each: Callable[[], None] | None = None
+    ) -> None:
         """From now on every backward pass adds each leaf's gradient to its place, and clears it.
 
         At the moment when autograd has it, while it is still in the processor's cache, and so that
         no two are kept. Rounding happens there: each microbatch needs a backward pass of its own,
         since what autograd had already added up would be rounded too late. Two uses of a tied
         weight are two leaves.
+
+        Args:
+            leaves: every use of every parameter.
+            before_each: called before each gradient is added; may raise, to end the pass.
         """
         for leaf in leaves:
             self._num_leaves[leaf.layer] += 1
             # A closure that knew the parameter, or what does, would keep its stage alive.
             register: Any = leaf.parameter.register_post_accumulate_grad_hook  # torch has no type
-            register(self._hook(leaf.layer, leaf.name))
+            register(self._hook(leaf.layer, leaf.name, before_each))
 
     @contextlib.contextmanager
     def last_pass(self, when_summed: Callable[[int], None]) -> Iterator[None]:
@@ -209,12 +215,16 @@ class GradientSums:
         for total in self.sums.values():
             total.zero_()
 
-    def _hook(self, layer: int, name: str) -> Callable[[Tensor], None]:
+    def _hook(
+        self, layer: int, name: str, before_each: Callable[[], None] | None
+    ) -> Callable[[Tensor], None]:
         place, add = self._places[layer, name], self._accumulation.add
 
         def collect(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None  # noqa: S101 - autograd calls this when it is there
+            if before_each is not None:
+                before_each()
             in_range = add(place, gradient)
             if in_range is not True:
                 self._in_range[layer] = in_range & self._in_range.get(layer, True)
