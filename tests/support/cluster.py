@@ -197,7 +197,7 @@ class Cluster:
                 stdout=subprocess.PIPE,
                 stderr=stream,
                 text=True,
-                start_new_session=True,
+                process_group=0,
             )
         return Part(name=name, process=process, log=log)
 

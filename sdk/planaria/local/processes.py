@@ -52,9 +52,10 @@ def _facts(pid: int) -> tuple[ProcessIdentity, str] | None:
 def start_module(
     module: str, arguments: Sequence[str], *, log_file: Path, environment: Mapping[str, str]
 ) -> ProcessIdentity:
-    """Run `python -m module` in a session of its own, all its output in a file.
+    """Run `python -m module` in a process group of its own, all its output in a file.
 
-    It outlives us and our terminal: nothing here waits for it, so it is no subprocess.Popen.
+    It outlives us and our terminal: nothing here waits for it, so it is no subprocess.Popen. Not in
+    a session of its own: Linux would divide the processor among sessions, whatever their niceness.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     pid = os.posix_spawn(
@@ -67,7 +68,7 @@ def start_module(
             (os.POSIX_SPAWN_OPEN, 1, log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
-        setsid=True,
+        setpgroup=0,
     )
     # Our child keeps its entry in the process table until we take its status.
     started = identify(pid)

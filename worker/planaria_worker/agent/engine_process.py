@@ -1,4 +1,4 @@
-"""One engine's process: started in a session of its own, watched by pidfd, found again later.
+"""One engine's process: started in a process group of its own, watched by pidfd, found again later.
 
 The folder of an engine outlives the agent that made it; `process.json` in it says which process it
 was, with its start time, so that a pid that was given to another process is not mistaken.
