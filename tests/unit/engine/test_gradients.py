@@ -226,6 +226,8 @@ def test_a_pass_that_nobody_needs_any_more_ends_between_two_layers(
     with pytest.raises(GroupBroken, match="halted"):
         run_step(place, 0)
     summed = {layer for layer, total in place.sums.sums.items() if total.any()}
+    assert ("backward" in place.around.stopwatch.seconds) is not is_forward
+    assert "forward" in place.around.stopwatch.seconds
     assert all(leaf.parameter.grad is None for leaf in stage.leaves)
     if is_forward:
         assert not summed

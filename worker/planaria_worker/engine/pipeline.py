@@ -1,8 +1,9 @@
 """One stage of a pipeline, doing what the 1F1B schedule says."""
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -179,12 +180,12 @@ class PipelineStage:
             inputs = tokens[:, :-1]
         else:
             inputs = self._inputs[microbatch]
-        outputs = stage(inputs, Microbatch(step=step, index=microbatch), self._check_halt)
-        if stage.is_last and tokens is not None:
-            outputs = summed_cross_entropy(outputs, tokens[:, 1:])
-            self._ledger.losses[microbatch] = outputs.detach()
-        self._outputs[microbatch] = outputs
-        self._ledger.compute_seconds += self._stopwatch.lap("forward", microbatch)
+        with self._timed("forward", microbatch):
+            outputs = stage(inputs, Microbatch(step=step, index=microbatch), self._check_halt)
+            if stage.is_last and tokens is not None:
+                outputs = summed_cross_entropy(outputs, tokens[:, 1:])
+                self._ledger.losses[microbatch] = outputs.detach()
+            self._outputs[microbatch] = outputs
 
     def _send_output(self, microbatch: int) -> None:
         outputs = self._outputs[microbatch].detach().contiguous()
@@ -199,13 +200,21 @@ class PipelineStage:
         self._failpoints.hit("backward", self._ledger.step, microbatch)
         outputs = self._outputs.pop(microbatch)
         gradient = self._gradients.pop(microbatch, None)
-        if self._when_summed is not None and microbatch == self._last:
-            with self._sums.last_pass(self._when_summed):
+        with self._timed("backward", microbatch):
+            if self._when_summed is not None and microbatch == self._last:
+                with self._sums.last_pass(self._when_summed):
+                    torch.autograd.backward(outputs, gradient)
+            else:
                 torch.autograd.backward(outputs, gradient)
-        else:
-            torch.autograd.backward(outputs, gradient)
-        self._ledger.finished.append(microbatch)
-        self._ledger.compute_seconds += self._stopwatch.lap("backward", microbatch)
+            self._ledger.finished.append(microbatch)
+
+    @contextlib.contextmanager
+    def _timed(self, kind: str, microbatch: int) -> Iterator[None]:
+        """Enters the time in the account, also that of a pass that ends early."""
+        try:
+            yield
+        finally:
+            self._ledger.compute_seconds += self._stopwatch.lap(kind, microbatch)
 
     def _send_gradient(self, microbatch: int) -> None:
         gradient = self._inputs.pop(microbatch).grad
