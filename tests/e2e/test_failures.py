@@ -5,7 +5,6 @@ the matrix (e2e/matrix); here is what happens to nodes, agents and the coordinat
 """
 
 import contextlib
-import os
 import signal
 import sqlite3
 from pathlib import Path
@@ -21,7 +20,6 @@ from planaria_worker.engine.numerics.pins import pin_numerics
 from support.cluster import Cluster
 from support.jobs import small_job
 from support.pool import Script
-from support.threads import niceness_of_threads
 
 pytestmark = pytest.mark.e2e
 
@@ -89,22 +87,6 @@ def test_the_death_of_an_agent_alone_costs_nothing(
     assert recoveries_of(five_nodes, end) == []
     assert end.final_digest == digest
     assert pids
-
-
-def test_training_gives_way_to_whoever_notices_failures(five_nodes: Cluster, spec: JobSpec) -> None:
-    """The training thread is nicer than the engine's others and its agent, in one session: Linux
-    would divide the processor among sessions first."""
-    job = five_nodes.client.submit(spec)
-    five_nodes.wait_for_step(job.id, 2)
-    (engine,) = five_nodes.engine_pids("node-1")
-    agent = five_nodes.nodes["node-1"].process.pid
-    mine, *_ = niceness_of_threads(agent)
-    training, *others = niceness_of_threads(engine)
-    sessions = {os.getsid(pid) for pid in (agent, engine)}
-    five_nodes.client.cancel_job(job.id)
-    five_nodes.wait_for_end(job.id)
-    assert (training, min(others)) == (mine + 5, mine)
-    assert len(sessions) == 1
 
 
 @pytest.mark.parametrize("agents_die", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -69,8 +69,6 @@ class EngineConfig:
     progress_deadline_seconds: float = 0.0
     """How long the training thread may take for an action at least before it is taken to hang; 0:
     nobody looks."""
-    training_niceness: int = 0
-    """How much nicer the training thread is than the engine's others."""
     log_format: LogFormat = "json"
     log_level: LogLevel = "info"
 

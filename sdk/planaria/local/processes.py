@@ -55,7 +55,8 @@ def start_module(
     """Run `python -m module` in a process group of its own, all its output in a file.
 
     It outlives us and our terminal: nothing here waits for it, so it is no subprocess.Popen. Not in
-    a session of its own: Linux would divide the processor among sessions, whatever their niceness.
+    a session of its own: Linux may divide the processor among sessions first (sched(7), "The
+    autogroup feature"), and who wakes up for a recovery would wait for the turn of its session.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     pid = os.posix_spawn(

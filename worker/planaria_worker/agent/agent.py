@@ -200,7 +200,6 @@ class Agent:
             forward_flops=tuple(prepare.forward_flops),
             lease_seconds=self._lease_seconds,
             progress_deadline_seconds=self._progress_deadline_seconds,
-            training_niceness=self._settings.training_niceness,
             log_level=self._settings.log_level,
         )
 

@@ -142,7 +142,7 @@ def _has_imported_model(config: EngineConfig) -> bool:
 
 def _run_engine(folder: Path) -> None:
     """Be the engine of a folder: what a shell would do, and then the engine's main."""
-    os.setpgid(0, 0)
+    os.setpgid(0, 0)  # no session: Linux may divide the processor among sessions first
     os.chdir(folder)
     log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for stream in (sys.stdout, sys.stderr):

@@ -42,13 +42,6 @@ class WorkerSettings(ServiceSettings):
         description="What moves tensors between engines: auto takes nccl with CUDA, else gloo. "
         "With CUDA, gloo goes by way of host memory, for engines that share a GPU.",
     )
-    training_niceness: int = Field(
-        default=5,
-        ge=0,
-        le=19,
-        description="How far training gives way to whoever notices failures and recovers from them "
-        "where cores are short, as by nice(1).",
-    )
     accelerator_memory_bytes: int = Field(
         default=0,
         ge=0,

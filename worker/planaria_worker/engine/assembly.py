@@ -14,7 +14,6 @@ from planaria_worker.engine.directives import Directives
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.layer_work import LayerWork
-from planaria_worker.engine.niceness import lower_thread
 from planaria_worker.engine.peer_watch import PeerWatch
 from planaria_worker.engine.place import Surroundings
 from planaria_worker.engine.preparation import Preparation, prepare
@@ -102,7 +101,6 @@ class Engine:
                 report=self._reports.hang,
                 thread_id=threading.get_ident(),
             ).start()
-        lower_thread(self._config.training_niceness)
         self._trainer.run()
 
     def _make_trainer(self, checkpointer: Checkpointer) -> Trainer:
