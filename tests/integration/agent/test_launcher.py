@@ -267,9 +267,11 @@ def test_an_agent_that_ends_waits_for_nothing_that_is_loaded(
         slow.fork(tmp_path)
 
 
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 def test_engines_outlive_their_agent_and_what_they_were_forked_from_does_not(
-    folder: Path,
+    folder: Path, is_stopped: bool
 ) -> None:
+    """Linux hangs up on a stopped process that is left behind in its session."""
     agent = subprocess.Popen(
         [sys.executable, "-c", _AGENT, str(folder), str(Path(__file__).parent)],
         stdout=subprocess.PIPE,
@@ -283,9 +285,13 @@ def test_engines_outlive_their_agent_and_what_they_were_forked_from_does_not(
             engine = psutil.Process(int(agent.stdout.readline()))
         parent = engine.parent()
         assert parent is not None
+        wait_until(lambda: str(folder) in " ".join(engine.cmdline()))
+        if is_stopped:
+            engine.suspend()
         agent.kill()
         agent.wait()
         wait_until(lambda: not is_alive(parent))
+        time.sleep(0.5)
         assert is_alive(engine)
     finally:
         agent.kill()

@@ -1,6 +1,7 @@
 """Stopping processes: all of them, only them, and not whoever got their pid."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -98,11 +99,11 @@ def test_agents_and_engines_are_found_by_a_path_below_a_folder(
     assert set(find_workers(str(tmp_path))) == {identity(engine), identity(agent)}
 
 
-def test_modules_run_in_a_session_of_their_own_with_all_output_in_the_log(tmp_path: Path) -> None:
+def test_modules_run_in_a_group_of_their_own_with_all_output_in_the_log(tmp_path: Path) -> None:
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "speaker.py").write_text(
-        "import os, sys; print('out', os.getsid(0) == os.getpid(), *sys.argv[1:], flush=True);"
+        "import os, sys; print('out', os.getpgid(0) == os.getpid(), *sys.argv[1:], flush=True);"
         "print('err', os.environ['WORD'], file=sys.stderr)"
     )
     log = tmp_path / "logs" / "speaker.log"
@@ -114,3 +115,26 @@ def test_modules_run_in_a_session_of_their_own_with_all_output_in_the_log(tmp_pa
     )
     assert os.waitpid(process.pid, 0) == (process.pid, 0)
     assert log.read_text() == "out True --x 1\nerr hello\n"
+
+
+def test_modules_outlive_the_terminal_that_they_were_started_in(tmp_path: Path) -> None:
+    """They are in its session, for the scheduler's sake, but never in its foreground."""
+    (tmp_path / "sleeper.py").write_text("import signal; signal.pause()")
+    code = f"""
+from pathlib import Path
+from planaria.local.processes import start_module
+log, path = Path({str(tmp_path / "log")!r}), {{"PYTHONPATH": {str(tmp_path)!r}}}
+started = start_module("sleeper", [], log_file=log, environment=path)
+print(started.pid, started.start_ticks, flush=True)
+import signal; signal.pause()
+"""
+    shell, terminal = pty.fork()
+    if shell == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code])  # noqa: S606 - a shell would do more
+    with os.fdopen(terminal, "rb", buffering=0) as output:
+        pid, start_ticks = map(int, output.read(100).split())
+    process = ProcessIdentity(pid=pid, start_ticks=start_ticks)
+    _, status = os.waitpid(shell, 0)
+    assert os.WTERMSIG(status) == signal.SIGHUP
+    assert is_alive(process)
+    assert stop([process], grace_seconds=30) == 1

@@ -143,6 +143,8 @@ def _has_imported_model(config: EngineConfig) -> bool:
 def _run_engine(folder: Path) -> None:
     """Be the engine of a folder: what a shell would do, and then the engine's main."""
     os.setpgid(0, 0)  # no session: Linux may divide the processor among sessions first
+    # Who is stopped when its agent ends would be hung up on, being left behind in the session.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.chdir(folder)
     log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for stream in (sys.stdout, sys.stderr):
