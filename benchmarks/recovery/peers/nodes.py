@@ -83,7 +83,7 @@ class Nodes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                process_group=0,  # as ours: Linux may divide the processor among sessions
             )
 
     def kill(self, name: str) -> float:
