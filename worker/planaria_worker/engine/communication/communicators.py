@@ -152,13 +152,11 @@ class Communicators:
         """
         with self._lock:
             self._shut.set()
-            connectors, self._connectors = self._connectors, []
             groups = [group for name, group in self._groups.items() if name not in keeping]
         self._outcome.put(_interrupted())
         for group in groups:
             group.give_up(reason)
-        for connector in connectors:
-            connector.cut()
+        self._cut_connectors()
 
     def _run(
         self,
@@ -178,6 +176,8 @@ class Communicators:
             failure = error.with_traceback(None)  # which would keep what was opened
         if self._shut.is_set():
             failure = _interrupted()
+        if failure is not None:
+            self._cut_connectors()
         try:
             if when_over is not None:
                 when_over(failure)
@@ -189,34 +189,54 @@ class Communicators:
     ) -> None:
         if not specs:
             return
+        # Every answer of another process is a wait for its turn on a machine that trains: who
+        # opens does not wait for the store, who meets knows all of every group, and who connects
+        # begins with all groups before it waits for any.
+        connectors = {spec: self._open(spec, deadline) for spec in specs}
         rendezvous = Rendezvous.connect(
             store_address, prefix, timeout_seconds=_seconds_left(deadline)
         )
-        connectors = [self._open(spec, rendezvous) for spec in specs]
+        rendezvous.publish(
+            {
+                _address_key(spec, spec.rank(self._engine_id)): connector.address
+                for spec, connector in connectors.items()
+            }
+        )
         addresses = self._meet(specs, rendezvous, deadline)
         self._failpoints.hit("rebuild")
-        for spec, connector in zip(specs, connectors, strict=True):
-            self._connect(spec, connector, rendezvous, addresses, deadline)
+        for spec, connector in connectors.items():
+            theirs = [addresses[_address_key(spec, rank)] for rank in range(len(spec.members))]
+            connector.begin(theirs, timeout_seconds=_seconds_left(deadline))
+        for spec, connector in connectors.items():
+            self._connect(spec, connector, rendezvous, deadline)
 
-    def _open(self, spec: GroupSpec, rendezvous: Rendezvous) -> Connector:
+    def _open(self, spec: GroupSpec, deadline: float) -> Connector:
         connector = open_connector(
             self._transport,
             self._device,
             self._host,
+            rank=spec.rank(self._engine_id),
+            size=len(spec.members),
             is_line=spec.is_line,
             is_downward=spec.is_downward,
+            timeout_seconds=_seconds_left(deadline),
             operation_timeout_seconds=self._operation_timeout_seconds,
         )
         with self._lock:
-            self._require_open()
-            self._connectors.append(connector)
-        rendezvous.publish(_address_key(spec, spec.rank(self._engine_id)), connector.address)
-        return connector
+            if not self._shut.is_set():
+                self._connectors.append(connector)
+                return connector
+        connector.cut()
+        raise _interrupted()
 
     def _meet(
         self, specs: Sequence[GroupSpec], rendezvous: Rendezvous, deadline: float
     ) -> Mapping[str, str]:
-        """Waits until every member of every group is there, so that connecting takes no time."""
+        """Waits until every member of every group is there, so that connecting takes no time.
+
+        Returns:
+            Addresses by key, of all ranks of all groups.
+        """
         members = {
             _address_key(spec, rank): engine_id
             for spec in specs
@@ -234,22 +254,17 @@ class Communicators:
         spec: GroupSpec,
         connector: Connector,
         rendezvous: Rendezvous,
-        addresses: Mapping[str, str],
         deadline: float,
     ) -> None:
-        rank = spec.rank(self._engine_id)
         backend = connector.connect(
-            rendezvous.scoped(f"{spec.name}/"),
-            rank,
-            [addresses[_address_key(spec, member)] for member in range(len(spec.members))],
-            timeout_seconds=_seconds_left(deadline),
+            rendezvous.scoped(f"{spec.name}/"), timeout_seconds=_seconds_left(deadline)
         )
         group = Group(
             group_id=f"{self._prefix}{spec.name}",
             name=spec.name,
             members=spec.members,
             is_line=spec.is_line,
-            rank=rank,
+            rank=spec.rank(self._engine_id),
             backend=backend,
             timeout_seconds=self._operation_timeout_seconds,
         )
@@ -259,11 +274,13 @@ class Communicators:
                 self._connectors.remove(connector)
                 return
         group.shut()
-        self._require_open()
+        raise _interrupted()
 
-    def _require_open(self) -> None:
-        if self._shut.is_set():
-            raise _interrupted()
+    def _cut_connectors(self) -> None:
+        with self._lock:
+            connectors, self._connectors = self._connectors, []
+        for connector in connectors:
+            connector.cut()
 
 
 def _address_key(spec: GroupSpec, rank: int) -> str:
