@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,7 +18,7 @@ from planaria_coordinator.adapters.database.sqlite import SqliteEngine
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
 from planaria_coordinator.domain.directive import Directive
 from planaria_coordinator.domain.signals import NodeLost
-from unit.coordinator.simulation import running_world
+from unit.coordinator.simulation import World, running_world
 from unit.coordinator_edge.fakes import job, node
 
 pytestmark = pytest.mark.integration
@@ -63,20 +63,28 @@ def write_lock_of_another_process(path: Path) -> Iterator[sqlite3.Connection]:
         yield other
 
 
-async def test_a_decision_is_stored_in_one_hop(
-    database: SqlDatabase, hops: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a machine whose cores are busy, each way to the thread and back takes long."""
+async def world_on(
+    database: SqlDatabase, send: Callable[[Directive], None], monkeypatch: pytest.MonkeyPatch
+) -> World:
+    """A job that trains, whose decisions are stored in a database."""
     world = await running_world(4)
     async with database.unit_of_work() as work:
         await work.jobs.add(await world.job())
         await work.commit()
     state = world.coordinator._state
-    actor = state.actors[world.job_id]
-    told: list[Directive] = []
     monkeypatch.setattr(state, "database", database)
-    monkeypatch.setattr(state.dispatcher, "send", told.append)
+    monkeypatch.setattr(state.dispatcher, "send", send)
     world.planner.is_open.clear()
+    return world
+
+
+async def test_a_decision_is_stored_in_one_hop(
+    database: SqlDatabase, hops: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose cores are busy, each way to the thread and back takes long."""
+    told: list[Directive] = []
+    world = await world_on(database, told.append, monkeypatch)
+    actor = world.coordinator._state.actors[world.job_id]
     hops.clear()
 
     await actor.post(NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat"))
@@ -164,6 +172,54 @@ async def test_who_is_cancelled_in_a_commit_leaves_when_it_is_over(
     await following
     async with database.unit_of_work() as work:
         assert [found.id for found in await work.jobs.unfinished()] == ["job-1", "job-2"]
+
+
+async def test_a_decision_goes_before_what_else_is_to_be_stored(
+    engine: SqliteEngine, database: SqlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines wait for it. Guard: the actor's unit of work is urgent."""
+    was_stored_before: list[bool] = []
+    world = await world_on(
+        database, lambda _: was_stored_before.append(waiting.done()), monkeypatch
+    )
+    actor = world.coordinator._state.actors[world.job_id]
+    with stopped_commit(engine) as reached:
+        writing = asyncio.create_task(add_job(database, "job-1"))
+        await reached.wait()
+        waiting = asyncio.create_task(add_job(database, "job-2"))
+        await asyncio.sleep(0)
+        decided = actor.post(
+            NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat")
+        )
+        await asyncio.sleep(0.01)
+
+    await asyncio.gather(writing, waiting, decided)
+    assert was_stored_before == [False] * 3
+    await world.stop()
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+async def test_who_gives_up_waiting_holds_up_nobody(
+    engine: SqliteEngine, database: SqlDatabase, *, urgent: bool
+) -> None:
+    """Neither in the line nor at the very moment at which the turn comes."""
+
+    async def hold_the_turn() -> None:
+        async with database.unit_of_work(urgent=urgent):
+            await asyncio.Event().wait()
+
+    async with database.unit_of_work():
+        in_line, at_its_turn = (asyncio.create_task(hold_the_turn()) for _ in range(2))
+        following = asyncio.create_task(add_job(database, "job-1"))
+        await asyncio.sleep(0)
+        in_line.cancel()
+        await asyncio.wait([in_line])
+    at_its_turn.cancel()  # the turn has come; the task has not run since
+
+    async with asyncio.timeout(10):
+        await following
+    assert at_its_turn.cancelled()
+    await add_job(database, "job-2")
 
 
 async def test_who_is_cancelled_before_the_commit_leaves_nothing(

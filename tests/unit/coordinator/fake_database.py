@@ -61,7 +61,7 @@ class FakeDatabase:
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def unit_of_work(self) -> AsyncIterator["FakeWork"]:
+    async def unit_of_work(self, *, urgent: bool = False) -> AsyncIterator["FakeWork"]:
         async with self._lock:
             yield FakeWork(self)
 

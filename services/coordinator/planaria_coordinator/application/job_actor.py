@@ -179,7 +179,7 @@ class JobActor:
         self._plan_ahead()
         newest_signal = self._newest_signal
         if self._new_steps:
-            async with self._storing, self._around.database.unit_of_work() as work:
+            async with self._storing, self._around.database.unit_of_work(urgent=True) as work:
                 steps = await self._write_steps(work)
                 await work.jobs.save(self.view())
                 await work.commit()
@@ -262,7 +262,7 @@ class JobActor:
         return decision
 
     async def _store(self, decision: Decision) -> None:
-        async with self._storing, self._around.database.unit_of_work() as work:
+        async with self._storing, self._around.database.unit_of_work(urgent=True) as work:
             sent = [a.directive for a in decision.actions if isinstance(a, Send)]
             if sent:
                 await work.directives.add(sent)

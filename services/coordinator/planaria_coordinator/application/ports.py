@@ -262,8 +262,12 @@ class UnitOfWork(Protocol):
 class Database(Protocol):
     """Where units of work come from."""
 
-    def unit_of_work(self) -> AbstractAsyncContextManager[UnitOfWork]:
-        """Open a transaction; leaving the block without `commit` rolls it back."""
+    def unit_of_work(self, *, urgent: bool = False) -> AbstractAsyncContextManager[UnitOfWork]:
+        """Open a transaction; leaving the block without `commit` rolls it back.
+
+        Args:
+            urgent: engines wait for it: where one transaction comes after another, it is next.
+        """
         ...
 
     async def ping(self) -> None:

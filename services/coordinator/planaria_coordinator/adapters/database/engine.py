@@ -28,8 +28,12 @@ class DatabaseEngine(Protocol):
         """The URL it was opened with."""
         ...
 
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Open a transaction; leaving the block without `commit` rolls it back."""
+    def transaction(self, *, urgent: bool = False) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction; leaving the block without `commit` rolls it back.
+
+        Args:
+            urgent: it goes before those that wait.
+        """
         ...
 
     async def dispose(self) -> None:

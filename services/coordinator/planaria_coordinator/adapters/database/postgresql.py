@@ -55,7 +55,11 @@ class PostgresqlEngine:
         return self._engine.url
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[PostgresqlTransaction]:
+    async def transaction(
+        self,
+        *,
+        urgent: bool = False,  # noqa: ARG002 - nobody waits for others
+    ) -> AsyncIterator[PostgresqlTransaction]:
         async with self._engine.connect() as connection:
             yield PostgresqlTransaction(connection)
 

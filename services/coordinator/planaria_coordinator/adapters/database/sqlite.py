@@ -5,6 +5,7 @@ busy. Therefore a transaction that only writes goes there once, with all its sta
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -94,15 +95,15 @@ class SqliteEngine:
         self._thread = OwnThread()
         # SQLite has one writer: waiting in line here is fair, polling its lock is not. And who
         # polled it in the thread would keep the writer from coming to its end.
-        self._turn = asyncio.Lock()
+        self._turn = _Turn()
 
     @property
     def url(self) -> URL:
         return self.sync_engine.url
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[SqliteTransaction]:
-        async with self._turn:
+    async def transaction(self, *, urgent: bool = False) -> AsyncIterator[SqliteTransaction]:
+        async with self._turn.taken(urgent=urgent):
             transaction = SqliteTransaction(self.sync_engine, self._thread)
             try:
                 yield transaction
@@ -112,6 +113,49 @@ class SqliteEngine:
     async def dispose(self) -> None:
         await self._thread.run(self.sync_engine.dispose)
         self._thread.close()
+
+
+class _Turn:
+    """One at a time, in the order of arrival, but urgent ones before the others.
+
+    The decisions of a recovery must not wait for what else is stored at that moment: the lost
+    node, results, steps, lines of logs.
+    """
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._urgent: deque[asyncio.Future[None]] = deque()
+        self._others: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def taken(self, *, urgent: bool) -> AsyncIterator[None]:
+        if self._is_taken:
+            await self._wait(self._urgent if urgent else self._others)
+        self._is_taken = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, line: deque[asyncio.Future[None]]) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it had just come
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """To the next who has not given up; nobody else can take it in between."""
+        for line in (self._urgent, self._others):
+            while line:
+                turn = line.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._is_taken = False
 
 
 class OwnThread:

@@ -61,8 +61,8 @@ class SqlDatabase:
         self._max_log_lines_per_job = max_log_lines_per_job
 
     @asynccontextmanager
-    async def unit_of_work(self) -> AsyncIterator[SqlUnitOfWork]:
-        async with self._transaction() as transaction:
+    async def unit_of_work(self, *, urgent: bool = False) -> AsyncIterator[SqlUnitOfWork]:
+        async with self._transaction(urgent=urgent) as transaction:
             yield SqlUnitOfWork(transaction, max_log_lines_per_job=self._max_log_lines_per_job)
 
     async def ping(self) -> None:
@@ -75,9 +75,9 @@ class SqlDatabase:
             return await transaction.run(count_totals)
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Transaction]:
+    async def _transaction(self, *, urgent: bool = False) -> AsyncIterator[Transaction]:
         with database_errors(self._engine.url):
-            async with self._engine.transaction() as transaction:
+            async with self._engine.transaction(urgent=urgent) as transaction:
                 yield transaction
 
     async def close(self) -> None:
