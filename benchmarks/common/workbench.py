@@ -27,6 +27,9 @@ from support.cluster import Cluster
 from support.jobs import write_text
 
 POLL_SECONDS = 0.1
+QUIET_SECONDS = 1.0
+"""How long nobody is asked for anything behind a fault: the processes have the cores to themselves.
+A question and its answer take several milliseconds of a core."""
 TIMEOUT_SECONDS = 120.0
 NUM_QUIET_SECONDS = 7
 """Nodes without engines begin to load what is left after five."""
@@ -192,10 +195,16 @@ class Run:
                 raise AssertionError(f"waited {TIMEOUT_SECONDS} s in vain for: {what}")
             time.sleep(POLL_SECONDS)
 
-    def kill(self, node_id: str) -> Hurt:
-        """Kill -9 engines and agent of a node, in the shortest possible time."""
+    def kill(self, node_id: str, *, delay_seconds: float = 0.0) -> Hurt:
+        """Kill -9 engines and agent of a node, in the shortest possible time.
+
+        Args:
+            node_id: whose.
+            delay_seconds: how long to wait before, after the last question to the coordinator.
+        """
         before, pids = self._before(node_id), self._cluster.engine_pids(node_id)
         part = self._cluster.nodes.pop(node_id)
+        time.sleep(delay_seconds)
         at = time.perf_counter()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -222,6 +231,7 @@ class Run:
 
     def wait_for_recovery(self, hurt: Hurt) -> Recovery:
         """Wait until what was done to a node is over; return its record."""
+        time.sleep(QUIET_SECONDS)
         self.wait_for(
             f"the recovery from {hurt.node_id}",
             lambda: len(self.recoveries) > hurt.num_recoveries,

@@ -1,7 +1,6 @@
 """Kill -9 of a random node at a random moment, a replacement after each, again and again."""
 
 import random
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -69,8 +68,7 @@ def _kill_one(run: Run, rng: random.Random) -> Kill:
     """Kill a node at a moment that has nothing to do with the step's phases."""
     step_seconds = run.step_seconds()
     victim = rng.choice(run.node_ids)
-    time.sleep(rng.uniform(0, 2 * step_seconds))
-    hurt = run.kill(victim)
+    hurt = run.kill(victim, delay_seconds=rng.uniform(1, 3) * step_seconds)
     recovery = run.wait_for_recovery(hurt)
     return Kill(hurt=hurt, recovery=recovery)
 
