@@ -15,11 +15,13 @@ from oracle.from_spec import reference_job
 from oracle.reference import train
 from planaria.job import JobSpec
 from planaria.models import Job, Recovery
+from planaria_common.priority import AHEAD
 from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE
 from planaria_worker.engine.numerics.pins import pin_numerics
 from support.cluster import Cluster
 from support.jobs import small_job
 from support.pool import Script
+from support.priority import may_come_first
 
 pytestmark = pytest.mark.e2e
 
@@ -57,6 +59,35 @@ def event_types(cluster: Cluster, job: Job) -> list[str]:
 def recoveries_of(cluster: Cluster, job: Job) -> list[Recovery]:
     assert job.state == "SUCCEEDED", job.error
     return list(cluster.client.job_recoveries(job.id))
+
+
+def niceness(path: Path) -> int:
+    """Of the thread with this folder in /proc."""
+    return int((path / "stat").read_text().rpartition(") ")[2].split()[16])
+
+
+def test_who_deals_with_failures_comes_first_and_who_trains_does_not(
+    five_nodes: Cluster, spec: JobSpec, digest: str
+) -> None:
+    """Where cores are busy a recovery would wait for training, a dozen times."""
+    job = five_nodes.client.submit(spec)
+    five_nodes.wait_for_step(job.id, 4)
+    assert five_nodes.coordinator is not None
+    first = [five_nodes.coordinator, *five_nodes.nodes.values()]
+    found = {part.name: niceness(Path(f"/proc/{part.process.pid}")) for part in first}
+    engines = [pid for node_id in five_nodes.nodes for pid in five_nodes.engine_pids(node_id)]
+    training = {niceness(Path(f"/proc/{pid}")) for pid in engines}
+    threads = [
+        sorted({niceness(thread) for thread in Path(f"/proc/{pid}/task").iterdir()})
+        for pid in engines
+    ]
+    assert five_nodes.wait_for_end(job.id).final_digest == digest
+    ordinary = niceness(Path("/proc/self"))
+    assert training == {ordinary}
+    if not may_come_first():
+        pytest.skip("no permission to come first: run as root, with CAP_SYS_NICE or ulimit -e 25")
+    assert found == dict.fromkeys(found, ordinary - AHEAD)
+    assert threads == [[ordinary - AHEAD, ordinary]] * 5
 
 
 def test_a_stopped_node_is_lost_and_fenced_and_joins_afresh(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planaria_common.credentials import read_token
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.priority import come_first
 from planaria_common.service import run_service
 from planaria_worker.agent.launcher import Launcher
 from planaria_worker.agent.machine import describe_machine
@@ -24,6 +25,7 @@ async def serve(settings: WorkerSettings) -> None:
     with _sole_owner(settings.data_dir):
         launcher = Launcher()
         launcher.warm_up()  # the longest part of a node's start: all else goes on beside it
+        come_first()  # what was started until here trains
         try:
             from planaria_worker.agent.life import live
 

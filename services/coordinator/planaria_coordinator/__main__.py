@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 
+from planaria_common.priority import come_first
 from planaria_common.service import announce_ready, run_service, stop_signal
 from planaria_coordinator.bootstrap import run_coordinator
 from planaria_coordinator.settings import CoordinatorSettings
@@ -24,6 +25,7 @@ async def serve(settings: CoordinatorSettings) -> None:
 
 def main() -> int:
     """Run the coordinator and return its exit status."""
+    come_first()
     return run_service(part="coordinator", settings_type=CoordinatorSettings, serve=serve)
 
 

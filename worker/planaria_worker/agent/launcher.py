@@ -21,6 +21,7 @@ import setproctitle
 
 from planaria.job import ImportedSpec, JobSpec
 from planaria_common.logging import get_logger
+from planaria_common.priority import standing_back
 from planaria_worker.agent.engine_process import (
     CONFIG_FILE,
     LOG_FILE,
@@ -123,7 +124,8 @@ class Launcher:
     def _fork_from_server(self, folder: Path) -> EngineProcess:
         process = self._context.Process(target=_run_engine, args=(folder,), name=folder.name)
         try:
-            process.start()
+            with standing_back():  # it may have to start the fork server again
+                process.start()
         except EOFError:
             raise OSError("the fork server has ended") from None
         if process.pid is None:

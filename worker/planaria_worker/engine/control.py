@@ -17,6 +17,7 @@ from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot
 from planaria_common.logging import get_logger
+from planaria_common.priority import come_first
 from planaria_worker.delivery import DeliveryQueue
 from planaria_worker.link import Decoder, LinkError, encode, socket_address
 
@@ -113,6 +114,7 @@ class Control:
         self._thread.join()
 
     def _run(self) -> None:
+        come_first()
         while not self._is_closed:
             try:
                 self._turn()

@@ -28,6 +28,7 @@ from planaria.api.worker.v1.report_pb2 import (
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
+from planaria_common.priority import stand_back
 from planaria_worker.engine import convert
 from planaria_worker.engine.activation import Activated, Activation, Answer
 from planaria_worker.engine.checkpointing import Checkpointer
@@ -291,6 +292,7 @@ class Directives:
             self._fetchers[fetcher] = directive.generation
 
         def run() -> None:
+            stand_back()  # there may be much to copy, and who started this thread comes first
             self._guarded(directive, lambda: work(fetcher))
             with self._lock:
                 del self._fetchers[fetcher]

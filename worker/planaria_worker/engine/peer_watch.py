@@ -17,6 +17,7 @@ from datetime import datetime
 
 from planaria_common.clock import Clock, SystemClock
 from planaria_common.logging import get_logger
+from planaria_common.priority import come_first
 from planaria_worker.engine.communication.addresses import parse_address
 from planaria_worker.engine.copying import wire
 
@@ -93,6 +94,7 @@ class PeerWatch:
             self._waker.send(b"w")
 
     def _run(self) -> None:
+        come_first()
         self._selector.register(self._wakened, selectors.EVENT_READ)
         while not self._is_closed:
             try:

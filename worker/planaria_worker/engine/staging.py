@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.priority import stand_back
 from planaria_worker.engine.activation import Activated, Activation, Answer, Builder, promised
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.communication import GroupBroken
@@ -105,6 +106,7 @@ class NextPlace:
         """Begins to make it ready."""
 
         def run() -> None:
+            stand_back()  # there may be much to copy, and who started this thread comes first
             try:
                 staged = self._make_ready()
             except Exception as error:

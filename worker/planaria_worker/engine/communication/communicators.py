@@ -13,6 +13,7 @@ from types import MappingProxyType
 import torch
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.priority import come_first
 from planaria_worker.engine.communication.backends import Connector, open_connector
 from planaria_worker.engine.communication.errors import GroupBroken
 from planaria_worker.engine.communication.group import Group
@@ -166,6 +167,7 @@ class Communicators:
         deadline: float,
         when_over: Callable[[Exception | None], None] | None,
     ) -> None:
+        come_first()
         failure: Exception | None = None
         try:
             self._build(specs, store_address, prefix, deadline)
