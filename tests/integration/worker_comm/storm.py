@@ -71,7 +71,7 @@ class Storm:
             if self._stopped.wait(0.002):
                 return
             try:
-                self._rendezvous.publish({f"{os.getpid()}/{index % 8}": "x"})
+                self._rendezvous.publish(f"{os.getpid()}/{index % 8}", "x")
             except Exception as error:
                 self._failures.append(f"store: {error}")
                 return

@@ -19,8 +19,10 @@ SPECS = [
 ]
 
 
-def make_communicators() -> Communicators:
-    return Communicators(
+def attempt(*, store_dies: bool) -> tuple[Communicators, PlanariaError]:
+    """To make groups to whose other member nobody comes."""
+    store = StoreServer(HOST)
+    communicators = Communicators(
         engine_id="here",
         host=HOST,
         device=torch.device("cpu"),
@@ -28,12 +30,6 @@ def make_communicators() -> Communicators:
         operation_timeout_seconds=30.0,
         failpoints=Failpoints(),
     )
-
-
-def attempt(*, store_dies: bool) -> tuple[Communicators, PlanariaError]:
-    """To make groups to whose other member nobody comes."""
-    store = StoreServer(HOST)
-    communicators = make_communicators()
     communicators.start(
         SPECS,
         store_address=store.address,
@@ -74,26 +70,3 @@ def test_a_failed_attempt_leaves_nothing_open(*, store_dies: bool) -> None:
         assert num_open(before) <= before
     finally:
         gc.enable()
-
-
-def test_a_failed_attempt_that_nobody_waits_for_leaves_nothing_open() -> None:
-    """Guard: the building thread cuts what it has opened."""
-    store = StoreServer(HOST)
-
-    def attempt_alone() -> None:
-        is_over = threading.Event()
-        make_communicators().start(
-            SPECS,
-            store_address=store.address,
-            prefix="1/",
-            timeout_seconds=0.2,
-            when_over=lambda _: is_over.set(),
-        )
-        assert is_over.wait(10)
-
-    attempt_alone()
-    before = num_open()
-    for _ in range(2):
-        attempt_alone()
-    assert num_open(before) <= before
-    store.close()

@@ -33,12 +33,6 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def open_connectors(
-    size: int, *, operation_timeout_seconds: float = BOUND_SECONDS
-) -> list[LineConnector]:
-    return [LineConnector(HOST, rank, operation_timeout_seconds) for rank in range(size)]
-
-
 def connect(
     pool: ThreadPoolExecutor,
     connectors: list[LineConnector],
@@ -47,11 +41,11 @@ def connect(
 ) -> Line:
     addresses = [connector.address for connector in connectors]
     members = tuple(map(str, range(len(connectors))))
-    for connector in connectors:
-        connector.begin(addresses, timeout_seconds=timeout_seconds)
     pending = [
-        pool.submit(connector.connect, HashStore(), timeout_seconds=timeout_seconds)
-        for connector in connectors
+        pool.submit(
+            connector.connect, HashStore(), rank, addresses, timeout_seconds=timeout_seconds
+        )
+        for rank, connector in enumerate(connectors)
     ]
     return [
         Group(
@@ -71,7 +65,7 @@ def build_line(elsewhere: ThreadPoolExecutor) -> Iterator[BuildLine]:
     built: Line = []
 
     def build(size: int) -> Line:
-        line = connect(elsewhere, open_connectors(size))
+        line = connect(elsewhere, [LineConnector(HOST, BOUND_SECONDS) for _ in range(size)])
         built.extend(line)
         return line
 
@@ -199,7 +193,7 @@ def called(connector: LineConnector) -> socket.socket:
 
 def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
     """Guard: the token."""
-    connectors = open_connectors(2)
+    connectors = [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)]
     with called(connectors[1]) as stranger:
         stranger.sendall(b"0" * 16)
         line = connect(elsewhere, connectors)
@@ -215,7 +209,7 @@ def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
 def test_strangers_hold_up_nobody(elsewhere: ThreadPoolExecutor) -> None:
     """They called first and say nothing, or little, and are more than are heard. Guard: callers are
     heard side by side."""
-    connectors = open_connectors(2)
+    connectors = [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)]
     with contextlib.ExitStack() as strangers:
         for _ in range(40):
             strangers.enter_context(called(connectors[1])).sendall(b"0")
@@ -230,8 +224,14 @@ def test_strangers_hold_up_nobody(elsewhere: ThreadPoolExecutor) -> None:
 
 def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
     """Guard: `Callers` hears on."""
-    connector = LineConnector(HOST, 1, BOUND_SECONDS)
-    waiting = elsewhere.submit(connector.connect, HashStore(), timeout_seconds=BOUND_SECONDS)
+    connector = LineConnector(HOST, BOUND_SECONDS)
+    waiting = elsewhere.submit(
+        connector.connect,
+        HashStore(),
+        1,
+        ["nobody", connector.address],
+        timeout_seconds=BOUND_SECONDS,
+    )
     token = connector.address.partition("/")[2]
     with called(connector) as neighbour:
         neighbour.sendall(token[:5].encode())
@@ -242,7 +242,7 @@ def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
 
 def test_nothing_is_sent_behind_a_part_of_a_message(elsewhere: ThreadPoolExecutor) -> None:
     """The neighbour would take it for the rest. Guard: the writer ends the connection."""
-    line = connect(elsewhere, open_connectors(2, operation_timeout_seconds=0.1))
+    line = connect(elsewhere, [LineConnector(HOST, 0.1) for _ in range(2)])
     work = line[0].isend(torch.zeros(LARGE), 1)
     until_over = threading.Event()
     while not work.is_over:  # the writer's time is over before anybody reads
@@ -259,10 +259,12 @@ def test_nothing_is_sent_behind_a_part_of_a_message(elsewhere: ThreadPoolExecuto
 def test_who_waits_for_a_neighbour_is_not_held(
     elsewhere: ThreadPoolExecutor, is_told: bool
 ) -> None:
-    connector = LineConnector(HOST, 1, BOUND_SECONDS)
+    connector = LineConnector(HOST, BOUND_SECONDS)
     waiting = elsewhere.submit(
         connector.connect,
         HashStore(),
+        1,
+        ["nobody", connector.address],
         timeout_seconds=BOUND_SECONDS if is_told else 0.2,
     )
     if is_told:
@@ -277,7 +279,7 @@ def test_nothing_is_left_behind(build_line: BuildLine, elsewhere: ThreadPoolExec
     gc.disable()
     try:
         before = len(list(Path("/proc/self/fd").iterdir()))
-        line = connect(elsewhere, open_connectors(2))
+        line = connect(elsewhere, [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)])
         waiting = elsewhere.submit(receive, line[0])
         until_blocked(waiting)
         for group in line:

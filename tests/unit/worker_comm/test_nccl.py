@@ -124,24 +124,13 @@ def nccl(fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch) -> Itera
     del sys.modules[MODULE]
 
 
-def open_connector(
-    nccl: ModuleType, rank: int, size: int, *, is_line: bool = False, is_downward: bool = False
-) -> Any:
-    return nccl.NcclConnector(
-        torch.device("cpu"),
-        rank,
-        size,
-        is_line=is_line,
-        is_downward=is_downward,
-        operation_timeout_seconds=BOUND_SECONDS,
-    )
-
-
 def connect(
     nccl: ModuleType, rank: int, size: int, *, is_line: bool = False, is_downward: bool = False
 ) -> Any:
-    connector = open_connector(nccl, rank, size, is_line=is_line, is_downward=is_downward)
-    return connector.connect(HashStore(), timeout_seconds=BOUND_SECONDS)
+    connector = nccl.NcclConnector(
+        torch.device("cpu"), BOUND_SECONDS, is_line=is_line, is_downward=is_downward
+    )
+    return connector.connect(HashStore(), rank, [""] * size, timeout_seconds=BOUND_SECONDS)
 
 
 def join(backend: Any) -> Group:
@@ -215,9 +204,11 @@ def test_connecting_can_be_cut(
 ) -> None:
     """Even where the abort takes long. Guard: the wait looks at the connector's own event."""
     monkeypatch.setattr(fake, "is_complete", False)
-    connector = open_connector(nccl, 0, 2)
+    connector = nccl.NcclConnector(
+        torch.device("cpu"), BOUND_SECONDS, is_line=False, is_downward=False
+    )
     thread, raised = in_thread(
-        lambda: connector.connect(HashStore(), timeout_seconds=BOUND_SECONDS)
+        lambda: connector.connect(HashStore(), 0, ["", ""], timeout_seconds=BOUND_SECONDS)
     )
     assert fake.has_started.wait(BOUND_SECONDS)
     fake.made[0].may_abort.clear()
@@ -235,10 +226,12 @@ def test_a_connector_that_was_cut_before_connects_nothing(
     nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "is_complete", False)
-    connector = open_connector(nccl, 0, 2)
+    connector = nccl.NcclConnector(
+        torch.device("cpu"), BOUND_SECONDS, is_line=False, is_downward=False
+    )
     connector.cut()
     with pytest.raises(RuntimeError, match="cut while it connected"):
-        connector.connect(HashStore(), timeout_seconds=BOUND_SECONDS)
+        connector.connect(HashStore(), 0, ["", ""], timeout_seconds=BOUND_SECONDS)
     assert fake.made[0].is_aborting.wait(BOUND_SECONDS)
 
 
@@ -246,9 +239,11 @@ def test_peers_that_do_not_come_in_time(
     nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "is_complete", False)
-    connector = open_connector(nccl, 0, 2)
+    connector = nccl.NcclConnector(
+        torch.device("cpu"), BOUND_SECONDS, is_line=False, is_downward=False
+    )
     with pytest.raises(RuntimeError, match="timed out"):
-        connector.connect(HashStore(), timeout_seconds=0.01)
+        connector.connect(HashStore(), 0, ["", ""], timeout_seconds=0.01)
     assert fake.made[0].is_aborting.wait(BOUND_SECONDS)
 
 

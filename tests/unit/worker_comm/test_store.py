@@ -46,24 +46,24 @@ def test_members_find_what_others_published(server: StoreServer) -> None:
     waiting: list[dict[str, str]] = []
     thread = threading.Thread(target=lambda: waiting.append(gather(first, "a", "b")))
     thread.start()
-    second.publish({"a": "1"})
-    second.publish({"b": "2"})
+    second.publish("a", "1")
+    second.publish("b", "2")
     thread.join()
     assert waiting == [{"a": "1", "b": "2"}]
 
 
 def test_generations_do_not_meet(server: StoreServer) -> None:
     """Guard: the prefix [4]."""
-    connect(server, "job/1/").publish({"a": "old"})
+    connect(server, "job/1/").publish("a", "old")
     newer = connect(server, "job/2/")
     assert gather(newer, "a", seconds=0) == {}
-    newer.publish({"a": "new"})
+    newer.publish("a", "new")
     assert gather(newer, "a") == {"a": "new"}
 
 
 def test_after_the_deadline_those_who_came_are_known(server: StoreServer) -> None:
     rendezvous = connect(server)
-    rendezvous.publish({"a": "1"})
+    rendezvous.publish("a", "1")
     assert gather(rendezvous, "a", "b", seconds=0) == {"a": "1"}
 
 

@@ -50,23 +50,13 @@ class GroupBackend(Protocol):
 class Connector(Protocol):
     """One rank's end of a group that is being made."""
 
-    @property
-    def address(self) -> str:
-        """For the other members to know. Waits for no peer."""
-        ...
+    address: str
+    """For the other members to know."""
 
-    def begin(self, addresses: Sequence[str], *, timeout_seconds: float) -> None:
-        """Sets out for the other members, whose addresses these are, in rank order; all are there.
-
-        Waits for none of them, so that several groups are connected at once.
-
-        Raises:
-            RuntimeError: one cannot be reached.
-        """
-        ...
-
-    def connect(self, store: Store, *, timeout_seconds: float) -> GroupBackend:
-        """Meets the other members, once it has begun to.
+    def connect(
+        self, store: Store, rank: int, addresses: Sequence[str], *, timeout_seconds: float
+    ) -> GroupBackend:
+        """Meets the other members; `addresses` are theirs, in rank order.
 
         Raises:
             RuntimeError: they did not come in time.
@@ -74,7 +64,7 @@ class Connector(Protocol):
         ...
 
     def cut(self) -> None:
-        """Makes `address`, `begin` and `connect` fail soon. Never raises."""
+        """Makes `connect` fail soon. Never raises."""
         ...
 
 
@@ -95,52 +85,26 @@ def open_connector(
     device: torch.device,
     host: str,
     *,
-    rank: int,
-    size: int,
     is_line: bool,
     is_downward: bool,
-    timeout_seconds: float,
     operation_timeout_seconds: float,
 ) -> Connector:
-    """Opens this rank's end of a new group of `size` ranks, by how it is used.
-
-    Args:
-        transport: what moves the tensors.
-        device: where they are.
-        host: address on which peers connect.
-        rank: of this end.
-        size: ranks of the group.
-        is_line: messages go along it; otherwise it sums.
-        is_downward: messages go from higher ranks to lower ones.
-        timeout_seconds: how long the group may take to stand.
-        operation_timeout_seconds: how long each of its operations may take.
-    """
+    """Opens this rank's end of a new group, by how it is used."""
     if transport == "nccl":
         from planaria_worker.engine.communication.nccl import NcclConnector
 
         return NcclConnector(
-            device,
-            rank,
-            size,
-            is_line=is_line,
-            is_downward=is_downward,
-            operation_timeout_seconds=operation_timeout_seconds,
+            device, operation_timeout_seconds, is_line=is_line, is_downward=is_downward
         )
     connector: Connector
     if is_line:
         from planaria_worker.engine.communication.line import LineConnector
 
-        connector = LineConnector(host, rank, operation_timeout_seconds)
+        connector = LineConnector(host, operation_timeout_seconds)
     else:
         from planaria_worker.engine.communication.gloo import GlooConnector
 
-        connector = GlooConnector(
-            host,
-            rank,
-            size,
-            timeout_seconds=timeout_seconds,
-            operation_timeout_seconds=operation_timeout_seconds,
-        )
+        connector = GlooConnector(host, operation_timeout_seconds)
     if transport == "gloo_via_host":
         from planaria_worker.engine.communication.host_memory import HostMemoryConnector
 

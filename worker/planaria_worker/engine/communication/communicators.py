@@ -153,11 +153,13 @@ class Communicators:
         """
         with self._lock:
             self._shut.set()
+            connectors, self._connectors = self._connectors, []
             groups = [group for name, group in self._groups.items() if name not in keeping]
         self._outcome.put(_interrupted())
         for group in groups:
             group.give_up(reason)
-        self._cut_connectors()
+        for connector in connectors:
+            connector.cut()
 
     def _run(
         self,
@@ -178,8 +180,6 @@ class Communicators:
             failure = error.with_traceback(None)  # which would keep what was opened
         if self._shut.is_set():
             failure = _interrupted()
-        if failure is not None:
-            self._cut_connectors()
         try:
             if when_over is not None:
                 when_over(failure)
@@ -191,54 +191,34 @@ class Communicators:
     ) -> None:
         if not specs:
             return
-        # Every answer of another process is a wait for its turn on a machine that trains: who
-        # opens does not wait for the store, who meets knows all of every group, and who connects
-        # begins with all groups before it waits for any.
-        connectors = {spec: self._open(spec, deadline) for spec in specs}
         rendezvous = Rendezvous.connect(
             store_address, prefix, timeout_seconds=_seconds_left(deadline)
         )
-        rendezvous.publish(
-            {
-                _address_key(spec, spec.rank(self._engine_id)): connector.address
-                for spec, connector in connectors.items()
-            }
-        )
+        connectors = [self._open(spec, rendezvous) for spec in specs]
         addresses = self._meet(specs, rendezvous, deadline)
         self._failpoints.hit("rebuild")
-        for spec, connector in connectors.items():
-            theirs = [addresses[_address_key(spec, rank)] for rank in range(len(spec.members))]
-            connector.begin(theirs, timeout_seconds=_seconds_left(deadline))
-        for spec, connector in connectors.items():
-            self._connect(spec, connector, rendezvous, deadline)
+        for spec, connector in zip(specs, connectors, strict=True):
+            self._connect(spec, connector, rendezvous, addresses, deadline)
 
-    def _open(self, spec: GroupSpec, deadline: float) -> Connector:
+    def _open(self, spec: GroupSpec, rendezvous: Rendezvous) -> Connector:
         connector = open_connector(
             self._transport,
             self._device,
             self._host,
-            rank=spec.rank(self._engine_id),
-            size=len(spec.members),
             is_line=spec.is_line,
             is_downward=spec.is_downward,
-            timeout_seconds=_seconds_left(deadline),
             operation_timeout_seconds=self._operation_timeout_seconds,
         )
         with self._lock:
-            if not self._shut.is_set():
-                self._connectors.append(connector)
-                return connector
-        connector.cut()
-        raise _interrupted()
+            self._require_open()
+            self._connectors.append(connector)
+        rendezvous.publish(_address_key(spec, spec.rank(self._engine_id)), connector.address)
+        return connector
 
     def _meet(
         self, specs: Sequence[GroupSpec], rendezvous: Rendezvous, deadline: float
     ) -> Mapping[str, str]:
-        """Waits until every member of every group is there, so that connecting takes no time.
-
-        Returns:
-            Addresses by key, of all ranks of all groups.
-        """
+        """Waits until every member of every group is there, so that connecting takes no time."""
         members = {
             _address_key(spec, rank): engine_id
             for spec in specs
@@ -256,17 +236,22 @@ class Communicators:
         spec: GroupSpec,
         connector: Connector,
         rendezvous: Rendezvous,
+        addresses: Mapping[str, str],
         deadline: float,
     ) -> None:
+        rank = spec.rank(self._engine_id)
         backend = connector.connect(
-            rendezvous.scoped(f"{spec.name}/"), timeout_seconds=_seconds_left(deadline)
+            rendezvous.scoped(f"{spec.name}/"),
+            rank,
+            [addresses[_address_key(spec, member)] for member in range(len(spec.members))],
+            timeout_seconds=_seconds_left(deadline),
         )
         group = Group(
             group_id=f"{self._prefix}{spec.name}",
             name=spec.name,
             members=spec.members,
             is_line=spec.is_line,
-            rank=spec.rank(self._engine_id),
+            rank=rank,
             backend=backend,
             timeout_seconds=self._operation_timeout_seconds,
         )
@@ -276,13 +261,11 @@ class Communicators:
                 self._connectors.remove(connector)
                 return
         group.shut()
-        raise _interrupted()
+        self._require_open()
 
-    def _cut_connectors(self) -> None:
-        with self._lock:
-            connectors, self._connectors = self._connectors, []
-        for connector in connectors:
-            connector.cut()
+    def _require_open(self) -> None:
+        if self._shut.is_set():
+            raise _interrupted()
 
 
 def _address_key(spec: GroupSpec, rank: int) -> str:

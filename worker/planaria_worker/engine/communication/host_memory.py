@@ -23,16 +23,14 @@ class HostMemoryConnector:
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
+        self.address = connector.address
 
-    @property
-    def address(self) -> str:
-        return self._connector.address
-
-    def begin(self, addresses: Sequence[str], *, timeout_seconds: float) -> None:
-        self._connector.begin(addresses, timeout_seconds=timeout_seconds)
-
-    def connect(self, store: Store, *, timeout_seconds: float) -> "HostMemoryBackend":
-        return HostMemoryBackend(self._connector.connect(store, timeout_seconds=timeout_seconds))
+    def connect(
+        self, store: Store, rank: int, addresses: Sequence[str], *, timeout_seconds: float
+    ) -> "HostMemoryBackend":
+        return HostMemoryBackend(
+            self._connector.connect(store, rank, addresses, timeout_seconds=timeout_seconds)
+        )
 
     def cut(self) -> None:
         self._connector.cut()

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -32,9 +32,7 @@ _LOOK_UP_SECONDS = 0.02
 class LineConnector:
     """One rank's end: listens for the rank before it, calls the rank behind it."""
 
-    def __init__(self, host: str, rank: int, operation_timeout_seconds: float) -> None:
-        self._rank = rank
-        self._neighbours: dict[int, socket.socket] = {}
+    def __init__(self, host: str, operation_timeout_seconds: float) -> None:
         self._opened: list[socket.socket] = []
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
@@ -44,28 +42,29 @@ class LineConnector:
         self._is_cut = False
         self.address = f"{format_address(host, self._listener.getsockname()[1])}/{self._token}"
 
-    def begin(self, addresses: Sequence[str], *, timeout_seconds: float) -> None:
-        behind = self._rank + 1
-        if behind < len(addresses):
-            with _neighbour_expected():
-                self._neighbours[behind] = self._call(addresses[behind], timeout_seconds)
-
     def connect(
         self,
         store: Store,  # noqa: ARG002 - the addresses say all
+        rank: int,
+        addresses: Sequence[str],
         *,
         timeout_seconds: float,
     ) -> "LineBackend":
-        if self._rank > 0:
-            callers = Callers(self._listener, self._token.encode())
-            with _neighbour_expected():
-                caller = callers.wait_for_neighbour(time.monotonic() + timeout_seconds)
-                self._neighbours[self._rank - 1] = self._noted(caller)
+        deadline = time.monotonic() + timeout_seconds
+        neighbours = {}
+        try:
+            if rank + 1 < len(addresses):
+                neighbours[rank + 1] = self._call(addresses[rank + 1], deadline)
+            if rank > 0:
+                callers = Callers(self._listener, self._token.encode())
+                neighbours[rank - 1] = self._noted(callers.wait_for_neighbour(deadline))
+        except OSError as error:
+            raise RuntimeError(f"a neighbour did not come: {error}") from None
         self._opened = [self._listener]  # the others are the backend's
         return LineBackend(
             {
                 rank: _Line(connection, self._operation_timeout_seconds)
-                for rank, connection in self._neighbours.items()
+                for rank, connection in neighbours.items()
             }
         )
 
@@ -78,12 +77,12 @@ class LineConnector:
         for opened in list(self._opened):
             _end(opened)
 
-    def _call(self, address: str, timeout_seconds: float) -> socket.socket:
+    def _call(self, address: str, deadline: float) -> socket.socket:
         where, _, token = address.partition("/")
         host, port = parse_address(where)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         connection = self._noted(socket.socket(family, socket.SOCK_STREAM))
-        connection.settimeout(timeout_seconds)
+        connection.settimeout(max(deadline - time.monotonic(), 0.1))
         connection.connect((host, port))
         if connection.getsockname() == connection.getpeername():
             raise ConnectionError(f"nobody listens at {where}")  # the kernel joined both ends
@@ -95,14 +94,6 @@ class LineConnector:
         if self._is_cut:  # meanwhile
             _end(opened)
         return opened
-
-
-@contextlib.contextmanager
-def _neighbour_expected() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RuntimeError(f"a neighbour did not come: {error}") from None
 
 
 class LineBackend:

@@ -58,26 +58,22 @@ class NcclConnector:
     def __init__(
         self,
         device: torch.device,
-        rank: int,
-        size: int,
+        operation_timeout_seconds: float,
         *,
         is_line: bool,
         is_downward: bool,
-        operation_timeout_seconds: float,
     ) -> None:
         _set_environment(operation_timeout_seconds)
         self._device = device
-        self._rank, self._size = rank, size
         self._timeout = timedelta(seconds=operation_timeout_seconds)
         self._is_line = is_line
         self._step = -1 if is_downward else 1
         self._is_cut = threading.Event()
         self._backend: NcclBackend | None = None
 
-    def begin(self, addresses: Sequence[str], *, timeout_seconds: float) -> None:
-        """Nothing: groups of one device connect one after the other."""
-
-    def connect(self, store: Store, *, timeout_seconds: float) -> "NcclBackend":
+    def connect(
+        self, store: Store, rank: int, addresses: Sequence[str], *, timeout_seconds: float
+    ) -> "NcclBackend":
         deadline = time.monotonic() + timeout_seconds
         store.set_timeout(timedelta(seconds=timeout_seconds))
         options = ProcessGroupNCCL.Options()
@@ -86,11 +82,11 @@ class NcclConnector:
         # torch has 32 streams of each priority and gives them out in turn. A pipeline's group may
         # outlive generations: it must not come to share one with a sum, and wait for its peers.
         options.is_high_priority_stream = self._is_line
-        process_group: Any = ProcessGroupNCCL(store, self._rank, self._size, options)
+        process_group: Any = ProcessGroupNCCL(store, rank, len(addresses), options)
         self._backend = backend = NcclBackend(process_group)
         try:
             process_group.eager_connect_single_device(self._device)  # begins it, no more
-            self._meet(backend, deadline)
+            self._meet(backend, rank, len(addresses), deadline)
         except RuntimeError:
             backend.cut()
             raise
@@ -101,24 +97,24 @@ class NcclConnector:
         if self._backend is not None:
             self._backend.cut()
 
-    def _meet(self, backend: "NcclBackend", deadline: float) -> None:
+    def _meet(self, backend: "NcclBackend", rank: int, size: int, deadline: float) -> None:
         """Connects to the others, by one operation of every kind that will be used."""
         with _beside(self._device):
-            for operation in self._first_operations(backend):
+            for operation in self._first_operations(backend, rank, size):
                 seconds_left = max(deadline - time.monotonic(), 0.0)
                 if not operation.wait(seconds_left, self._is_cut):
                     raise RuntimeError("cut while it connected")
 
-    def _first_operations(self, backend: "NcclBackend") -> Iterator[Pending]:
+    def _first_operations(self, backend: "NcclBackend", rank: int, size: int) -> Iterator[Pending]:
         """Each starts when the one before it is complete."""
         if not self._is_line:
             for num_bytes in _FIRST_SUMS_BYTES:
                 yield backend.all_reduce(self._zeros(num_bytes))
             return
-        before, behind = self._rank - self._step, self._rank + self._step
-        if 0 <= before < self._size:
+        before, behind = rank - self._step, rank + self._step
+        if 0 <= before < size:
             yield backend.recv(self._zeros(1), before)
-        if 0 <= behind < self._size:
+        if 0 <= behind < size:
             yield backend.send(self._zeros(1), behind)
 
     def _zeros(self, num_bytes: int) -> Tensor:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
@@ -84,14 +84,13 @@ class Rendezvous:
         """The store under one more prefix, for torch."""
         return PrefixStore(prefix, self._store)
 
-    def publish(self, values: Mapping[str, str]) -> None:
-        """Sets keys for the others to find. Waits for no answer.
+    def publish(self, key: str, value: str) -> None:
+        """Sets a key for the others to find.
 
         Raises:
             UnavailableError: the store's process is gone.
         """
-        store: Any = self._store  # its stub lacks multi_set
-        _answered(self._address, lambda: store.multi_set(list(values), list(values.values())))
+        _answered(self._address, lambda: self._store.set(key, value))
 
     def gather(
         self, keys: Sequence[str], *, deadline: float, interrupted: threading.Event
