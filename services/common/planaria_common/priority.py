@@ -10,7 +10,6 @@ Without it everything has the same priority, and works alike.
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 from typing import Final
 
@@ -46,5 +45,4 @@ def standing_back() -> Iterator[None]:
 
 
 def _set(niceness: int) -> None:
-    # In Linux it belongs to the thread, and is handed down.
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)  # of this thread alone, in Linux

@@ -13,7 +13,7 @@ from support.priority import may_come_first
 
 
 def niceness() -> int:
-    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    return os.getpriority(os.PRIO_PROCESS, 0)
 
 
 ORDINARY = niceness()

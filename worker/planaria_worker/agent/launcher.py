@@ -84,10 +84,11 @@ class Launcher:
         self._forget_ended()
         self._engines[folder] = None
         try:
-            if self._families.is_loaded or not _has_imported_model(config):
-                engine = self._fork_from_families(folder)
-            else:
-                engine = self._fork_from_server(folder)
+            with standing_back():  # the fork server may have to be started again
+                if self._families.is_loaded or not _has_imported_model(config):
+                    engine = self._fork_from_families(folder)
+                else:
+                    engine = self._fork_from_server(folder)
             if self._is_closed.is_set():
                 engine.signal(signal.SIGKILL)
                 raise OSError("the agent is about to end")
@@ -124,8 +125,7 @@ class Launcher:
     def _fork_from_server(self, folder: Path) -> EngineProcess:
         process = self._context.Process(target=_run_engine, args=(folder,), name=folder.name)
         try:
-            with standing_back():  # it may have to start the fork server again
-                process.start()
+            process.start()
         except EOFError:
             raise OSError("the fork server has ended") from None
         if process.pid is None:

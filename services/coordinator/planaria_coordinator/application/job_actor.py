@@ -179,6 +179,7 @@ class JobActor:
         self._plan_ahead()
         newest_signal = self._newest_signal
         if self._new_steps:
+            # Urgent as a decision is, which waits for `_storing` meanwhile.
             async with self._storing, self._around.database.unit_of_work(urgent=True) as work:
                 steps = await self._write_steps(work)
                 await work.jobs.save(self.view())
