@@ -5,6 +5,7 @@ the matrix (e2e/matrix); here is what happens to nodes, agents and the coordinat
 """
 
 import contextlib
+import os
 import signal
 import sqlite3
 from pathlib import Path
@@ -172,8 +173,38 @@ def test_the_coordinator_dies_in_the_middle_of_a_recovery(
     five_nodes.kill_coordinator()
     five_nodes.start_coordinator()
     end = five_nodes.wait_for_end(job.id)
-    assert "node-0" in {node for each in recoveries_of(five_nodes, end) for node in each.nodes_lost}
+    # Whether it had been told that the node's session has ended too, nobody else can tell it.
+    assert recoveries_of(five_nodes, end)[0].cause in ("engine_lost", "node_lost")
     assert end.final_digest == digest
+
+
+@pytest.mark.slow
+def test_an_engine_dies_and_that_its_node_is_lost_is_known_only_behind_the_recovery(
+    five_nodes: Cluster, spec: JobSpec
+) -> None:
+    """The agent hangs: training goes on long before its silence tells."""
+    long = spec.training.model_copy(update={"steps": 1000})
+    job = five_nodes.client.submit(spec.model_copy(update={"training": long}))
+    five_nodes.wait_for_step(job.id, 3)
+    (pid,) = five_nodes.engine_pids("node-0")
+    agent = five_nodes.nodes["node-0"].process.pid
+    os.kill(agent, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    five_nodes.wait_for(
+        "the recovery to be told", lambda: len(five_nodes.client.job_recoveries(job.id)) > 0
+    )
+    (told,) = five_nodes.client.job_recoveries(job.id)
+    assert (told.cause, told.nodes_lost) == ("engine_lost", ())
+    five_nodes.wait_for_nodes(1, "LOST")
+    five_nodes.wait_for(
+        "the recovery to name the node",
+        lambda: five_nodes.client.job_recoveries(job.id)[0].nodes_lost == ("node-0",),
+    )
+    assert len(five_nodes.client.job_recoveries(job.id)) == 1
+    os.kill(agent, signal.SIGCONT)
+    five_nodes.wait_for_nodes(5)
+    five_nodes.client.cancel_job(job.id)
+    five_nodes.wait_for_state(job.id, "CANCELLED")
 
 
 def test_two_nodes_are_lost_at_the_same_instant(

@@ -77,9 +77,10 @@ async def test_events_of_concurrent_writers_appear_in_order(database: SqlDatabas
 async def test_recoveries(with_job: SqlDatabase) -> None:
     """All that a recovery cost, and totals over all of them."""
     async with with_job.unit_of_work() as work:
-        await work.recoveries.add(RECOVERY)
-        await work.recoveries.add(replace(RECOVERY, id=2))
-        await work.recoveries.add(replace(RECOVERY, id=3, cause="node_joined"))
+        await work.recoveries.save(RECOVERY)
+        await work.recoveries.save(replace(RECOVERY, id=2, nodes_lost=()))
+        await work.recoveries.save(replace(RECOVERY, id=2))
+        await work.recoveries.save(replace(RECOVERY, id=3, cause="node_joined"))
         page = await work.recoveries.page("job-1", page_size=2, page_token="")
         assert page.items == (RECOVERY, replace(RECOVERY, id=2))
         rest = await work.recoveries.page("job-1", page_size=2, page_token=page.next_page_token)

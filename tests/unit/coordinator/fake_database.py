@@ -230,8 +230,11 @@ class _Events(_Table):
 
 
 class _Recoveries(_Table):
-    async def add(self, recovery: Recovery) -> None:
-        self.t.recoveries.append(recovery)
+    async def save(self, recovery: Recovery) -> None:
+        others = [
+            r for r in self.t.recoveries if (r.job_id, r.id) != (recovery.job_id, recovery.id)
+        ]
+        self.t.recoveries[:] = sorted((*others, recovery), key=lambda r: r.id)
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
         found = [r for r in self.t.recoveries if r.job_id == job_id]

@@ -306,6 +306,38 @@ async def test_a_node_is_told_as_lost_though_its_engine_was_seen_to_die_and_othe
     await world.stop()
 
 
+@pytest.mark.parametrize(
+    ("has", "lost"),
+    [("nothing", [("n0",)]), ("another engine", [()]), ("a place", [(), (), ("n0",)])],
+)
+async def test_a_node_is_told_as_lost_though_that_is_known_only_behind_the_recovery(
+    has: str, lost: list[tuple[str, ...]]
+) -> None:
+    """Its engine was seen to die; if it has another since, its loss is a new one."""
+    world = await pairs()
+    world.begin_step()
+    agent = world.agents["n0"]
+    agent.held_kinds.add("prepare")
+    agent.lose_engine(*agent.engines)
+    await world.settle()
+    await world.train(2)
+    assert [recovery.nodes_lost for recovery in world.recoveries] == [()]
+    if has == "another engine":
+        world.planner.is_open.clear()  # it joins nobody yet
+    if has != "nothing":
+        agent.release()
+        await world.settle()
+        await world.train(2)
+    world.agents.pop("n0").disconnect()
+    for _ in range(6):
+        await world.advance(2)
+        await world.train(1)
+    assert [recovery.nodes_lost for recovery in world.recoveries] == lost
+    assert (await world.job()).state is JobState.RUNNING
+    world.planner.is_open.set()
+    await world.stop()
+
+
 async def test_an_engine_that_hangs_while_the_planner_is_away_is_found() -> None:
     """Training goes on beside the planner's absence, and so does looking after it [10]."""
     world = await pairs(resilience={"fault_tolerance": 2})

@@ -62,9 +62,9 @@ def test_a_handover_whoever_is_slow() -> None:
 @pytest.mark.parametrize(
     ("cluster", "num_faults", "num_crashes", "num_steps", "num_states"),
     [
-        (EVEN, 2, 0, 2, 299_697),
+        (EVEN, 2, 0, 2, 299_673),
         (EVEN, 1, 1, 1, 235_462),
-        (UNEVEN, 2, 0, 3, 27_601),
+        (UNEVEN, 2, 0, 3, 27_599),
         (UNEVEN, 1, 1, 3, 99_610),
     ],
 )

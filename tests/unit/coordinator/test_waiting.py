@@ -140,6 +140,27 @@ async def test_a_node_is_told_as_lost_though_it_is_known_only_when_the_job_waits
     await world.stop()
 
 
+async def test_a_node_that_lives_though_its_engine_died_is_lost_in_a_story_of_its_own() -> None:
+    """The job waited for it, and went on with another engine of it."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
+    world.planner.min_size = 3
+    agents = [world.agents[node_id] for node_id in ("n0", "n3")]  # a half of either pipeline
+    for agent in agents:
+        agent.held_kinds.add("prepare")
+        agent.lose_engine(*agent.engines)
+    await world.settle()
+    assert (await world.job()).state is JobState.WAITING
+    world.planner.min_size = 2
+    for agent in agents:
+        agent.release()
+    await world.train(2)
+    assert [recovery.nodes_lost for recovery in world.recoveries] == [()]
+    await world.kill_node("n0")
+    await world.train(2)
+    assert [recovery.nodes_lost for recovery in world.recoveries] == [(), ("n0",)]
+    await world.stop()
+
+
 async def test_what_is_lost_while_engines_start_for_a_job_that_waits_is_the_same_story() -> None:
     """It has lost more nodes since: one recovery tells of all."""
     world = await running_world(6, resources={"min_nodes_per_pipeline": 2})

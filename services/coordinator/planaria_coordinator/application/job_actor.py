@@ -306,7 +306,7 @@ class JobActor:
                     )
                 )
             case RecordRecovery():
-                await work.recoveries.add(action.recovery)
+                await work.recoveries.save(action.recovery)
             case Drop():
                 await work.directives.drop(action.directive_ids)
             case _:

@@ -181,7 +181,9 @@ class EventRepository(Protocol):
 class RecoveryRepository(Protocol):
     """Recoveries of jobs."""
 
-    async def add(self, recovery: Recovery) -> None: ...
+    async def save(self, recovery: Recovery) -> None:
+        """Insert, or replace the one of this id."""
+        ...
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
         """List by id, the oldest first."""

@@ -60,7 +60,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRecovery:
-    """Write a recovery that is finished."""
+    """Write a recovery that is finished, or more of what it was about."""
 
     recovery: Recovery
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from planaria_common.words import counted
 from planaria_coordinator.domain.accounting import recovery_record
 from planaria_coordinator.domain.actions import RecordRecovery
+from planaria_coordinator.domain.engine import node_of
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.placement import Placement
@@ -65,7 +66,7 @@ def tell_of_recovery(turn: Turn, transition: Transition) -> None:
     """Record what a recovery cost, and say so."""
     recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
     message = _recovery_in_words(recovery, transition)
-    _record(turn, recovery, message, step=transition.target_steps)
+    _record(turn, transition.story, recovery, message, step=transition.target_steps)
 
 
 def close_recovery(turn: Turn, message: str) -> None:
@@ -83,11 +84,11 @@ def close_recovery(turn: Turn, message: str) -> None:
         story=Story(cause=Cause.FINISHED, start_time=now, first_open_time=now, sizes_before=sizes)
     )
     step = turn.run.requirements.trained_steps(transition.target_steps)
-    _record(turn, recovery, message, step=step)
+    _record(turn, transition.story, recovery, message, step=step)
 
 
-def _record(turn: Turn, recovery: Recovery, message: str, *, step: int) -> None:
-    turn.change(num_recoveries=recovery.id)
+def _record(turn: Turn, story: Story, recovery: Recovery, message: str, *, step: int) -> None:
+    turn.change(num_recoveries=recovery.id, suspected=_suspected(turn.run, story, recovery))
     turn.actions.append(RecordRecovery(recovery=recovery))
     turn.emit(
         "recovery_finished",
@@ -101,6 +102,36 @@ def _record(turn: Turn, recovery: Recovery, message: str, *, step: int) -> None:
         nodes_lost=list(recovery.nodes_lost),
         nodes_joined=list(recovery.nodes_joined),
     )
+
+
+def _suspected(run: JobRun, story: Story, recovery: Recovery) -> dict[str, Recovery]:
+    told = {node_of(engine_id) for engine_id in story.engines_lost} - set(recovery.nodes_lost)
+    alive = {engine.node_id for engine in run.prepared_engines.values()}
+    held = run.nodes.keys() - alive
+    return {
+        k: each
+        for k, each in {**run.suspected, **dict.fromkeys(told, recovery)}.items()
+        if k in held
+    }
+
+
+def complete_recovery(turn: Turn, node_id: str) -> bool:
+    """Say of a node whose engine a recovery has told of that all of it is gone; whether one has.
+
+    The recovery's cause stays: totals by cause, once told to those who watch, never fall.
+    """
+    told = turn.run.suspected.get(node_id)
+    if told is None:
+        return False
+    whole = replace(told, nodes_lost=(*told.nodes_lost, node_id))
+    suspected = {
+        other: whole if each.id == whole.id else each
+        for other, each in turn.run.suspected.items()
+        if other != node_id
+    }
+    turn.change(suspected=suspected)
+    turn.actions.append(RecordRecovery(recovery=whole))
+    return True
 
 
 def _seconds(recovery: Recovery) -> float:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain import checkpointing
+from planaria_coordinator.domain.completion import complete_recovery
 from planaria_coordinator.domain.directive import QuiesceMode
 from planaria_coordinator.domain.ending import fail
 from planaria_coordinator.domain.engine import Pending, node_of
@@ -51,6 +52,7 @@ def node_lost(turn: Turn, signal: NodeLost) -> None:
         failure_times={k: t for k, t in turn.run.failure_times.items() if k != node_id},
     )
     if turn.run.state.is_terminal:
+        complete_recovery(turn, node_id)
         return
     reason = f"{node_id} is lost ({signal.reason})"
     _after_loss(turn, gone, reason, fault_time=signal.fault_time, node_id=node_id)
@@ -141,7 +143,7 @@ def _complete_story(turn: Turn, node_id: str) -> bool:
     run = turn.run
     story = run.transition.story if run.transition else run.interrupted
     if story is None or node_id not in map(node_of, story.engines_lost):
-        return False
+        return complete_recovery(turn, node_id)
     story = _with_losses(story, [], node_id)
     if run.transition:
         turn.note(story=story)

@@ -54,7 +54,8 @@ def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
         base=outcome.base,
         ties_embeddings=outcome.ties_embeddings,
     )
-    turn.change(engines={**turn.run.engines, engine.id: engine})
+    suspected = {k: each for k, each in turn.run.suspected.items() if k != engine.node_id}
+    turn.change(engines={**turn.run.engines, engine.id: engine}, suspected=suspected)
     turn.emit(
         "engine_ready",
         f"an engine on {engine.node_id} is ready",

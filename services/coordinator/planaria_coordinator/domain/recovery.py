@@ -15,7 +15,10 @@ class RecoveryPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """A change from one plan to the next; stored when it is finished."""
+    """A change from one plan to the next; stored when it is finished.
+
+    That an engine's death was that of its node may be known only later: then it is stored again.
+    """
 
     job_id: str
     id: int

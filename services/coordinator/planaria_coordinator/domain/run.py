@@ -15,6 +15,7 @@ from planaria_coordinator.domain.engine import Engine, Pending
 from planaria_coordinator.domain.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.ledger import Ledger
 from planaria_coordinator.domain.placement import Placement
+from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
 
@@ -122,6 +123,11 @@ class JobRun:
     num_disturbances: int = 0
     """Communicators that broke with everyone alive, since the last committed step."""
     num_recoveries: int = 0
+    suspected: dict[str, Recovery] = field(default_factory=dict)
+    """By node that lost an engine and has had none since: the recovery that told of it.
+
+    All of the node may be gone, and that be known only now.
+    """
     evaluation: Evaluation | None = None
     """The newest that is known."""
     num_directives: int = 0

@@ -192,8 +192,8 @@ class SqlRecoveries:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    async def add(self, recovery: Recovery) -> None:
-        insert_rows(self._transaction, RECOVERIES, [row_of(recovery, RECOVERIES)])
+    async def save(self, recovery: Recovery) -> None:
+        insert_or_replace(self._transaction, RECOVERIES, row_of(recovery, RECOVERIES))
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
         return await self._listing.page(
