@@ -15,6 +15,8 @@ from planaria_worker.engine.checkpointing.writer import Part, Writer
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
 
 TIMEOUT_SECONDS = 30.0
+DEADLINE_SECONDS = 1.0
+"""Longer than a sound disk that many share takes for a file."""
 Said = tuple[str, int, object]
 
 
@@ -58,7 +60,7 @@ class Disk:
         self.writer = Writer(
             root,
             suffix="me",
-            deadline_seconds=0.05,
+            deadline_seconds=DEADLINE_SECONDS,
             listener=self.listener,
             failpoints=Failpoints((hang,)),
         )
@@ -97,7 +99,7 @@ def test_what_waits_behind_a_file_that_hangs_is_given_back(disk: Disk) -> None:
         ("failed", 4),
     ]
     assert isinstance(hung[2], LateWriterError)
-    assert "layer-0001.safetensors is not written after 0.05 s: the disk hangs" in str(hung[2])
+    assert "layer-0001.safetensors is not written after 1 s: the disk hangs" in str(hung[2])
     assert disk.writer.unwritten_versions() == [2], "the copies of step 4 are gone"
     with pytest.raises(LateWriterError):
         disk.writer.write(part(6, 0))
