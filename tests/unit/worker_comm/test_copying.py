@@ -241,7 +241,7 @@ def test_a_silent_source_is_left(server: CopyServer) -> None:
     """Guard: the stall timeout."""
     with false_server(held(VERSION, TENSORS), ends=False) as silent:
         assert "timed out" in refusal([silent.address], stalls=0.1)
-        quick = fetcher(stall_timeout_seconds=0.1)
+        quick = fetcher(stall_timeout_seconds=1.0)
         assert quick.fetch(3, VERSION, [silent.address, server.address]).address == server.address
 
 
