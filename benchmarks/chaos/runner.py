@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.chaos import checks
@@ -138,6 +139,8 @@ class Disturbance:
         self._later: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self._losses_left = 0
         self._noticed_by = 0.0
+        self._coordinator_start: datetime | None = None
+        """Present until every agent has spoken to a coordinator that was started anew."""
 
     def do(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
         """Do one event after the other until the job ends; return those that were done."""
@@ -179,9 +182,20 @@ class Disturbance:
 
         A job that runs may not have noticed the loss yet.
         """
+        self._expect_news_of_agents()
         if time.monotonic() > self._noticed_by and self._run.job.state == "RUNNING":
             self._losses_left = self._run.plan.fault_tolerance
         return self._losses_left > 0
+
+    def _expect_news_of_agents(self) -> None:
+        """A coordinator that was started anew knows of no loss before agents tell of it."""
+        start = self._coordinator_start
+        if start is None:
+            return
+        alive = [n for n in self._cluster.client.list_nodes() if n.id in self._cluster.nodes]
+        if all(node.heartbeat_time and node.heartbeat_time > start for node in alive):
+            self._coordinator_start = None
+        self._noticed_by = max(self._noticed_by, time.monotonic() + SECONDS_TO_NOTICE)
 
     def _do(self, event: Event) -> None:
         cluster, node_id = self._cluster, event.node_id
@@ -199,6 +213,7 @@ class Disturbance:
                 self._start_node(node_id)
             case "kill_coordinator":
                 cluster.kill_coordinator()
+                self._coordinator_start = datetime.now(UTC)
                 cluster.start_coordinator()
             case "stop":
                 self._stop(node_id, STOP_SECONDS)
