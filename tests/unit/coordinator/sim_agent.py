@@ -184,6 +184,7 @@ class SimAgent:
                 )
                 for layer, flops in enumerate(command.forward_flops or range(NUM_LAYERS))
             ),
+            peak_flops_per_second=1e3,
             ties_embeddings=self.world.ties_embeddings,
         )
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from planaria_coordinator.domain.outcome import MeasuredLayer
+from planaria_coordinator.domain.placement import peak_of
 from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.utilization import model_flops_utilization
+from planaria_coordinator.domain.utilization import counted_flops, model_flops_utilization
 from unit.coordinator.protocol_cluster import first_run
 from unit.coordinator.protocol_state import NUM_LAYERS, NUM_MICROBATCHES
+from unit.coordinator.simulation import running_world
 
 
 def measured_run(*peaks: float) -> JobRun:
@@ -22,16 +24,51 @@ def measured_run(*peaks: float) -> JobRun:
         engine.id: replace(engine, measured_layers=layers, peak_flops_per_second=peak)
         for engine, peak in zip(run.engines.values(), peaks, strict=True)
     }
-    return replace(run, engines=engines)
+    assert run.placement is not None
+    peak = peak_of(run.placement.places, engines)
+    placement = replace(run.placement, peak_flops_per_second=peak)
+    return replace(run, engines=engines, placement=placement)
 
 
 def test_it_is_the_models_operations_over_those_the_accelerators_could_do() -> None:
     flops = 3 * 100 * NUM_LAYERS * NUM_MICROBATCHES
-    utilization = model_flops_utilization(measured_run(1e3, 1e3, 2e3, 4e3), step_seconds=2.0)
+    utilization = model_flops_utilization(measured_run(1e3, 1e3, 2e3, 4e3), 1, step_seconds=2.0)
     assert utilization == pytest.approx(flops / (2.0 * 8e3))
 
 
 def test_it_is_not_known_before_every_engine_has_measured() -> None:
-    assert model_flops_utilization(measured_run(1e3, 1e3, 2e3, 0.0), step_seconds=2.0) is None
-    assert model_flops_utilization(first_run(1), step_seconds=2.0) is None
-    assert model_flops_utilization(measured_run(1e3, 1e3, 2e3, 4e3), step_seconds=0.0) is None
+    assert model_flops_utilization(measured_run(1e3, 1e3, 2e3, 0.0), 1, step_seconds=2.0) is None
+    assert model_flops_utilization(first_run(1), 1, step_seconds=2.0) is None
+    assert model_flops_utilization(measured_run(1e3, 1e3, 2e3, 4e3), 1, step_seconds=0.0) is None
+
+
+def test_a_plan_that_engines_change_to_behind_a_commit_counts_for_what_it_computed() -> None:
+    run = measured_run(1e3, 1e3, 2e3, 4e3)
+    assert run.placement is not None
+    candidate = replace(run.placement, generation=2, peak_flops_per_second=4e3)
+    run = replace(run, candidate=candidate)
+    of_old, of_new = (model_flops_utilization(run, k, step_seconds=2.0) for k in (1, 2))
+    assert of_old is not None
+    assert of_new == 2 * of_old
+
+
+async def test_it_is_known_of_a_step_that_is_told_of_behind_the_loss_of_a_node() -> None:
+    """The engines that are gone took part in it."""
+    world = await running_world(4)
+    members = world.begin_step()
+    for agent in world.agents.values():
+        agent.held_kinds.add("quiesce")
+    await world.kill_node("n3")
+    world.pass_exchange(engine for engine in members if "/n3/" not in engine.id)
+    await world.settle()
+    for agent in world.agents.values():
+        agent.release()
+    await world.settle()
+    await world.train()
+    await world.coordinator.flush()
+    page = await world.coordinator.jobs.metrics(world.job_id)
+    flops = 3 * sum(counted_flops(world.run)) * world.run.requirements.num_microbatches
+    accelerators = [flops / (1e3 * (each.model_flops_utilization or 0)) for each in page.items]
+    assert [each.generation for each in page.items] == [1, 1, 2]
+    assert accelerators == pytest.approx([4, 4, 3])
+    await world.stop()

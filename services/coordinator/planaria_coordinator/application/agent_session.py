@@ -212,7 +212,9 @@ class AgentSession:
                 generation=record.generation,
                 commit_time=report.commit_time,
                 seconds=report.seconds,
-                model_flops_utilization=model_flops_utilization(actor.run, report.step_seconds)
+                model_flops_utilization=model_flops_utilization(
+                    actor.run, record.generation, report.step_seconds
+                )
                 if record.num_tokens
                 else None,
                 evaluation_loss=record.evaluation_loss,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from planaria_coordinator.domain.engine import Engine
 from planaria_coordinator.domain.outcome import FenceReport
-from planaria_coordinator.domain.placement import Placement
+from planaria_coordinator.domain.placement import Placement, peak_of
 from planaria_coordinator.domain.plan import Pipeline, Plan
 from planaria_coordinator.domain.replicas import Holdings
 from planaria_coordinator.domain.requirements import Requirements
@@ -212,6 +212,7 @@ def finishing_placement(
         followers={e: layers for e, layers in holdings.items() if layers and e not in placed},
         step_microbatches=of_step,
         first_generations=tuple(placement.first_generation(p.index) for p in kept),
+        peak_flops_per_second=peak_of(places, engines),
         plan_before=placement.plan_in_question,
     )
 

@@ -1,8 +1,10 @@
 """A plan on engines: who takes which place in it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from planaria_coordinator.domain.engine import Engine
 from planaria_coordinator.domain.plan import Plan
 
 Places = tuple[tuple[str, ...], ...]
@@ -25,6 +27,8 @@ class Placement:
     """Of each pipeline, for the step that was in flight; empty where no step was kept."""
     first_generations: tuple[int, ...] = ()
     """The generation since which each pipeline has been as it is; empty: all since this one."""
+    peak_flops_per_second: float = 0.0
+    """Of the accelerators in the plan's pipelines together; 0: not all have been measured."""
     plan_before: Plan | None = None
     """The plan before the loss, where this one only finishes a step: the next one follows it."""
 
@@ -42,3 +46,13 @@ class Placement:
     def first_generation(self, index: int) -> int:
         """Return the generation since which a pipeline has run unchanged."""
         return self.first_generations[index] if self.first_generations else self.generation
+
+
+def peak_of(places: Places, engines: Mapping[str, Engine]) -> float:
+    """Return what the accelerators of pipelines can do together, in operations a second.
+
+    Returns:
+        0 if one of them has not been measured.
+    """
+    peaks = [engines[e].peak_flops_per_second for pipeline in places for e in pipeline]
+    return sum(peaks) if all(peaks) else 0.0

@@ -14,7 +14,7 @@ from planaria_coordinator.domain.engine import Pending
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity
 from planaria_coordinator.domain.outcome import Copied
-from planaria_coordinator.domain.placement import Placement
+from planaria_coordinator.domain.placement import Placement, peak_of
 from planaria_coordinator.domain.plan import Plan, plan_problem
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.profile import plan_nodes, planning_problem
@@ -155,11 +155,13 @@ def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
     if problem is not None:
         fail(turn, ErrorReason.INTERNAL, f"the planner is wrong: {problem}", {"part": "planner"})
         return False
+    places = assign_places(answer.plan, run.engines.values())
     target = Placement(
         generation=transition.generation,
         plan=answer.plan,
-        places=assign_places(answer.plan, run.engines.values()),
+        places=places,
         reason=answer.reason,
+        peak_flops_per_second=peak_of(places, run.engines),
     )
     turn.note(target=target, story=_with_joiners(run, transition.story, answer.plan))
     turn.change(nodes_per_replica=answer.min_nodes or run.nodes_per_replica)

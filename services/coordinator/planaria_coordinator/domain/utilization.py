@@ -7,8 +7,8 @@ _PASSES = 3
 checkpointing does again are not the model's, and do not count."""
 
 
-def model_flops_utilization(run: JobRun, step_seconds: float) -> float | None:
-    """Return the model FLOPs utilisation of a step.
+def model_flops_utilization(run: JobRun, generation: int, step_seconds: float) -> float | None:
+    """Return the model FLOPs utilisation of a step, also when engines of its plan are lost.
 
         3 x forward operations of a microbatch x microbatches
         -----------------------------------------------------
@@ -16,20 +16,24 @@ def model_flops_utilization(run: JobRun, step_seconds: float) -> float | None:
 
     (Chowdhery et al., "PaLM", 2022, appendix B.) Operations and peak rates are those that engines
     have measured: of matrix products and attention, and the rate at which each accelerator
-    multiplies large matrices of `training.dtype`. All accelerators of the plan count.
+    multiplies large matrices of `training.dtype`. All accelerators of the plan's pipelines count.
+
+    Args:
+        run: of the job.
+        generation: of the plan that computed the step. When that has been replaced, as far as
+            engines were told, the plan behind it is taken for it.
+        step_seconds: wall seconds of the step.
 
     Returns:
         None as long as they are not known.
     """
-    if run.placement is None or step_seconds <= 0:
-        return None
-    engines = [run.engines.get(e) for pipeline in run.placement.places for e in pipeline]
-    peaks = [engine.peak_flops_per_second if engine else 0.0 for engine in engines]
+    placements = sorted(run.placements, key=lambda placement: placement.generation != generation)
     forward_flops = sum(counted_flops(run))
-    if not forward_flops or not all(peaks):
+    if not placements or not forward_flops or step_seconds <= 0:
         return None
+    peak = placements[0].peak_flops_per_second
     flops = _PASSES * forward_flops * run.requirements.num_microbatches
-    return flops / (step_seconds * sum(peaks))
+    return flops / (step_seconds * peak) if peak else None
 
 
 def counted_flops(run: JobRun) -> tuple[int, ...]:
