@@ -12,7 +12,7 @@ SOURCES := sdk services worker tests benchmarks examples scripts
 NODES ?= 3
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install proto openapi format lint typecheck test test-all web up down demo docs check \
+.PHONY: help install proto openapi format lint typecheck test test-units test-processes test-all web up down demo docs check \
 	protocheck constraints
 
 help: ## list the targets
@@ -52,8 +52,13 @@ protocheck: $(STAMP)
 typecheck: $(STAMP) ## mypy --strict
 	$(BIN)/mypy
 
-test: $(STAMP) ## every test but the slow ones and those for a GPU
-	$(BIN)/pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+test: test-units test-processes ## every test but the slow ones and those for a GPU
+
+test-units: $(STAMP) # several at once: they share nothing
+	$(BIN)/pytest -m "not slow and not gpu" -n logical --maxprocesses 4 tests/unit $(PYTEST_ARGS)
+
+test-processes: $(STAMP) # one at a time: each has processes of its own, and what they do takes time
+	$(BIN)/pytest -m "not slow and not gpu" tests/integration tests/e2e $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## every test this machine can run
 	$(BIN)/pytest $(PYTEST_ARGS)

@@ -239,7 +239,6 @@ TestCluster = Cluster.TestCase
 TestCluster.settings = settings(
     max_examples=20,
     stateful_step_count=30,
-    deadline=None,
     derandomize=True,  # a find is reproduced; run it at random by hand
     suppress_health_check=list(HealthCheck),
     print_blob=True,

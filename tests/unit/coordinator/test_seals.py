@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria_coordinator.domain.actions import Emit, Send
@@ -88,7 +88,6 @@ def test_a_version_with_a_gap_is_given_up_at_its_deadline(run: JobRun) -> None:
 
 
 @given(story=stories())
-@settings(deadline=None)
 def test_a_seal_names_every_layer_once_and_none_follows_a_failure(
     run: JobRun, story: list[tuple[str, int]]
 ) -> None:

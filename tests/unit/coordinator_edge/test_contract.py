@@ -31,7 +31,6 @@ SCHEMA = _schema()
 @SCHEMA.parametrize()
 @settings(
     max_examples=15,
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )

@@ -173,7 +173,7 @@ def followers_of(draw: st.DrawFn, num_layers: int) -> list[FollowerPlace]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(plans(), st.data())
 def test_every_attempt_sends_one_message_up_and_one_down(
     plan: tuple[list[PipelinePlan], int, int], data: st.DataObject

@@ -172,7 +172,7 @@ def followers_of(draw: st.DrawFn, num_layers: int) -> list[FollowerPlace]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(plans(), st.data())
 def test_all_ranks_start_in_one_order_and_nobody_waits_for_ever(
     plan: Plan, data: st.DataObject

@@ -328,7 +328,7 @@ class Steps(RuleBasedStateMachine):
 
 
 TestSteps = Steps.TestCase
-TestSteps.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestSteps.settings = settings(max_examples=50, stateful_step_count=20)
 
 
 def test_a_ledger_knows_what_a_microbatch_takes() -> None:

@@ -311,7 +311,6 @@ def live(num_steps: int, *, lives: int, steps_per_life: int) -> None:
             settings=settings(
                 max_examples=lives,
                 stateful_step_count=steps_per_life,
-                deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )

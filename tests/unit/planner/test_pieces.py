@@ -57,7 +57,7 @@ def check_every_byte_comes_once(
     assert len({(copy.layer, copy.destination) for copy in copies}) == wanted
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 2**32), chunk_bytes=st.sampled_from([0, 1, 1000, 100_000, 10**9]))
 def test_no_link_carries_more_than_without_pieces(seed: int, chunk_bytes: int) -> None:
     """Pieces against whole layers, and these against taking each from the least busy holder."""

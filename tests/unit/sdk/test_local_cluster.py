@@ -133,7 +133,7 @@ def test_a_second_up_on_a_running_cluster_is_refused(data_dir: Path, capsys: Cap
 def test_up_after_a_crash_of_the_machine_starts_anew(data_dir: Path, tmp_path: Path) -> None:
     """The state file is still there; its pids are gone, or belong to somebody else."""
     assert up(data_dir) == 0
-    for started in read_started(tmp_path):
+    for started in wait_started(tmp_path, 5):
         os.kill(started["pid"], signal.SIGKILL)
         os.waitpid(started["pid"], 0)
     stale = local_state.load(data_dir / "up.json")

@@ -131,8 +131,8 @@ import signal; signal.pause()
     shell, terminal = pty.fork()
     if shell == 0:
         os.execv(sys.executable, [sys.executable, "-c", code])  # noqa: S606 - a shell would do more
-    with os.fdopen(terminal, "rb", buffering=0) as output:
-        pid, start_ticks = map(int, output.read(100).split())
+    with os.fdopen(terminal, "rb") as output:
+        pid, start_ticks = map(int, output.readline().split())
     process = ProcessIdentity(pid=pid, start_ticks=start_ticks)
     _, status = os.waitpid(shell, 0)
     assert os.WTERMSIG(status) == signal.SIGHUP

@@ -2,12 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import settings
 
 from planaria_worker.engine.numerics import kernels
-
-settings.register_profile("no-deadline", deadline=None)  # the machine may be busy
-settings.load_profile("no-deadline")
 
 
 @pytest.fixture(scope="session", autouse=True)
