@@ -205,6 +205,8 @@ def test_a_fence_interrupts_connecting(start_ranks: StartRanks, action: Action) 
         ranks[2].process.join()
     elif action == "stop":
         ranks[2].wait_until_stopped()
+    else:
+        ranks[2].wait_until_blocked()
     for rank in ranks[:2]:
         rank.wait_until_blocked()
 
