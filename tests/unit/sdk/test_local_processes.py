@@ -121,12 +121,13 @@ def test_modules_outlive_the_terminal_that_they_were_started_in(tmp_path: Path) 
     """They are in its session, for the scheduler's sake, but never in its foreground."""
     (tmp_path / "sleeper.py").write_text("import signal; signal.pause()")
     code = f"""
+import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by
 from pathlib import Path
 from planaria.local.processes import start_module
 log, path = Path({str(tmp_path / "log")!r}), {{"PYTHONPATH": {str(tmp_path)!r}}}
 started = start_module("sleeper", [], log_file=log, environment=path)
 print(started.pid, started.start_ticks, flush=True)
-import signal; signal.pause()
+signal.pause()
 """
     shell, terminal = pty.fork()
     if shell == 0:
