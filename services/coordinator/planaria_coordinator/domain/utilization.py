@@ -27,13 +27,12 @@ def model_flops_utilization(run: JobRun, generation: int, step_seconds: float) -
     Returns:
         None as long as they are not known.
     """
-    placements = sorted(run.placements, key=lambda placement: placement.generation != generation)
+    computed_by = next((p for p in run.placements if p.generation == generation), run.placement)
+    peak = computed_by.peak_flops_per_second if computed_by else 0.0
     forward_flops = sum(counted_flops(run))
-    if not placements or not forward_flops or step_seconds <= 0:
+    if not peak or not forward_flops or step_seconds <= 0:
         return None
-    peak = placements[0].peak_flops_per_second
-    flops = _PASSES * forward_flops * run.requirements.num_microbatches
-    return flops / (step_seconds * peak) if peak else None
+    return _PASSES * forward_flops * run.requirements.num_microbatches / (step_seconds * peak)
 
 
 def counted_flops(run: JobRun) -> tuple[int, ...]:
