@@ -250,8 +250,7 @@ def test_more_nodes_than_f_are_lost_and_one_copy_of_the_model_is_left(
     assert end.final_digest == digest
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("during", ["fence", "staging"])
+@pytest.mark.parametrize("during", [pytest.param("fence", marks=pytest.mark.slow), "staging"])
 def test_another_node_dies_during_a_recovery(
     five_nodes: Cluster, spec: JobSpec, digest: str, tmp_path: Path, during: str
 ) -> None:
