@@ -45,17 +45,18 @@ class MemoryGroup:
 
     def __init__(self, shared: _Shared, rank: int) -> None:
         self._shared = shared
-        self._rank = rank
+        self.size = shared.size
+        self.rank = rank
 
     def send(self, tensor: Tensor, dst: int) -> None:
-        self._shared.mail[self._rank, dst].put(tensor.clone())
+        self._shared.mail[self.rank, dst].put(tensor.clone())
 
     def isend(self, tensor: Tensor, dst: int) -> _Done:
         self.send(tensor, dst)
         return _Done()
 
     def recv(self, tensor: Tensor, src: int) -> None:
-        tensor.copy_(self._shared.mail[src, self._rank].get(timeout=TIMEOUT_SECONDS))
+        tensor.copy_(self._shared.mail[src, self.rank].get(timeout=TIMEOUT_SECONDS))
 
     def all_reduce(self, tensor: Tensor) -> None:
         shared = self._shared

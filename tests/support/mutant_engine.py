@@ -24,6 +24,8 @@ from planaria_worker.engine import (
 from planaria_worker.engine.checkpointing import checkpointer
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.exchange import Message, Outcome, Verdict
+from planaria_worker.engine.holdings import Piece
+from planaria_worker.engine.numerics import accumulate
 from planaria_worker.engine.place import Place
 from planaria_worker.engine.plan_view import PlanView
 
@@ -57,31 +59,43 @@ def no_generation_check() -> None:
 
 def sums_in_another_order() -> None:
     """The second pipeline sums layer 3 before layer 4, the others after it."""
-    cut = reduction.Reduction._cut
+    mutant: Any = reduction
+    cut = mutant.Reduction._cut
 
-    def swapped(self: Any, view: PlanView, *rest: Any) -> list[Any]:
-        buckets = list(cut(self, view, *rest))
+    def swapped(self: Any, view: PlanView, groups: Any) -> list[Any]:
+        buckets = list(cut(self, view, groups))
         layers = [bucket.layers for bucket in buckets]
         if view.row == 1 and (4,) in layers:
             here, there = layers.index((4,)), layers.index((3,))
             buckets[here], buckets[there] = buckets[there], buckets[here]
         return buckets
 
-    reduction.BUCKET_BYTES = 1  # a bucket for each layer
-    reduction.Reduction._cut = swapped  # type: ignore[assignment,method-assign]
+    def cut_between_layers(layers: Any, sizes: Any, _limit: int) -> list[Any]:
+        return [(Piece(layer=x, start=0, end=sizes[x]),) for x in reversed(layers)]
+
+    mutant.cut_into_buckets = cut_between_layers
+    mutant.Reduction._cut = swapped
 
 
-def sums_in_place() -> None:
-    """What comes out of an all-reduce is what the next attempt begins with."""
-    mutant: Any = reduction.Reduction
-    finish = mutant._finish
+def whole_sums_unknown() -> None:
+    """What comes out of an all-reduce is taken for local in the next attempt."""
+    mutant: Any = accumulate.GradientSums
+    mutant.put_whole = lambda self, piece, values: self.part(piece).copy_(values)
 
-    def finish_in_place(self: Any, attempt: Any, bucket: Any, work: Any) -> None:
-        finish(self, attempt, bucket, work)
-        for layer in self._local.keys() & set(bucket.layers):
-            self._local[layer].copy_(self.reduced[layer])
 
-    mutant._finish = finish_in_place
+def whole_sums_grow() -> None:
+    """What is computed behind an attempt is added to what is whole as well."""
+    mutant: Any = accumulate.GradientSums
+    hook = mutant._hook
+
+    def hook_without_knowledge(self: Any, *what: Any) -> Any:
+        known, self.num_whole = self.num_whole, {}
+        try:
+            return hook(self, *what)
+        finally:
+            self.num_whole = known
+
+    mutant._hook = hook_without_knowledge
 
 
 def broken_gradients_kept() -> None:
@@ -92,7 +106,7 @@ def broken_gradients_kept() -> None:
 
     def begin_with_the_rest(place: Place, step: int) -> None:
         begin(place, step)
-        for layer, total in place.sums.sums.items() if place.sums else ():
+        for layer, total in place.sums.sums.items() if place.pipeline else ():
             begun, before = left.get(layer, (step, total))
             if begun == step:
                 total.copy_(before)
@@ -196,7 +210,8 @@ MUTANTS: dict[str, Callable[[], None]] = {
         one_phase,
         no_generation_check,
         sums_in_another_order,
-        sums_in_place,
+        whole_sums_unknown,
+        whole_sums_grow,
         broken_gradients_kept,
         impatient_source,
         promise_for_ever,

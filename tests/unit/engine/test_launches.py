@@ -13,10 +13,10 @@ import pytest
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
+from planaria_worker.engine.holdings import cut_into_buckets
 from planaria_worker.engine.launches import LaunchOrder, LayersOfBucket
 from planaria_worker.engine.plan import FollowerPlace, PipelinePlan
 from planaria_worker.engine.plan_view import PlanView, view_plan
-from planaria_worker.engine.reduction import cut_into_buckets
 from unit.engine.plans import plans, tied, untied
 
 Plan = tuple[list[PipelinePlan], int, int]
@@ -73,11 +73,11 @@ def rank(
     view: PlanView, transport: Transport, make: Order, *, bucket_size: int, blocks: bool, limit: int
 ) -> Program:
     """One rank's last backward pass and its sums."""
-    sizes = dict.fromkeys(view.hosted_layers, 1)
+    sizes = {layer: 1 + layer % 2 for layer in view.hosted_layers}
     parts = [
-        (run, layers)
+        (run, tuple(dict.fromkeys(piece.layer for piece in pieces)))
         for run in view.runs
-        for layers in cut_into_buckets(run.layers, sizes, bucket_size)
+        for pieces in cut_into_buckets(run.layers, sizes, bucket_size)
     ]
     order = make(view, [LayersOfBucket(layers=x, is_tied=r.is_tied) for r, x in parts], limit)
     started: dict[int, Sum] = {}

@@ -1,13 +1,16 @@
 """[1] The ledger against the numbers themselves, whatever is lost, fenced and taken over in a step.
 
 Each microbatch adds 1 to a hexadecimal digit of its own: a sum says what is in it, and how often.
-Pipelines compute, sum and break off in any order; ledger and reduction are the real ones.
+Pipelines compute, sum and break off in any order; ledger and reduction are the real ones. Layers
+are cut into pieces of one element each.
 """
 
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NoReturn, cast
 
 import pytest
 import torch
@@ -20,27 +23,41 @@ from planaria_worker.engine import reduction
 from planaria_worker.engine.communication import Group, GroupBroken
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.ledger import NUM_RECENT_STEPS, Ledger
+from planaria_worker.engine.numerics.accumulate import FixedPoint, GradientSums
 from planaria_worker.engine.plan import PipelinePlan
 from planaria_worker.engine.plan_view import GroupSpec, view_plan
 from planaria_worker.engine.reduction import Reduction
 from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.models.layout import LayerLayout
 from unit.engine.plans import pipeline as pipeline_plan
 from unit.engine.plans import untied
 
 NUM_LAYERS = 3
+SIZES = (1, 3, 2)
+"""Elements of each layer, and so its pieces."""
+NUM_PIECES = sum(SIZES)
 NUM_MICROBATCHES = 5
 MAX_PIPELINES = 3
 CUTS = ([3], [1, 3], [2, 3], [1, 2, 3])
 WHOLE = [1] * NUM_MICROBATCHES
 MICROBATCHES = range(NUM_MICROBATCHES)
-Parts = dict[tuple[str, int], list[Tensor]]
-"""What the members of each group have given for its n-th sum."""
+TIMEOUT_SECONDS = 60.0
 
 
-def times(total: Tensor) -> list[int]:
-    """How often each microbatch is in a sum."""
-    return [(int(total) >> (4 * m)) & 15 for m in MICROBATCHES]
+def times(element: Tensor) -> list[int]:
+    """How often each microbatch is in an element of a sum."""
+    return [(int(element) >> (4 * m)) & 15 for m in MICROBATCHES]
+
+
+def pieces_of(layers: Sequence[int]) -> list[Piece]:
+    """In the order in which they are summed."""
+    return [
+        Piece(layer=layer, start=start, end=start + 1)
+        for layer in reversed(layers)
+        for start in range(SIZES[layer])
+    ]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -50,70 +67,122 @@ class Engine:
     engine_id: str
     layers: range
     ledger: Ledger = field(init=False)
-    local: dict[int, Tensor] = field(init=False)
+    sums: GradientSums = field(init=False)
     reduction: Reduction | None = None
     starts_left: int = 0
-    """All-reduces that it may begin before it is fenced."""
+    """Pieces whose sum it may begin before it is fenced."""
     sums_left: int = 0
     """Those that it waits for before it is cut off."""
+    is_cut_early: bool = False
+    """Whether it is fenced before anything starts."""
+    is_asking: bool = False
 
     def __post_init__(self) -> None:
-        self.local = {layer: torch.zeros(1, dtype=torch.int64) for layer in self.layers}
+        layouts = [LayerLayout(layer=x, tensors=(), num_elements=SIZES[x]) for x in self.layers]
+        self.sums = GradientSums(layouts, FixedPoint(unit_exponent=0, limit_exponent=60))
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return pieces_of(self.layers)
+
+    def has_whole(self, piece: Piece) -> bool:
+        return self.sums.num_whole.get(piece.layer, 0) >= piece.end
 
     def begin_step(self, step: int, generation: int) -> None:
         self.ledger = Ledger(step=step, generation=generation)
-        for total in self.local.values():
-            total.zero_()
+        self.sums.clear()
 
     def compute(self, microbatch: int, summed: Reduction | None = None) -> None:
         """One backward pass; behind the last one sums begin."""
         for layer in reversed(self.layers):
-            self.local[layer] += 1 << (4 * microbatch)
+            self.sums.sums[layer][self.sums.num_whole.get(layer, 0) :] += 1 << (4 * microbatch)
             if summed is not None:
                 summed.complete(layer)
         self.ledger.finished.append(microbatch)
 
-    def begin_attempt(self, generation: int, microbatches: Sequence[int]) -> None:
+    def begin_attempt(
+        self, generation: int, microbatches: Sequence[int], *, is_resumed: bool
+    ) -> None:
         """As step.compute does, or step.attempt where nothing is left to compute."""
         assert self.reduction is not None
         missing = self.ledger.missing(microbatches)
-        for microbatch in missing[:-1]:
+        last = () if is_resumed else missing[-1:]
+        for microbatch in missing[: len(missing) - len(last)]:
             self.compute(microbatch)
         self.ledger.begin_attempt(generation)
-        self.reduction.begin(self.ledger, self._check, missing[-1:])
-        for microbatch in missing[-1:]:
+        self.is_asking = True
+        with contextlib.suppress(FencedError):
+            self.reduction.begin(self.ledger, self._check, last, is_resumed=is_resumed)
+        self.is_asking = False
+        for microbatch in last:
             self.compute(microbatch, self.reduction)
-        for layer in reversed(self.layers):
+        for layer in () if is_resumed else reversed(self.layers):
             self.reduction.complete(layer)
 
     def finish_attempt(self) -> None:
         assert self.reduction is not None
-        with contextlib.suppress(FencedError, GroupBroken):
-            self.reduction.run()
+        if self.reduction.is_begun:
+            with contextlib.suppress(FencedError, GroupBroken):
+                self.reduction.run()
 
     def _check(self) -> None:
+        if self.is_cut_early:
+            raise FencedError(self.ledger.generation, self.ledger.generation + 1)
+        if self.is_asking:
+            return
         if not self.starts_left:
             raise FencedError(self.ledger.generation, self.ledger.generation + 1)
         self.starts_left -= 1
 
 
+Allowed = Mapping[Engine, tuple[int, int]]
+"""How many sums an engine may begin, and wait for."""
+
+
+class Hall:
+    """Where the engines of an attempt meet, each on a thread."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.changed = threading.Condition()
+        self.parts: dict[tuple[str, int], dict[str, Tensor]] = {}
+        """What the members of each group have given for its n-th sum."""
+        self._present = {engine.engine_id for engine in engines}
+
+    def finish(self, engines: Sequence[Engine]) -> None:
+        with ThreadPoolExecutor(len(engines)) as threads:
+            list(threads.map(self._finish, engines))
+
+    def is_any_gone(self, members: Iterable[str]) -> bool:
+        return not self._present.issuperset(members)
+
+    def _finish(self, engine: Engine) -> None:
+        engine.finish_attempt()
+        with self.changed:
+            self._present.discard(engine.engine_id)
+            self.changed.notify_all()
+
+
 class Meeting:
-    """A group in memory, whose sums wait for nobody: what is not there is cut off."""
+    """A group in memory: a sum that somebody will not give to is cut off."""
 
     is_shut = False
 
-    def __init__(self, spec: GroupSpec, engine: Engine, parts: Parts) -> None:
-        self.name = spec.name
-        self._size = len(spec.members)
+    def __init__(self, spec: GroupSpec, engine: Engine, hall: Hall) -> None:
+        self.name, self.size, self.rank = spec.name, len(spec.members), spec.rank(engine.engine_id)
+        self._members = spec.members
         self._engine = engine
-        self._parts = parts
+        self._hall = hall
         self._num_started = 0
 
     def iall_reduce(self, buffer: Tensor) -> "Sum":
-        parts = self._parts.setdefault((self.name, self._num_started), [])
-        self._num_started += 1
-        parts.append(buffer.clone())
-        return Sum(engine=self._engine, buffer=buffer, parts=parts, size=self._size)
+        with self._hall.changed:
+            parts = self._hall.parts.setdefault((self.name, self._num_started), {})
+            self._num_started += 1
+            parts[self._engine.engine_id] = buffer.clone()
+            self._hall.changed.notify_all()
+        return Sum(
+            engine=self._engine, members=self._members, hall=self._hall, buffer=buffer, parts=parts
+        )
 
 
 @dataclass(kw_only=True)
@@ -121,16 +190,33 @@ class Sum:
     """An all-reduce under way."""
 
     engine: Engine
+    members: Collection[str]
+    hall: Hall
     buffer: Tensor
-    parts: list[Tensor]
-    size: int
+    parts: dict[str, Tensor]
     is_over = False
 
     def wait(self) -> None:
-        if not self.engine.sums_left or len(self.parts) < self.size:
-            raise GroupBroken("cut")
-        self.engine.sums_left -= 1
-        self.buffer.copy_(torch.stack(self.parts).sum(0))
+        is_sum = self.buffer.dim() == 1  # else it says what is whole
+        if is_sum and not self.engine.sums_left:
+            self._break_off()
+        self.engine.sums_left -= is_sum
+        with self.hall.changed:
+            self.hall.changed.wait_for(self._is_decided, TIMEOUT_SECONDS)
+            if self._missing():
+                self._break_off()
+            self.buffer.copy_(torch.stack([*self.parts.values()]).sum(0))
+
+    def _break_off(self) -> NoReturn:
+        self.buffer.fill_(-1)  # half a sum
+        raise GroupBroken("cut")
+
+    def _is_decided(self) -> bool:
+        missing = self._missing()
+        return not missing or self.hall.is_any_gone(missing)
+
+    def _missing(self) -> Collection[str]:
+        return set(self.members) - self.parts.keys()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -149,8 +235,9 @@ class Steps(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(reduction, "BUCKET_BYTES", 1)  # a bucket for each layer
+        self.patch.setattr(reduction, "BUCKET_BYTES", 8)  # an element
         self.step = self.generation = self.num_made = 0
+        self.is_attempted = False
         self.pipelines: list[Pipeline] = []
         self.lost: list[int] = []
         """Microbatches whose pipeline is gone."""
@@ -225,29 +312,36 @@ class Steps(RuleBasedStateMachine):
     def attempt(self, data: st.DataObject, is_disturbed: bool) -> None:
         """Everybody sums; some are fenced before a sum starts, or cut off before it is there."""
         self.generation += 1
-        self.meet()
-        numbers = st.integers(0, NUM_LAYERS) if is_disturbed else st.just(NUM_LAYERS)
+        hall = self.meet()
+        numbers = st.just(NUM_PIECES)  # mostly, or nothing would ever become whole
+        if is_disturbed:
+            numbers |= st.just(NUM_PIECES) | st.integers(0, NUM_PIECES)
+        early = st.sampled_from([False] * 7 + [is_disturbed])
         allowed = {engine: (data.draw(numbers), data.draw(numbers)) for engine in self.engines}
         for pipeline in self.pipelines:
             for engine in pipeline.engines:
+                engine.is_cut_early = data.draw(early)
                 engine.starts_left, engine.sums_left = allowed[engine]
-                engine.begin_attempt(self.generation, pipeline.microbatches)
+                engine.begin_attempt(
+                    self.generation, pipeline.microbatches, is_resumed=self.is_attempted
+                )
+        exact = {piece: self.exact(piece) for piece in pieces_of(range(NUM_LAYERS))}
+        hall.finish(self.engines)
         for engine in self.engines:
-            engine.finish_attempt()
-        for engine in self.engines:
-            self.check(engine, allowed)
+            self.check(engine, allowed, exact)
+        self.is_attempted = True
         if all(engine.ledger.is_whole(engine.layers, NUM_MICROBATCHES) for engine in self.engines):
             self.step += 1
             self.restart(data)
 
-    def meet(self) -> None:
+    def meet(self) -> Hall:
         """Groups and sums of a new generation."""
         plan = [
             PipelinePlan(stages=pipeline.plan.stages, microbatches=tuple(part))
             for row, pipeline in enumerate(self.pipelines)
             if (part := MICROBATCHES[row :: len(self.pipelines)])
         ]
-        parts: Parts = {}
+        hall = Hall(self.engines)
         for engine in self.engines:
             view = view_plan(
                 plan,
@@ -256,59 +350,69 @@ class Steps(RuleBasedStateMachine):
                 num_microbatches=NUM_MICROBATCHES,
                 hosted_layers=untied,
             )
-            groups = {spec.name: Meeting(spec, engine, parts) for spec in view.owner_groups}
+            groups = {spec.name: Meeting(spec, engine, hall) for spec in view.owner_groups}
             engine.reduction = Reduction(
                 view=view,
                 groups=cast(dict[str, Group], groups),
-                local=engine.local,
-                sizes=dict.fromkeys(engine.layers, 1),
-                squared_norm=lambda _layer, total: float(total),
-                dtype=torch.int64,
+                sums=engine.sums,
+                squared_norm=lambda _layer, total: float(total.sum()),
                 device=torch.device("cpu"),
                 num_microbatches=NUM_MICROBATCHES,
-                max_in_flight=NUM_LAYERS,
+                max_in_flight=NUM_PIECES,
                 stopwatch=Stopwatch(),
                 failpoints=Failpoints(),
             )
+        return hall
 
-    def check(self, engine: Engine, allowed: dict[Engine, tuple[int, int]]) -> None:
+    def check(self, engine: Engine, allowed: Allowed, exact: Mapping[Piece, list[int]]) -> None:
         """What an engine says of the sums of its layers is what they hold."""
-        started, complete = self.expected(engine, allowed)
+        begun, complete = self.expected(engine, allowed)
+        started = {piece.layer for piece in begun}
+        ends = {piece.layer for piece in complete if piece.end == SIZES[piece.layer]}
         ledger = engine.ledger
         assert ledger.generation == self.generation
-        assert ledger.in_flight == started - complete
-        assert ledger.complete.keys() == complete
-        whole = []
-        for layer in engine.layers:
-            exact = times(torch.stack(self.locals(layer)).sum(0))
-            if layer in complete:
-                assert engine.reduction is not None
-                assert times(engine.reduction.reduced[layer]) == exact
-                assert ledger.complete[layer] == exact.count(1)
-            whole.append(layer in complete and exact == WHOLE)
-        assert ledger.is_whole(engine.layers, NUM_MICROBATCHES) == all(whole)
-
-    def locals(self, layer: int) -> list[Tensor]:
-        return [engine.local[layer] for engine in self.engines if layer in engine.layers]
-
-    def expected(
-        self, engine: Engine, allowed: dict[Engine, tuple[int, int]]
-    ) -> tuple[set[int], set[int]]:
-        """Layers whose sums are on their way or complete, and those that are complete."""
-        starts, sums_left = allowed[engine]
+        assert ledger.in_flight == started - ends
+        assert ledger.complete.keys() == ends
         is_shared = len(self.pipelines) > 1
-        begun = [*reversed(engine.layers)][:starts]
-        complete: set[int] = set()
-        if len(begun) == len(engine.layers):
-            for place, layer in enumerate(begun):
-                others = [other for other in self.engines if layer in other.layers]
-                is_there = all(layer in [*reversed(o.layers)][: allowed[o][0]] for o in others)
-                if is_shared and (not is_there or place >= sums_left):
+        for piece in complete:
+            assert not is_shared or engine.has_whole(piece) or exact[piece] != WHOLE
+        for layer in ends:
+            pieces = pieces_of([layer])
+            assert ledger.complete[layer] == min(exact[piece].count(1) for piece in pieces)
+        whole = ends == {*engine.layers} and all(exact[piece] == WHOLE for piece in engine.pieces)
+        assert ledger.is_whole(engine.layers, NUM_MICROBATCHES) == whole
+
+    def exact(self, piece: Piece) -> list[int]:
+        """How often each microbatch will be in the sum of a piece."""
+        owners = [engine for engine in self.engines if piece.layer in engine.layers]
+        if any(owner.has_whole(piece) for owner in owners):
+            return WHOLE
+        return times(torch.stack([owner.sums.part(piece) for owner in owners]).sum(0))
+
+    def expected(self, engine: Engine, allowed: Allowed) -> tuple[list[Piece], list[Piece]]:
+        """Pieces whose sums are on their way or complete, and those that are complete."""
+        is_shared = len(self.pipelines) > 1
+        begun = self.started(engine, allowed)
+        complete: list[Piece] = []
+        if begun == engine.pieces:
+            for place, piece in enumerate(begun):
+                others = [other for other in self.engines if piece.layer in other.layers]
+                is_there = all(piece in self.started(other, allowed) for other in others)
+                if is_shared and (not is_there or place >= allowed[engine][1]):
                     break
-                complete.add(layer)
-        return (set(begun) if is_shared else complete), complete
+                complete.append(piece)
+        return (begun if is_shared else complete), complete
+
+    def started(self, engine: Engine, allowed: Allowed) -> list[Piece]:
+        """Pieces whose sums an engine began."""
+        peers = [other for other in self.engines if {*other.layers} & {*engine.layers}]
+        is_shared = len(self.pipelines) > 1
+        if self.is_attempted and is_shared and any(peer.is_cut_early for peer in peers):
+            return []  # nobody tells it what is whole
+        return [] if engine.is_cut_early else engine.pieces[: allowed[engine][0]]
 
     def restart(self, data: st.DataObject) -> None:
+        self.is_attempted = False
         self.lost.clear()
         for pipeline in self.pipelines:
             pipeline.microbatches.clear()
@@ -321,14 +425,16 @@ class Steps(RuleBasedStateMachine):
         for pipeline in self.pipelines:
             for engine in pipeline.engines:
                 finished = [engine.ledger.finished.count(m) for m in MICROBATCHES]
-                assert all(times(total) == finished for total in engine.local.values())
+                for piece in engine.pieces:
+                    held = WHOLE if engine.has_whole(piece) else finished
+                    assert times(engine.sums.part(piece)) == held
                 assert max(finished) <= 1
                 still = tuple(m for m in pipeline.microbatches if not finished[m])
                 assert engine.ledger.missing(pipeline.microbatches) == still
 
 
 TestSteps = Steps.TestCase
-TestSteps.settings = settings(max_examples=50, stateful_step_count=20)
+TestSteps.settings = settings(max_examples=80, stateful_step_count=20)
 
 
 def test_a_ledger_knows_what_a_microbatch_takes() -> None:

@@ -15,8 +15,8 @@ class Ledger:
 
     Of microbatches: what is `finished` stays true until the step is committed, whatever happens to
     its attempts. Of layers, in the newest attempt: the sum is local, then in flight from the start
-    of its all-reduce until it is complete. An attempt works on a copy: until the commit, the local
-    sums are there as well, and begin the next attempt.
+    of its all-reduce until it is complete. What is in flight is a copy; what is complete has taken
+    the place of the local sum, and stays true in the next attempt (`holdings`).
     """
 
     step: int
@@ -53,7 +53,7 @@ class Ledger:
         return Ledger(step=step, generation=generation, recent_microbatch_seconds=recent)
 
     def begin_attempt(self, generation: int) -> None:
-        """All sums of an earlier attempt are void; the local ones are not."""
+        """Nothing is agreed on of the sums of an earlier attempt: they are to be summed again."""
         self.generation = generation
         self.in_flight.clear()
         self.complete.clear()

@@ -47,8 +47,8 @@ class Place:
     around: Surroundings
     view: PlanView
     generation: int
-    sums: GradientSums | None
-    """The local sums; None for a follower, which has none."""
+    sums: GradientSums
+    """The local sums, which become the whole ones; a follower adds nothing to them."""
     pipeline: PipelineStage | None
     """None for a follower."""
     pipeline_groups: tuple[Group, ...]
@@ -62,11 +62,17 @@ class Place:
     ledger: Ledger
     halt: threading.Event
     """Set by anybody: the pipeline stops at its next action, for good."""
+    resumed_step: int | None = None
+    """The step that other generations may have begun: some may have whole sums of it."""
 
     @property
     def reduced(self) -> Mapping[int, Tensor]:
         """The sums over all owners, of the layers that the ledger says are complete."""
-        return {} if self.reduction is None else self.reduction.reduced
+        return {} if self.reduction is None else self.sums.sums
+
+    @property
+    def is_resuming(self) -> bool:
+        return self.ledger.step == self.resumed_step
 
     def trace(self) -> None:
         """Tells which layers it computes from now on."""
@@ -92,20 +98,19 @@ def take_place(
     step: int,
     groups: Mapping[str, Group],
     states: Mapping[int, LayerState],
+    resumed_step: int | None = None,
 ) -> Place:
     """Puts a place together from the states of its layers and the groups that stand."""
     job = around.job
-    sums = None
-    if not view.is_follower:
-        layouts = [job.layouts[layer] for layer in view.hosted_layers]
-        sums = GradientSums(layouts, job.accumulation, str(job.device))
+    layouts = [job.layouts[layer] for layer in view.hosted_layers]
+    sums = GradientSums(layouts, job.accumulation, str(job.device))
     halt = threading.Event()
     return Place(
         around=around,
         view=view,
         generation=generation,
         sums=sums,
-        pipeline=None if sums is None else _pipeline(around, view, sums, groups, states, halt),
+        pipeline=None if view.is_follower else _pipeline(around, view, sums, groups, states, halt),
         pipeline_groups=tuple(groups[spec.name] for spec in view.pipeline_groups),
         sum_groups=tuple(groups[spec.name] for spec in view.sum_groups),
         awaited=None,
@@ -113,10 +118,18 @@ def take_place(
         agreement=_agreement(around, view, generation, groups),
         ledger=Ledger(step=step, generation=generation),
         halt=halt,
+        resumed_step=resumed_step,
     )
 
 
-def renew_place(place: Place, *, view: PlanView, generation: int, awaited: Communicators) -> None:
+def renew_place(
+    place: Place,
+    *,
+    view: PlanView,
+    generation: int,
+    awaited: Communicators,
+    resumed_step: int | None = None,
+) -> None:
     """Goes on with a place in another generation, whose groups are being built.
 
     Args:
@@ -124,10 +137,12 @@ def renew_place(place: Place, *, view: PlanView, generation: int, awaited: Commu
         view: the new plan, seen from the same engine.
         generation: the new one.
         awaited: its groups across the pipelines.
+        resumed_step: the step in flight, if the new generation finishes it.
     """
     place.view, place.generation = view, generation
     place.awaited, place.sum_groups = awaited, ()
-    place.reduction = None  # an earlier attempt's sums are void
+    place.resumed_step = resumed_step
+    place.reduction = None  # its buckets are those of the groups before
     place.agreement = _agreement(place.around, view, generation, _kept_groups(place))
 
 
@@ -185,17 +200,15 @@ def _pipeline(
 
 
 def _reduction(
-    around: Surroundings, view: PlanView, sums: GradientSums | None, groups: Mapping[str, Group]
+    around: Surroundings, view: PlanView, sums: GradientSums, groups: Mapping[str, Group]
 ) -> Reduction:
     job = around.job
     unit = job.accumulation.unit
     return Reduction(
         view=view,
         groups=groups,
-        local={} if sums is None else sums.sums,
-        sizes={layer: job.layouts[layer].num_elements for layer in view.hosted_layers},
+        sums=sums,
         squared_norm=lambda layer, total: squared_norm(job.layouts[layer], total, unit),
-        dtype=job.accumulation.dtype,
         device=job.device,
         num_microbatches=job.num_microbatches,
         max_in_flight=job.buckets_in_flight,

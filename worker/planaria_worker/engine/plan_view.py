@@ -90,6 +90,11 @@ class PlanView:
         return not self.is_follower and self.pipeline.keeps_step
 
     @property
+    def is_resuming(self) -> bool:
+        """Whether any pipeline goes on with what it has computed of the step in flight."""
+        return any(pipeline.keeps_step for pipeline in self.pipelines)
+
+    @property
     def pipeline_groups(self) -> tuple[GroupSpec, ...]:
         """Those along the pipeline: they outlive the generation when the pipeline is kept."""
         return _once(self.forward_group, self.backward_group)

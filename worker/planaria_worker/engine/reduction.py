@@ -1,55 +1,69 @@
-"""The sum of gradients over everybody who holds a layer: an all-reduce per bucket of layers.
+"""The sum of gradients over everybody who holds a layer: an all-reduce per bucket.
 
 A bucket starts as soon as the last backward pass has come through its layers, so that it overlaps
 with the rest of that pass. An all-reduce works on a copy, so that a failure at any moment leaves
-the local sums as they were (ALGORITHMS.md 6). The copy is kept until the next attempt: whoever
-misses the verdict can still be told to apply it. So the layers that others hold as well take the
-memory of their sums twice. Behind the sums, each bucket carries how often every microbatch is in
-them.
+the local sums as they were (ALGORITHMS.md 6); there are as many copies as buckets may be under way.
+Behind the sums, each bucket carries how often every microbatch is in them: what holds each once
+takes the place of the local sum, and stays true until the commit (`holdings`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group, GroupBroken, Work
+from planaria_worker.engine.communication import Group, GroupBroken, Work, beside
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.holdings import (
+    NOBODY,
+    Holder,
+    Part,
+    Piece,
+    cut_into_buckets,
+    find_holder,
+    part_of,
+)
 from planaria_worker.engine.launches import LaunchOrder, LayersOfBucket
 from planaria_worker.engine.ledger import Ledger
+from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.runs import Run
 from planaria_worker.engine.stopwatch import Stopwatch
 
 BUCKET_BYTES = 8 << 20
-"""Layers are reduced together up to this size; a larger one alone. Small enough that the first
-bucket starts early in the last backward pass."""
+"""What is summed together: small layers up to this size, and pieces of it of larger ones. Small
+enough that the first bucket starts early in the last backward pass. It decides where layers are
+cut, so it is the same on all engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bucket:
-    """Layers of one run that travel together."""
+    """Pieces of the layers of one run that travel together."""
 
     run: Run
-    layers: tuple[int, ...]
-    """The highest first."""
+    pieces: tuple[Piece, ...]
+    """The highest layer first."""
     own_count: int
     """What each of this engine's microbatches counts."""
     group: Group | None
     """None: this engine alone holds them, and its local sums are the whole ones."""
-    buffer: Tensor | None
-    """The sums of the layers, one behind the other, and the counts; None without a group."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(piece.layer for piece in self.pieces))
+
+    def length(self, num_microbatches: int) -> int:
+        """Elements of what is sent: the values of all pieces, then a row of counts for each."""
+        return sum(piece.num_elements + num_microbatches for piece in self.pieces)
 
 
 class Reduction:
     """Adds the local sums of all owners, for every layer of this engine.
 
     Attributes:
-        reduced: for each layer the sum over its owners, once it is complete. The local sum itself
-            where there is no other owner.
-        squared_norms: of these sums; found while the buckets behind are still under way.
+        squared_norms: of the sums; found while the buckets behind are still under way.
     """
 
     def __init__(
@@ -57,45 +71,41 @@ class Reduction:
         *,
         view: PlanView,
         groups: Mapping[str, Group],
-        local: Mapping[int, Tensor],
-        sizes: Mapping[int, int],
+        sums: GradientSums,
         squared_norm: Callable[[int, Tensor], float],
-        dtype: torch.dtype,
         device: torch.device,
         num_microbatches: int,
         max_in_flight: int,
         stopwatch: Stopwatch,
         failpoints: Failpoints,
     ) -> None:
-        """Makes the buffers.
+        """Makes the copies.
 
         Args:
             view: which layers are summed with whom.
             groups: those of the owners, by name.
-            local: this engine's own sums by layer; a layer without one adds nothing.
-            sizes: elements of each layer's sum.
+            sums: the local ones; each becomes the whole one.
             squared_norm: of a layer's sum.
-            dtype: of the sums.
-            device: where they are.
+            device: where the sums are.
             num_microbatches: microbatches of a step.
             max_in_flight: buckets that may be under way at once.
             stopwatch: counts seconds.
             failpoints: hit at `reduce`.
         """
-        self._local = local
+        self._sums = sums
         self._device = device
         self._squared_norm = squared_norm
         self._num_microbatches = num_microbatches
         self._max_in_flight = max_in_flight
         self._stopwatch = stopwatch
         self._failpoints = failpoints
-        self.reduced: dict[int, Tensor] = {}
         self.squared_norms: dict[int, float] = {}
-        self._buckets = tuple(self._cut(view, groups, sizes, dtype, device))
+        self._buckets = tuple(self._cut(view, groups))
         self._in_order = tuple(
             LayersOfBucket(layers=bucket.layers, is_tied=bucket.run.is_tied)
             for bucket in self._buckets
         )
+        self._copies = self._allocate()
         self._attempt: _Attempt | None = None
 
     @property
@@ -108,20 +118,35 @@ class Reduction:
         ledger: Ledger,
         check: Callable[[], None],
         upcoming: Sequence[int] = (),
+        *,
+        is_resumed: bool = False,
     ) -> None:
-        """Begins an attempt, ahead of the last microbatches that it sums; nothing starts yet.
+        """Begins an attempt, ahead of the last microbatches that it sums; no sum starts yet.
 
         Args:
             ledger: of the step.
             check: raises FencedError when no sum may start any more.
             upcoming: microbatches that will be in every local sum that is said to be complete.
+            is_resumed: the same for all owners: whether attempts of other generations may have left
+                anybody what is whole. Then the owners tell each other before any sum starts, and
+                nothing may be left to compute.
+
+        Raises:
+            GroupBroken: they were to, and an owner is gone, or a group was shut.
+            FencedError: they were to, and no sum may start any more.
         """
         counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
         for microbatch in (*ledger.finished, *upcoming):
             counts[microbatch] += 1
         counts = counts.to(self._device, non_blocking=True)  # here, since buckets wait for nothing
         order = LaunchOrder(self._in_order, self._max_in_flight)
-        self._attempt = _Attempt(ledger=ledger, check=check, counts=counts, order=order)
+        self._attempt = _Attempt(
+            ledger=ledger,
+            check=check,
+            counts=counts,
+            order=order,
+            asked=self._ask(check) if is_resumed else (),
+        )
 
     def complete(self, layer: int) -> None:
         """The local sum of a layer is complete: starts what may start now; never raises.
@@ -134,6 +159,8 @@ class Reduction:
             return
         attempt.order.complete(layer)
         try:
+            while attempt.is_oldest_over:
+                self._finish_oldest(attempt)
             self._launch(attempt)
         except (GroupBroken, FencedError) as error:
             attempt.failure = error.with_traceback(None)
@@ -142,93 +169,155 @@ class Reduction:
         """Reduces every layer, the highest first, and enters it in the ledger when it is complete.
 
         Raises:
-            GroupBroken: an owner is gone, or a group was shut; the local sums are what they were.
+            GroupBroken: an owner is gone, or a group was shut; what is not whole is local still.
             FencedError: no sum may start any more.
         """
         attempt, self._attempt = self._attempt, None
         assert attempt is not None  # noqa: S101 - it was begun
         if attempt.failure is not None:
             raise attempt.failure
+        attempt.hear()
         attempt.order.end_pass()
         self._launch(attempt)
         for place, bucket in enumerate(self._buckets):
-            self._finish(attempt, bucket, attempt.works[place])
-            self._launch(attempt)  # what had to wait for this one
-            for layer in bucket.layers:
-                self.squared_norms[layer] = self._squared_norm(layer, self.reduced[layer])
+            if bucket.group is not None:
+                self._failpoints.hit("reduce", attempt.ledger.step, min(bucket.layers))
+            if place == attempt.num_finished:
+                self._finish_oldest(attempt)
+                self._stopwatch.lap("reduce")
+                self._launch(attempt)  # what had to wait for this one
+            self._take_norms(bucket)
         self._stopwatch.lap("reduce")
+
+    def _ask(self, check: Callable[[], None]) -> "Sequence[_Asked]":
+        """Tells the other owners how much of each layer is whole here, group by group."""
+        layers: dict[Group, list[int]] = {}  # in the one order of all owners
+        for bucket in self._buckets:
+            if bucket.group is not None:
+                known = layers.setdefault(bucket.group, [])
+                known.extend(layer for layer in bucket.layers if layer not in known)
+        asked = []
+        for group, own in layers.items():
+            check()
+            table = torch.zeros((group.size, len(own)), dtype=torch.int64)
+            table[group.rank] = torch.tensor([self._sums.num_whole.get(x, 0) for x in own])
+            table = table.to(self._device)
+            work = group.iall_reduce(table)
+            asked.append(_Asked(group=group, layers=tuple(own), table=table, work=work))
+        return asked
 
     def _launch(self, attempt: "_Attempt") -> None:
         """Starts the buckets that may start."""
-        while (place := attempt.order.take(attempt.num_in_flight)) is not None:
-            bucket, work = self._buckets[place], None
+        while (place := attempt.order.take(attempt.num_under_way)) is not None:
             attempt.check()
-            if bucket.group is not None and bucket.buffer is not None:
-                self._fill(bucket, attempt.counts)
+            bucket = self._buckets[place]
+            begun = _Begun(bucket=bucket)
+            if bucket.group is not None:
+                begun.copy = self._copies.pop()
+                sent = begun.copy[: bucket.length(self._num_microbatches)]
+                self._fill(bucket, bucket.group.rank, attempt, sent)
                 attempt.ledger.launch(bucket.layers)
-                work = bucket.group.iall_reduce(bucket.buffer)
-            attempt.works.append(work)
+                begun.work = bucket.group.iall_reduce(sent)
+            attempt.begun.append(begun)
 
-    def _finish(self, attempt: "_Attempt", bucket: _Bucket, work: Work | None) -> None:
-        if work is None or bucket.buffer is None:
-            self._enter(attempt.ledger, bucket, attempt.counts * bucket.own_count)
-            return
-        self._failpoints.hit("reduce", attempt.ledger.step, min(bucket.layers))
-        work.wait()
-        self._enter(attempt.ledger, bucket, bucket.buffer[-self._num_microbatches :])
-        self._stopwatch.lap("reduce")
+    def _fill(self, bucket: _Bucket, rank: int, attempt: "_Attempt", sent: Tensor) -> None:
+        """Copies what this engine adds, and how often every microbatch is in that."""
+        values, rows = self._parts(bucket, sent)
+        for piece, value, row in zip(bucket.pieces, values, rows, strict=True):
+            part = part_of(rank, piece, attempt.holders.get(piece.layer, NOBODY))
+            if part is Part.NOTHING:
+                value.zero_()
+                row.zero_()
+                continue
+            value.copy_(self._sums.part(piece))
+            if part is Part.WHOLE:
+                row.fill_(bucket.run.whole_count)
+            else:  # what is out of range must not be taken for the whole
+                row.copy_(attempt.counts * bucket.own_count * self._sums.in_range(piece.layer))
 
-    def _enter(self, ledger: Ledger, bucket: _Bucket, counts: Tensor) -> None:
-        num_counted = int((counts == bucket.run.whole_count).sum())
-        if bucket.group is not None and bucket.group.is_shut:
-            # Whatever the transport said of it: what came may be half a sum.
-            raise GroupBroken(f"group {bucket.group.name}: shut during an all-reduce")
-        ledger.enter(bucket.layers, num_counted)
+    def _finish_oldest(self, attempt: "_Attempt") -> None:
+        """Waits for a bucket; what is whole takes the place of the local sums."""
+        begun = attempt.begun[attempt.num_finished]
+        bucket, copy, work = begun.bucket, begun.copy, begun.work
+        values: Sequence[Tensor | None] = [None] * len(bucket.pieces)
+        rows: Iterable[Tensor] = [attempt.counts * bucket.own_count] * len(bucket.pieces)
+        if bucket.group is not None and copy is not None and work is not None:
+            with beside(self._device):
+                work.wait()
+                values, arrived = self._parts(bucket, copy)
+                rows = arrived.cpu()
+            _require_open(bucket.group)
+        for piece, value, row in zip(bucket.pieces, values, rows, strict=True):
+            num_counted = attempt.count(piece.layer, int((row == bucket.run.whole_count).sum()))
+            if value is not None and num_counted == self._num_microbatches:
+                self._sums.put_whole(piece, value)
+            if piece.end == self._sums.sums[piece.layer].numel():
+                attempt.ledger.enter([piece.layer], num_counted)
+        attempt.num_finished += 1
+        begun.copy = begun.work = None
+        if copy is not None:
+            self._copies.append(copy)
 
-    def _fill(self, bucket: _Bucket, counts: Tensor) -> None:
-        """Copies the local sums and counts."""
-        for layer in bucket.layers:
-            if layer in self._local:
-                self.reduced[layer].copy_(self._local[layer])
-            else:
-                self.reduced[layer].zero_()
-        assert bucket.buffer is not None  # noqa: S101 - only a bucket with a group is filled
-        bucket.buffer[-self._num_microbatches :] = counts * bucket.own_count
+    def _take_norms(self, bucket: _Bucket) -> None:
+        for piece in bucket.pieces:
+            total = self._sums.sums[piece.layer]
+            if piece.end == total.numel():
+                self.squared_norms[piece.layer] = self._squared_norm(piece.layer, total)
 
-    def _cut(
-        self,
-        view: PlanView,
-        groups: Mapping[str, Group],
-        sizes: Mapping[int, int],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Iterator[_Bucket]:
+    def _parts(self, bucket: _Bucket, copy: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """Views: the values of each piece; how often each microbatch is in it, by piece."""
+        lengths = [piece.num_elements for piece in bucket.pieces]
+        num_values, length = sum(lengths), bucket.length(self._num_microbatches)
+        rows = copy[num_values:length].view(len(lengths), self._num_microbatches)
+        return copy[:num_values].split_with_sizes(lengths), rows
+
+    def _cut(self, view: PlanView, groups: Mapping[str, Group]) -> Iterator[_Bucket]:
         """Cuts every run into buckets; from the plan alone, hence alike on all owners."""
+        sizes = {layer: total.numel() for layer, total in self._sums.sums.items()}
         for run in view.runs:
             spec = view.owner_group(run)
-            for layers in cut_into_buckets(run.layers, sizes, BUCKET_BYTES // dtype.itemsize):
-                buffer = None
-                if spec is not None:
-                    length = sum(sizes[layer] for layer in layers) + self._num_microbatches
-                    buffer = torch.empty(length, dtype=dtype, device=device)
-                self._place(layers, sizes, buffer)
+            limit = BUCKET_BYTES // self._sums.dtype.itemsize
+            for pieces in cut_into_buckets(run.layers, sizes, limit):
                 yield _Bucket(
                     run=run,
-                    layers=layers,
+                    pieces=pieces,
                     own_count=run.count(view.computed_layers),
                     group=None if spec is None else groups[spec.name],
-                    buffer=buffer,
                 )
 
-    def _place(
-        self, layers: Sequence[int], sizes: Mapping[int, int], buffer: Tensor | None
-    ) -> None:
-        """Says where the sum of each layer of a bucket will be."""
-        start = 0
-        for layer in layers:
-            end = start + sizes[layer]
-            self.reduced[layer] = self._local[layer] if buffer is None else buffer[start:end]
-            start = end
+    def _allocate(self) -> list[Tensor]:
+        """A copy for each bucket that may be under way."""
+        shared = [bucket for bucket in self._buckets if bucket.group is not None]
+        length = max((bucket.length(self._num_microbatches) for bucket in shared), default=0)
+        return [
+            torch.empty(length, dtype=self._sums.dtype, device=self._device)
+            for _ in range(min(self._max_in_flight, len(shared)))
+        ]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Begun:
+    """A bucket of an attempt, from its start on."""
+
+    bucket: _Bucket
+    copy: Tensor | None = None
+    """What is summed, until it has been put in its place; None without a group."""
+    work: Work | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.work is not None and self.work.is_over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Asked:
+    """What the owners in a group tell each other."""
+
+    group: Group
+    layers: tuple[int, ...]
+    table: Tensor
+    """Elements that are whole, by rank and layer: [owners, layers]."""
+    work: Work
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -240,30 +329,45 @@ class _Attempt:
     counts: Tensor
     """How often each microbatch is in the local sums."""
     order: LaunchOrder
-    works: list[Work | None] = field(default_factory=list)
-    """Of each bucket that has started; None where nobody else has to be asked."""
+    asked: Sequence[_Asked] = ()
+    holders: dict[int, Holder] = field(default_factory=dict)
+    """Of layers of which somebody may have something whole already."""
+    begun: list[_Begun] = field(default_factory=list)
+    num_finished: int = 0
+    """The oldest of those that have begun."""
+    num_counted: dict[int, int] = field(default_factory=dict)
+    """Of each layer, in the pieces of it that have come."""
     failure: GroupBroken | FencedError | None = None
     """Why nothing more starts."""
 
     @property
-    def num_in_flight(self) -> int:
-        return sum(work is not None and not work.is_over for work in self.works)
+    def num_under_way(self) -> int:
+        return sum(begun.copy is not None for begun in self.begun)
+
+    @property
+    def is_oldest_over(self) -> bool:
+        return self.num_finished < len(self.begun) and self.begun[self.num_finished].is_over
+
+    def hear(self) -> None:
+        """Finds who adds what is whole."""
+        for asked in self.asked:
+            asked.work.wait()
+            columns = asked.table.T.tolist()
+            _require_open(asked.group)
+            self.holders.update(zip(asked.layers, map(find_holder, columns), strict=True))
+
+    def count(self, layer: int, num_counted: int) -> int:
+        """Enters a further piece of a layer; returns what all of them have in common."""
+        least = min(num_counted, self.num_counted.get(layer, num_counted))
+        self.num_counted[layer] = least
+        return least
 
 
-def cut_into_buckets(
-    layers: Sequence[int], sizes: Mapping[int, int], limit: int
-) -> Iterator[tuple[int, ...]]:
-    """Consecutive layers together, up to `limit` elements; the highest first.
+def _require_open(group: Group) -> None:
+    """Whatever the transport said of an operation: if the group was shut, half of it may be here.
 
-    Args:
-        layers: ascending.
-        sizes: elements of each layer.
-        limit: elements of a bucket; a larger layer is a bucket of its own.
+    Raises:
+        GroupBroken: it was.
     """
-    part: list[int] = []
-    for layer in reversed(layers):
-        if part and sum(sizes[other] for other in (*part, layer)) > limit:
-            yield tuple(part)
-            part = []
-        part.append(layer)
-    yield tuple(part)
+    if group.is_shut:
+        raise GroupBroken(f"group {group.name}: shut during an all-reduce")

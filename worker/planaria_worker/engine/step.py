@@ -69,8 +69,7 @@ def run_step(place: Place, step: int) -> CommittedStep:
 def begin_step(place: Place, step: int) -> None:
     """Nothing of the step is computed yet."""
     place.around.stopwatch.restart(step)
-    if place.sums is not None:
-        place.sums.clear()
+    place.sums.clear()
     place.ledger = place.ledger.behind(step, place.generation)
 
 
@@ -85,7 +84,7 @@ def compute(place: Place, microbatches: Sequence[int]) -> None:
     if place.pipeline is None or not microbatches:
         return
     reduction, when_summed = place.reduction, None
-    if reduction is not None:  # otherwise its groups are being built
+    if reduction is not None and not place.is_resuming:  # else groups are built, or peers asked
         place.ledger.begin_attempt(place.generation)
         _begin_sums(place, reduction, microbatches)
         when_summed = reduction.complete
@@ -137,7 +136,7 @@ def _reduce(place: Place) -> tuple[Message, Exception | None]:
     except (GroupBroken, FencedError, PlanariaError) as error:
         place.shut_sums(str(error))
         return _fenced(place), error.with_traceback(None)  # which would keep the groups
-    if place.sums is not None:
+    if place.pipeline is not None:
         _trace_claim(place)
     return _claim(place, fence.mark), None
 
@@ -156,7 +155,12 @@ def _trace_claim(place: Place) -> None:
 
 def _begin_sums(place: Place, reduction: Reduction, upcoming: Sequence[int] = ()) -> None:
     fence, generation = place.around.fence, place.generation
-    reduction.begin(place.ledger, lambda: fence.check(generation), upcoming)
+    reduction.begin(
+        place.ledger,
+        lambda: fence.check(generation),
+        upcoming,
+        is_resumed=place.is_resuming,
+    )
 
 
 def _fenced(place: Place) -> Message:

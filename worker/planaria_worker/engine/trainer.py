@@ -321,13 +321,15 @@ class Trainer:
         self._standing.sums = None
         self._vitals.committed_steps = activation.committed_steps
         groups = communicators.wait()
+        step = activation.committed_steps
         place = take_place(
             self._around,
             view=view,
             generation=activation.generation,
-            step=activation.committed_steps,
+            step=step,
             groups=groups,
             states=self._around.store.states,
+            resumed_step=step if view.is_resuming else None,
         )
         with self._standing.lock:
             self._links.join_pipeline(place.pipeline_groups)

@@ -60,7 +60,14 @@ class TrainingLoop:
             generation: the new one.
             awaited: its groups across the pipelines, which are being built.
         """
-        renew_place(self._place(), view=view, generation=generation, awaited=awaited)
+        place = self._place()
+        renew_place(
+            place,
+            view=view,
+            generation=generation,
+            awaited=awaited,
+            resumed_step=place.ledger.step,
+        )
         self.train()
 
     def train_on(self) -> None:

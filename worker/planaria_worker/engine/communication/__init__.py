@@ -11,5 +11,6 @@ from planaria_worker.engine.communication.communicators import Communicators
 from planaria_worker.engine.communication.errors import GroupBroken
 from planaria_worker.engine.communication.group import Group, Work
 from planaria_worker.engine.communication.store import StoreServer
+from planaria_worker.engine.communication.streams import beside
 
-__all__ = ["Communicators", "Group", "GroupBroken", "StoreServer", "Work"]
+__all__ = ["Communicators", "Group", "GroupBroken", "StoreServer", "Work", "beside"]

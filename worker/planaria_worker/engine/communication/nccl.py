@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupNCCL, Store
 from torch._C._distributed_c10d import Work as BackendWork
 
 from planaria_worker.engine.communication.backends import Pending, RawProcessGroup
+from planaria_worker.engine.communication.streams import beside
 
 _TAG = 0
 """Between two ranks, messages of one direction arrive in the order in which they were sent."""
@@ -99,7 +99,7 @@ class NcclConnector:
 
     def _meet(self, backend: "NcclBackend", rank: int, size: int, deadline: float) -> None:
         """Connects to the others, by one operation of every kind that will be used."""
-        with _beside(self._device):
+        with beside(self._device):
             for operation in self._first_operations(backend, rank, size):
                 seconds_left = max(deadline - time.monotonic(), 0.0)
                 if not operation.wait(seconds_left, self._is_cut):
@@ -170,12 +170,6 @@ class _Operation:
 def _abort(process_group: RawProcessGroup) -> None:
     with contextlib.suppress(RuntimeError):
         process_group.abort()
-
-
-def _beside(device: torch.device) -> AbstractContextManager[object]:
-    """A stream on which nothing waits for what the device computes meanwhile."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return torch.cuda.stream(stream)
 
 
 def _set_environment(operation_timeout_seconds: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.numerics import kernels
 from planaria_worker.models.layout import LayerLayout
 from planaria_worker.models.stage import Leaf
@@ -144,10 +145,15 @@ def choose_accumulation(
 
 
 class GradientSums:
-    """The local gradient sums of the layers that a stage hosts, one flat buffer each.
+    """The gradient sums of the layers that a stage hosts, one flat buffer each.
+
+    A sum is local, and takes in what is computed here, until the whole one is put in its place,
+    piece by piece from its start: that takes in nothing more.
 
     Attributes:
         sums: for each layer its buffer, in the layer's layout; zero until something is added.
+        num_whole: elements of a layer's buffer, from its start, that hold the whole sum; 0 for a
+            layer that is not in it.
     """
 
     def __init__(
@@ -158,6 +164,7 @@ class GradientSums:
     ) -> None:
         self._accumulation = accumulation
         self.sums: dict[int, Tensor] = {}
+        self.num_whole: dict[int, int] = {}
         self._places: dict[tuple[int, str], Tensor] = {}
         self._in_range: dict[int, Tensor | bool] = {}
         self._num_leaves: Counter[int] = Counter()
@@ -167,6 +174,23 @@ class GradientSums:
             self.sums[layout.layer] = total
             for name, place in layout.views(total).items():
                 self._places[layout.layer, name] = place
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._accumulation.dtype
+
+    def part(self, piece: Piece) -> Tensor:
+        """A piece of a layer's sum, sharing its memory."""
+        return self.sums[piece.layer][piece.start : piece.end]
+
+    def put_whole(self, piece: Piece, values: Tensor) -> None:
+        """Puts the whole sum of a piece in its place, behind the pieces before it."""
+        self.part(piece).copy_(values)
+        self.num_whole[piece.layer] = max(piece.end, self.num_whole.get(piece.layer, 0))
+
+    def in_range(self, layer: int) -> Tensor | bool:
+        """Whether all that was added to a layer since `clear` was finite and in range."""
+        return self._in_range.get(layer, True)
 
     def collect(
         self, leaves: Iterable[Leaf], before_each: Callable[[], None] | None = None
@@ -212,6 +236,7 @@ class GradientSums:
     def clear(self) -> None:
         """Back to zero, for the next step."""
         self._in_range.clear()
+        self.num_whole.clear()
         for total in self.sums.values():
             total.zero_()
 
@@ -219,13 +244,19 @@ class GradientSums:
         self, layer: int, name: str, before_each: Callable[[], None] | None
     ) -> Callable[[Tensor], None]:
         place, add = self._places[layer, name], self._accumulation.add
+        start = place.storage_offset() - self.sums[layer].storage_offset()
+        num_whole = self.num_whole
 
         def collect(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None  # noqa: S101 - autograd calls this when it is there
             if before_each is not None:
                 before_each()
-            in_range = add(place, gradient)
+            if num_whole.get(layer, 0) <= start:
+                in_range = add(place, gradient)
+            else:
+                num_done = num_whole[layer] - start  # may be more than all of it
+                in_range = add(place.view(-1)[num_done:], gradient.reshape(-1)[num_done:])
             if in_range is not True:
                 self._in_range[layer] = in_range & self._in_range.get(layer, True)
             if self._last_pass is not None:
