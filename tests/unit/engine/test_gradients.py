@@ -32,7 +32,7 @@ from planaria_worker.engine.place import Place, Surroundings, take_place
 from planaria_worker.engine.plan import PipelinePlan
 from planaria_worker.engine.plan_view import view_plan
 from planaria_worker.engine.state import LayerStore
-from planaria_worker.engine.step import CommittedStep, run_step
+from planaria_worker.engine.step import CommittedStep, RefusedStepError, run_step
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import Microbatch, build_stage, hosted_layers
 from planaria_worker.models.state import initial_state
@@ -193,6 +193,25 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
     for place, _ in run_places(places):
         *before, _last = place.ledger.finished
         assert at_first[place.view.engine_id] == before
+
+
+def test_a_sum_with_a_gradient_out_of_range_is_not_whole(tmp_path: Path) -> None:
+    """Were it kept for the next attempt, nobody might be left who knows."""
+    job = make_job(tmp_path, MODELS["llama"], reproducible=True)
+    places = take_places(job, [pipeline(0, [2, 5], [0, 1, 3]), pipeline(1, [3, 5], [2, 4])])
+    assert places[0].pipeline is not None
+    weight = next(leaf.parameter for leaf in places[0].pipeline._stage.leaves if leaf.layer == 1)
+    register: Any = weight.register_hook
+    register(lambda gradient: gradient.fill_(torch.inf))
+
+    def run(place: Place) -> None:
+        with pytest.raises(RefusedStepError, match="OUT_OF_RANGE in layer 1"):
+            run_step(place, 0)
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        list(threads.map(run, places))
+    hosting = [place.sums.num_whole for place in places if 1 in place.view.hosted_layers]
+    assert [sorted(num_whole) for num_whole in hosting] == [[0], [0, 2]]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle.small import initial_states, small_model
+from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.numerics import optimizer
 from planaria_worker.engine.numerics.accumulate import (
     FixedPoint,
@@ -184,11 +185,40 @@ def test_the_layer_out_of_range_is_named() -> None:
     assert sums.out_of_range() == ()
 
 
+@pytest.mark.parametrize("accumulation", [FloatingPoint(), FixedPoint(40, 60)])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_what_is_whole_takes_in_nothing_more(
+    accumulation: FloatingPoint | FixedPoint, share: float
+) -> None:
+    """What is computed behind an attempt is added to what is local still, wherever that begins."""
+    config = small_model("llama")
+    states = initial_states(config)
+    layouts = [state.layout for state in states.values()]
+    tokens = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(3))
+    totals = []
+    for has_whole in (False, True):
+        stage = build_stage(transformer(config), 0, 5, states)
+        sums = GradientSums(layouts, accumulation)
+        sums.collect(stage.leaves)
+        for layout in layouts if has_whole else ():
+            whole = Piece(layer=layout.layer, start=0, end=int(share * layout.num_elements))
+            sums.put_whole(whole, torch.full((whole.num_elements,), 7, dtype=sums.dtype))
+        torch.autograd.backward(stage(tokens).square().sum())
+        totals.append(sums.sums)
+    for layout in layouts:
+        num_whole = int(share * layout.num_elements)
+        local, total = totals[0][layout.layer], totals[1][layout.layer]
+        assert (total[:num_whole] == 7).all()
+        assert torch.equal(total[num_whole:], local[num_whole:])
+
+
 def test_clear_starts_the_next_step() -> None:
     sums = GradientSums([_layout(5)], FloatingPoint())
+    sums.put_whole(Piece(layer=0, start=0, end=3), torch.ones(3))
     sums.sums[0].fill_(1.0)
     sums.clear()
     assert not sums.sums[0].any()
+    assert not sums.num_whole
 
 
 @pytest.mark.parametrize("sizes", [(1,), (15, 16), (17, 40, 1000)])

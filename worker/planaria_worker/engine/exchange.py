@@ -264,6 +264,10 @@ class ExchangeFormat:
         squares, counted, _, reports = self._sections(rows)
         is_held = counted != _NOT_HOSTED
         is_held[:num_pipelines] = True  # a pipeline that leaves out a layer lacks it
+        not_finite = np.flatnonzero(~np.isfinite(squares.view(np.float64)).all(axis=0))
+        out_of_range = min(rows[:, _OUT_OF_RANGE].min(), *not_finite[:1], _NO_FAULT)
+        if out_of_range != _NO_FAULT:  # and so in no sum
+            return Verdict.OUT_OF_RANGE, int(out_of_range)
         incomplete = np.flatnonzero((is_held & (counted != self.num_microbatches)).any(axis=0))
         if incomplete.size:
             return Verdict.INCOMPLETE, int(incomplete[0])
@@ -271,10 +275,6 @@ class ExchangeFormat:
         num_evaluated = int(rows[:, _EVALUATED].sum())
         if not is_reported.all() or num_evaluated != self._num_evaluated(int(rows[0][_STEP])):
             return Verdict.INCOMPLETE, self.num_layers - 1
-        not_finite = np.flatnonzero(~np.isfinite(squares.view(np.float64)).all(axis=0))
-        out_of_range = min(rows[:, _OUT_OF_RANGE].min(), *not_finite[:1], _NO_FAULT)
-        if out_of_range != _NO_FAULT:
-            return Verdict.OUT_OF_RANGE, int(out_of_range)
         diverged = int(rows[:, _DIVERGED].min())
         if self.is_reproducible:
             differs = np.flatnonzero((is_held & (squares != squares[0])).any(axis=0))
