@@ -106,7 +106,7 @@ def _markdown(
             f"Buckets of up to {BUCKET_BYTES >> 20} MiB, at most "
             f"{configuration.buckets_in_flight} in flight: default mode may have "
             f"{configuration.buckets_in_flight * BUCKET_BYTES >> 20} MiB more than the plain "
-            f"schedule, and has {_most_added(memory):.1f}. {_MEMORY}\n",
+            f"schedule, and has {_most_added(memory):.1f}.\n",
             "## Where\n",
             table(("", ""), list(content["where"].items())),
         ]
@@ -116,10 +116,6 @@ def _markdown(
 _SCOPE = (
     "A step is timed from its first forward pass to its commit, all on the training thread; the "
     "threads of a whole engine (control, heartbeats, watchdog) are not in it."
-)
-_MEMORY = (
-    "It grows with the gradients of layers that several pipelines hold, which are there twice "
-    "until the commit, not with the buckets: larger stages need more than that."
 )
 
 
