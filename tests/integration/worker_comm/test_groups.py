@@ -3,6 +3,8 @@
 "Soon" is always measured against gloo's own timeout, which would wake them last.
 """
 
+import itertools
+
 import pytest
 
 from integration.worker_comm.conftest import StartRanks
@@ -13,10 +15,13 @@ from planaria_worker.engine.plan_view import GroupSpec
 pytestmark = pytest.mark.integration
 
 
-def spec(name: str, *members: int, is_line: bool = False) -> GroupSpec:
-    return GroupSpec(name=name, members=tuple(map(str, members)), is_line=is_line)
+def spec(name: str, *members: int, is_line: bool = False, is_brief: bool = False) -> GroupSpec:
+    return GroupSpec(
+        name=name, members=tuple(map(str, members)), is_line=is_line, is_brief=is_brief
+    )
 
 
+both_sums = pytest.mark.parametrize("is_brief", [False, True], ids=["gloo", "line"])
 both_kinds = pytest.mark.parametrize("is_line", [False, True], ids=["gloo", "line"])
 
 
@@ -44,11 +49,12 @@ def test_groups_sum_and_send(start_ranks: StartRanks) -> None:
     ranks = start_ranks(3)
     line, pair = spec("line", 0, 1, 2, is_line=True), spec("pair", 0, 1, is_line=True)
     other_pair = spec("other-pair", 1, 2, is_line=True)
-    build(ranks, "1", pair, line, other_pair, spec("all", 0, 1, 2))
+    both = spec("all", 0, 1, 2), spec("brief", 0, 1, 2, is_brief=True)
+    build(ranks, "1", pair, line, other_pair, *both)
 
-    for dtype in ("int64", "float32", "float64"):
+    for dtype, group in itertools.product(("int64", "float32", "float64"), ("all", "brief")):
         sums = [
-            rank.start("all_reduce", generation="1", group="all", values=[2.0, -3.0], dtype=dtype)
+            rank.start("all_reduce", generation="1", group=group, values=[2.0, -3.0], dtype=dtype)
             for rank in ranks
         ]
         assert [one.result() for one in sums] == [[6, -9]] * 3
@@ -81,12 +87,13 @@ def test_a_killed_member_wakes_all_without_being_told(start_ranks: StartRanks) -
     assert [one.error().kind for one in waiting] == ["GroupBroken"] * 3
 
 
+@both_sums
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
-def test_all_reduce_ends_when_shut(start_ranks: StartRanks, stopped: bool) -> None:
+def test_all_reduce_ends_when_shut(start_ranks: StartRanks, stopped: bool, is_brief: bool) -> None:
     """A member is killed or stopped in the middle of an all-reduce: a fence wakes the others. Guard
     for "stopped": `Group.shut` cuts the sockets."""
     ranks = start_ranks(4)
-    build(ranks, "1", spec("all", 0, 1, 2, 3))
+    build(ranks, "1", spec("all", 0, 1, 2, 3, is_brief=is_brief))
     waiting = all_reduce(ranks[:3], "all")
     for rank in ranks[:3]:
         rank.wait_until_blocked()
@@ -329,6 +336,7 @@ def test_generations_leave_nothing_behind(start_ranks: StartRanks) -> None:
     `Group.shut` drops the last reference."""
     ranks = start_ranks(2)
     specs = [spec("all", 0, 1), spec("line", 0, 1, is_line=True)]
+    specs.append(spec("brief", 0, 1, is_brief=True))
     address = build(ranks, "0", *specs)
     before = {}
     for generation in map(str, range(1, 9)):

@@ -1,4 +1,4 @@
-"""A pipeline's messages, over real connections of this machine."""
+"""A pipeline's messages and the exchange's sums, over real connections of this machine."""
 
 import contextlib
 import gc
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from planaria_worker.engine.communication import Group, GroupBroken
+from planaria_worker.engine.communication import Group, GroupBroken, Work
 from planaria_worker.engine.communication.line import LineConnector
 
 HOST = "127.0.0.1"
@@ -130,6 +130,48 @@ def test_two_may_send_more_than_fits_to_each_other(build_line: BuildLine) -> Non
         work.wait()
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("late", [0, 1, -1])
+def test_a_sum_has_the_part_of_every_rank(
+    build_line: BuildLine, elsewhere: ThreadPoolExecutor, size: int, late: int
+) -> None:
+    """Whoever comes last."""
+    line = build_line(size)
+    parts = [torch.tensor([10**rank, -rank], dtype=torch.int64) for rank in range(size)]
+    total = sum(parts, torch.zeros(2, dtype=torch.int64))
+    last = late % size
+    waiting = {
+        rank: elsewhere.submit(line[rank].all_reduce, parts[rank])
+        for rank in range(size)
+        if rank != last
+    }
+    for one in waiting.values():
+        until_blocked(one)
+    line[last].all_reduce(parts[last])
+    for one in waiting.values():
+        one.result(BOUND_SECONDS)
+    assert all(torch.equal(part, total) for part in parts)
+
+
+def wait_for_all(works: list[Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+def test_sums_come_in_the_order_of_the_calls(
+    build_line: BuildLine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """Though somebody waits for the second first. Guard: the sum before is waited for."""
+    line = build_line(3)
+    sums = [[torch.tensor([rank]), torch.tensor([rank, 10])] for rank in range(3)]
+    works = [[group.iall_reduce(t) for t in own] for group, own in zip(line, sums, strict=True)]
+    pending = [elsewhere.submit(wait_for_all, own[::-1]) for own in works]
+    for one in pending:
+        one.result(BOUND_SECONDS)
+    assert [[t.tolist() for t in own] for own in sums] == [[[3], [3, 30]]] * 3
+    assert all(work.is_over for own in works for work in own)
+
+
 def receive(group: Group) -> None:
     group.recv(torch.zeros(4), 1)
 
@@ -138,7 +180,11 @@ def send_too_much(group: Group) -> None:
     group.send(torch.zeros(LARGE), 1)
 
 
-@pytest.mark.parametrize("wait", [receive, send_too_much])
+def sum_up(group: Group) -> None:
+    group.all_reduce(torch.zeros(4))
+
+
+@pytest.mark.parametrize("wait", [receive, send_too_much, sum_up])
 @pytest.mark.parametrize("by", [0, 1], ids=["here", "by the neighbour"])
 def test_a_shut_wakes_whoever_waits(
     build_line: BuildLine, elsewhere: ThreadPoolExecutor, wait: Callable[[Group], None], by: int
@@ -151,6 +197,19 @@ def test_a_shut_wakes_whoever_waits(
     with pytest.raises(GroupBroken, match="fenced" if by == 0 else "neighbour|reset|pipe"):
         waiting.result(BOUND_SECONDS)
     assert line[0].is_shut
+
+
+def test_the_end_of_a_rank_goes_along_the_line(
+    build_line: BuildLine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """All wait for a sum, and the last rank leaves. Guard: an error shuts the group."""
+    line = build_line(4)
+    waiting = [elsewhere.submit(sum_up, group) for group in line[:3]]
+    for one in waiting:
+        until_blocked(one)
+    line[3].shut()
+    for one in waiting:
+        assert isinstance(one.exception(BOUND_SECONDS), GroupBroken)
 
 
 def test_what_was_sent_before_the_end_arrives(build_line: BuildLine) -> None:
@@ -183,6 +242,13 @@ def test_a_wait_is_bounded(build_line: BuildLine, start: str) -> None:
     with pytest.raises(GroupBroken, match=r"timed out after 0\.1 s"):
         work.wait(timeout_seconds=0.1)
     assert line[0].is_shut
+
+
+def test_a_wait_for_a_sum_is_bounded(build_line: BuildLine) -> None:
+    line = build_line(3)
+    with pytest.raises(GroupBroken, match=r"timed out after 0\.1 s"):
+        line[1].iall_reduce(torch.zeros(4)).wait(timeout_seconds=0.1)
+    assert line[1].is_shut
 
 
 def called(connector: LineConnector) -> socket.socket:

@@ -28,6 +28,8 @@ class GroupSpec:
     """Whether members send messages to their neighbours, and sum nothing: a pipeline's group."""
     is_downward: bool = False
     """Whether messages go to the rank before; otherwise, or also, they go to the rank behind."""
+    is_brief: bool = False
+    """Whether what is summed is so small that hops count, and not bytes."""
 
     def rank(self, engine_id: str) -> int:
         return self.members.index(engine_id)
@@ -225,4 +227,4 @@ def _last_ranks_group(
     members += tuple(follower.engine_id for follower in followers)
     if len(members) < 2 or engine_id not in members:
         return None
-    return GroupSpec(name="last-ranks", members=members)
+    return GroupSpec(name="last-ranks", members=members, is_brief=True)

@@ -1,5 +1,5 @@
 """What a group needs of whatever moves its tensors: NCCL between GPUs; between CPUs connections of
-our own along a pipeline, and gloo for sums.
+our own along a pipeline and for the exchange, and gloo for the sums of gradients.
 
 A connector is one end of a group that is being made, a backend that of one that stands. Both can be
 cut from any thread, which makes every operation blocked in them fail at once.
@@ -87,6 +87,7 @@ def open_connector(
     *,
     is_line: bool,
     is_downward: bool,
+    is_brief: bool = False,
     operation_timeout_seconds: float,
 ) -> Connector:
     """Opens this rank's end of a new group, by how it is used."""
@@ -97,7 +98,7 @@ def open_connector(
             device, operation_timeout_seconds, is_line=is_line, is_downward=is_downward
         )
     connector: Connector
-    if is_line:
+    if is_line or is_brief:
         from planaria_worker.engine.communication.line import LineConnector
 
         connector = LineConnector(host, operation_timeout_seconds)

@@ -207,6 +207,7 @@ class Communicators:
             self._host,
             is_line=spec.is_line,
             is_downward=spec.is_downward,
+            is_brief=spec.is_brief,
             operation_timeout_seconds=self._operation_timeout_seconds,
         )
         with self._lock:
