@@ -28,6 +28,7 @@ class Configuration:
     num_microbatches: int = 8
     """Of a step, over all pipelines together."""
     buckets_in_flight: int = 4
+    bucket_bytes: int = 2 << 20
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {"learning_rate": 1e-4, "clip_norm": 1.0}
     )
@@ -35,6 +36,10 @@ class Configuration:
     @property
     def num_ranks(self) -> int:
         return self.num_pipelines * self.num_stages
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return self.buckets_in_flight * self.bucket_bytes
 
     @property
     def tokens_per_microbatch(self) -> int:
@@ -60,6 +65,7 @@ class Configuration:
                     "seed": 7,
                     "reproducible": reproducible,
                     "buckets_in_flight": self.buckets_in_flight,
+                    "bucket_bytes": self.bucket_bytes,
                     "optimizer": self.optimizer,
                 },
             }

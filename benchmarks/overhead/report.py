@@ -15,7 +15,6 @@ from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.measure import Block
 from benchmarks.overhead.ranks import StepSeconds
 from benchmarks.overhead.variants import VARIANTS
-from planaria_worker.engine.reduction import BUCKET_BYTES
 
 TARGETS = (
     ("default", "plain", 1.02),
@@ -40,7 +39,7 @@ def write(
     content: dict[str, Any] = {
         "configuration": asdict(configuration),
         "where": surroundings(),
-        "bucket_bytes": BUCKET_BYTES,
+        "bucket_bytes": configuration.bucket_bytes,
         "buckets_in_flight": configuration.buckets_in_flight,
         "step_seconds": [
             {name: asdict(seconds) for name, seconds in block.seconds.items()} for block in blocks
@@ -103,9 +102,9 @@ def _markdown(
                 ("variant", *(f"rank {rank}" for rank in range(configuration.num_ranks))),
                 _memory_rows(memory),
             ),
-            f"Buckets of up to {BUCKET_BYTES >> 20} MiB, at most "
+            f"Buckets of up to {configuration.bucket_bytes >> 20} MiB, at most "
             f"{configuration.buckets_in_flight} in flight: default mode may have "
-            f"{configuration.buckets_in_flight * BUCKET_BYTES >> 20} MiB more than the plain "
+            f"{configuration.bytes_in_flight >> 20} MiB more than the plain "
             f"schedule, and has {_most_added(memory):.1f}.\n",
             "## Where\n",
             table(("", ""), list(content["where"].items())),

@@ -22,7 +22,6 @@ from planaria_worker.engine.job import Job
 from planaria_worker.engine.place import Place, Surroundings, take_place
 from planaria_worker.engine.plan import PipelinePlan, StagePlace
 from planaria_worker.engine.plan_view import PlanView, view_plan
-from planaria_worker.engine.reduction import BUCKET_BYTES
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import run_step
 from planaria_worker.engine.stopwatch import Stopwatch
@@ -208,7 +207,7 @@ def _run_planaria(place: Place, step: int) -> None:
 def _buckets(job: Job, stage: Stage) -> list[tuple[int, ...]]:
     """The layers of a stage, the highest first, cut as Planaria cuts them."""
     sizes = {layer: job.layouts[layer].num_elements for layer in stage.states}
-    limit = BUCKET_BYTES // torch.float32.itemsize
+    limit = job.bucket_bytes // torch.float32.itemsize
     buckets = cut_into_buckets(sorted(stage.states), sizes, limit)
     beginning = [tuple(piece.layer for piece in pieces if not piece.start) for pieces in buckets]
     return [layers for layers in beginning if layers]  # a large layer is not cut

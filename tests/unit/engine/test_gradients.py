@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine import pipeline as pipeline_module
-from planaria_worker.engine import reduction
 from planaria_worker.engine.communication import GroupBroken
 from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
@@ -164,22 +163,17 @@ def test_default_mode_differs_by_rounding_alone(tmp_path: Path, model: dict[str,
                 assert ((total.double() - each.sum(0)).abs() <= bound).all(), (layer, plan)
 
 
-def test_layers_that_travel_apart_have_the_same_sums(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_that_travel_apart_have_the_same_sums(tmp_path: Path) -> None:
     job = make_job(tmp_path, MODELS["gpt2"], reproducible=True)
     together = run_one_step(job, PLANS["three cuts"])
-    monkeypatch.setattr(reduction, "BUCKET_BYTES", 1024)
-    apart = run_one_step(job, PLANS["three cuts"])
+    apart = run_one_step(dataclasses.replace(job, bucket_bytes=1024), PLANS["three cuts"])
     assert [done.record for _, done in apart] == [done.record for _, done in together]
 
 
-def test_the_first_sum_begins_within_the_last_backward_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_sum_begins_within_the_last_backward_pass(tmp_path: Path) -> None:
     """Its gradient of the highest layer is on its way when that of the lowest is yet to come."""
-    monkeypatch.setattr(reduction, "BUCKET_BYTES", 1024)  # pieces of layers
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
+    job = dataclasses.replace(job, bucket_bytes=1024)
     plan = [pipeline(0, [2, 5], [0, 1, 3]), pipeline(1, [3, 5], [2, 4])]
     places = take_places(job, plan, WatchedGroup)
     at_first: dict[str, list[int]] = {}

@@ -12,14 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NoReturn, cast
 
-import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from planaria_worker.engine import reduction
 from planaria_worker.engine.communication import Group, GroupBroken
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import FencedError
@@ -234,16 +232,11 @@ class Steps(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(reduction, "BUCKET_BYTES", 8)  # an element
         self.step = self.generation = self.num_made = 0
         self.is_attempted = False
         self.pipelines: list[Pipeline] = []
         self.lost: list[int] = []
         """Microbatches whose pipeline is gone."""
-
-    def teardown(self) -> None:
-        self.patch.undo()
 
     def make(self, cuts: Sequence[int]) -> None:
         plan = pipeline_plan(self.num_made, cuts, ())
@@ -358,6 +351,7 @@ class Steps(RuleBasedStateMachine):
                 squared_norm=lambda _layer, total: float(total.sum()),
                 device=torch.device("cpu"),
                 num_microbatches=NUM_MICROBATCHES,
+                bucket_bytes=8,  # an element
                 max_in_flight=NUM_PIECES,
                 stopwatch=Stopwatch(),
                 failpoints=Failpoints(),

@@ -286,7 +286,8 @@ EMPTY = [
     (
         "training:\n",
         "training: must be a group of fields (steps, global_batch_size, microbatch_size, seed, "
-        "dtype, activation_checkpointing, reproducible, buckets_in_flight, optimizer), not None",
+        "dtype, activation_checkpointing, reproducible, buckets_in_flight, bucket_bytes, "
+        "optimizer), not None",
     ),
 ]
 

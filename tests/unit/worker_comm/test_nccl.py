@@ -1,6 +1,5 @@
 """What is asked of torch's NCCL backend, played by a fake: the real one needs a GPU."""
 
-import contextlib
 import importlib
 import os
 import sys
@@ -119,7 +118,6 @@ def nccl(fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     module = importlib.import_module(MODULE)
-    monkeypatch.setattr(module, "_beside", lambda device: contextlib.nullcontext())
     yield module
     del sys.modules[MODULE]
 

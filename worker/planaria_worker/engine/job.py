@@ -46,6 +46,7 @@ class Job:
     compute_dtype: torch.dtype
     activation_checkpointing: bool
     buckets_in_flight: int
+    bucket_bytes: int
     device: torch.device
     evaluation: Evaluation | None = None
 
@@ -181,6 +182,7 @@ def make_job(
         compute_dtype=_compute_dtype(spec),
         activation_checkpointing=training.activation_checkpointing,
         buckets_in_flight=training.buckets_in_flight,
+        bucket_bytes=training.bucket_bytes,
         device=device,
         evaluation=evaluation,
     )

@@ -211,6 +211,7 @@ def _reduction(
         squared_norm=lambda layer, total: squared_norm(job.layouts[layer], total, unit),
         device=job.device,
         num_microbatches=job.num_microbatches,
+        bucket_bytes=job.bucket_bytes,
         max_in_flight=job.buckets_in_flight,
         stopwatch=around.stopwatch,
         failpoints=around.failpoints,

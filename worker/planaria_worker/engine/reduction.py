@@ -32,11 +32,6 @@ from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.runs import Run
 from planaria_worker.engine.stopwatch import Stopwatch
 
-BUCKET_BYTES = 8 << 20
-"""What is summed together: small layers up to this size, and pieces of it of larger ones. Small
-enough that the first bucket starts early in the last backward pass. It decides where layers are
-cut, so it is the same on all engines."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bucket:
@@ -75,6 +70,7 @@ class Reduction:
         squared_norm: Callable[[int, Tensor], float],
         device: torch.device,
         num_microbatches: int,
+        bucket_bytes: int,
         max_in_flight: int,
         stopwatch: Stopwatch,
         failpoints: Failpoints,
@@ -88,6 +84,7 @@ class Reduction:
             squared_norm: of a layer's sum.
             device: where the sums are.
             num_microbatches: microbatches of a step.
+            bucket_bytes: what is summed at once; the same in all plans, since layers are cut by it.
             max_in_flight: buckets that may be under way at once.
             stopwatch: counts seconds.
             failpoints: hit at `reduce`.
@@ -96,6 +93,7 @@ class Reduction:
         self._device = device
         self._squared_norm = squared_norm
         self._num_microbatches = num_microbatches
+        self._bucket_length = bucket_bytes // sums.dtype.itemsize
         self._max_in_flight = max_in_flight
         self._stopwatch = stopwatch
         self._failpoints = failpoints
@@ -276,8 +274,7 @@ class Reduction:
         sizes = {layer: total.numel() for layer, total in self._sums.sums.items()}
         for run in view.runs:
             spec = view.owner_group(run)
-            limit = BUCKET_BYTES // self._sums.dtype.itemsize
-            for pieces in cut_into_buckets(run.layers, sizes, limit):
+            for pieces in cut_into_buckets(run.layers, sizes, self._bucket_length):
                 yield _Bucket(
                     run=run,
                     pieces=pieces,
