@@ -13,8 +13,11 @@ from planaria_worker.engine.plan_view import GroupSpec
 class FakeGroup:
     """A group that only knows whether it is shut, set aside, or in use."""
 
-    def __init__(self, name: str, *members: str, is_line: bool = False) -> None:
+    def __init__(
+        self, name: str, *members: str, is_line: bool = False, is_brief: bool = False
+    ) -> None:
         self.is_line = is_line
+        self.is_brief = is_brief
         self.group_id = f"1/{name}"
         self.name = name
         self.members = members
@@ -36,7 +39,7 @@ class FakeGroup:
         if self.is_shut:
             raise GroupBroken(f"group {self.name}: ended")
         self.is_shut = True
-        self.heir = FakeGroup(name, *self.members)
+        self.heir = FakeGroup(name, *self.members, is_brief=self.is_brief)
         self.heir.group_id = self.group_id
         return self.heir
 
@@ -222,6 +225,21 @@ class TestSetAside:
         links.begin(cast(Communicators, new), sums=wanted, kept={"1/z", "1/y"})
         ids = {name: group.group_id for name, group in new.groups.items()}
         assert ids == {"owners-0": "1/y", "last-ranks": "1/z"}
+
+    def test_a_group_for_small_sums_is_not_taken_up_for_gradients(self) -> None:
+        """A follower has become the last rank of nobody: both groups have the same members now."""
+        owners = FakeGroup("owners-2", "a", "b", "c")
+        brief = FakeGroup("last-ranks", "a", "b", "c", is_brief=True)
+        links = Links()
+        links.begin(cast(Communicators, FakeCommunicators(owners, brief)))
+        links.set_aside([])
+        new = FakeCommunicators()
+        wanted = [
+            GroupSpec(name="owners-3", members=("c", "b", "a")),
+            GroupSpec(name="last-ranks", members=("c", "a", "b"), is_brief=True),
+        ]
+        links.begin(cast(Communicators, new), sums=wanted, kept={"1/last-ranks", "1/owners-2"})
+        assert new.groups == {"owners-3": owners.heir, "last-ranks": brief.heir}
 
     def test_what_is_not_kept_by_all_is_made_anew(self, links: Links, old: Generation) -> None:
         links.set_aside([])

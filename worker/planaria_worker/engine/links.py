@@ -125,7 +125,7 @@ class Links:
         )
         taken: dict[str, Group] = {}
         for spec in specs:
-            same = [group for group in found if set(group.members) == set(spec.members)]
+            same = [group for group in found if _is_for(spec, group)]
             if not same:
                 continue
             found.remove(same[0])
@@ -176,6 +176,10 @@ class Links:
             for group in groups:
                 if engine_id in group.members:
                     group.shut(f"{engine_id} ended")
+
+
+def _is_for(spec: GroupSpec, group: Group) -> bool:
+    return set(group.members) == set(spec.members) and group.is_brief == spec.is_brief
 
 
 def _shut(communicators: Communicators, reason: str, pipeline: Iterable[Group]) -> None:

@@ -7,7 +7,7 @@ Behind the sums, each bucket carries how often every microbatch is in them: what
 takes the place of the local sum, and stays true until the commit (`holdings`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -144,13 +144,15 @@ class Reduction:
             counts=counts,
             order=order,
             asked=self._ask(check) if is_resumed else (),
+            holders=self._holders_alone() if is_resumed else {},
         )
 
     def complete(self, layer: int) -> None:
         """The local sum of a layer is complete: starts what may start now; never raises.
 
         It comes from within a backward pass, whose gradients stay true whatever becomes of sums. It
-        waits for no peer; over gloo, for the GPU to have come so far. Over NCCL for nothing.
+        waits for no peer; over gloo, for the GPU to have come so far. Over NCCL for nothing, unless
+        it is given a stream of which a sum has the use as well.
         """
         attempt = self._attempt
         if attempt is None or attempt.failure is not None:
@@ -204,6 +206,10 @@ class Reduction:
             asked.append(_Asked(group=group, layers=tuple(own), table=table, work=work))
         return asked
 
+    def _holders_alone(self) -> dict[int, Holder]:
+        """Of layers that nobody else owns any more; the others' come from their owners."""
+        return {x: Holder(rank=0, num_elements=n) for x, n in self._sums.num_whole.items()}
+
     def _launch(self, attempt: "_Attempt") -> None:
         """Starts the buckets that may start."""
         while (place := attempt.order.take(attempt.num_under_way)) is not None:
@@ -222,29 +228,37 @@ class Reduction:
         """Copies what this engine adds, and how often every microbatch is in that."""
         values, rows = self._parts(bucket, sent)
         for piece, value, row in zip(bucket.pieces, values, rows, strict=True):
-            part = part_of(rank, piece, attempt.holders.get(piece.layer, NOBODY))
+            part = attempt.part_of(rank, piece)
             if part is Part.NOTHING:
                 value.zero_()
-                row.zero_()
-                continue
-            value.copy_(self._sums.part(piece))
-            if part is Part.WHOLE:
-                row.fill_(bucket.run.whole_count)
-            else:  # what is out of range must not be taken for the whole
-                row.copy_(attempt.counts * bucket.own_count * self._sums.in_range(piece.layer))
+            else:
+                value.copy_(self._sums.part(piece))
+            row.copy_(self._counts(bucket, piece, part, attempt))
+
+    def _counts(self, bucket: _Bucket, piece: Piece, part: Part, attempt: "_Attempt") -> Tensor:
+        """How often every microbatch is in what this engine adds."""
+        if part is Part.LOCAL:  # what is out of range must not be taken for the whole
+            return attempt.counts * bucket.own_count * self._sums.in_range(piece.layer)
+        count = bucket.run.whole_count if part is Part.WHOLE else 0
+        return torch.full_like(attempt.counts, count)
 
     def _finish_oldest(self, attempt: "_Attempt") -> None:
         """Waits for a bucket; what is whole takes the place of the local sums."""
         begun = attempt.begun[attempt.num_finished]
         bucket, copy, work = begun.bucket, begun.copy, begun.work
         values: Sequence[Tensor | None] = [None] * len(bucket.pieces)
-        rows: Iterable[Tensor] = [attempt.counts * bucket.own_count] * len(bucket.pieces)
         if bucket.group is not None and copy is not None and work is not None:
             with beside(self._device):
                 work.wait()
                 values, arrived = self._parts(bucket, copy)
-                rows = arrived.cpu()
+                rows = [*arrived.cpu()]
             _require_open(bucket.group)
+        else:
+            parts = [attempt.part_of(0, piece) for piece in bucket.pieces]
+            rows = [
+                self._counts(bucket, *what, attempt)
+                for what in zip(bucket.pieces, parts, strict=True)
+            ]
         for piece, value, row in zip(bucket.pieces, values, rows, strict=True):
             num_counted = attempt.count(piece.layer, int((row == bucket.run.whole_count).sum()))
             if value is not None and num_counted == self._num_microbatches:
@@ -326,8 +340,8 @@ class _Attempt:
     counts: Tensor
     """How often each microbatch is in the local sums."""
     order: LaunchOrder
-    asked: Sequence[_Asked] = ()
-    holders: dict[int, Holder] = field(default_factory=dict)
+    asked: Sequence[_Asked]
+    holders: dict[int, Holder]
     """Of layers of which somebody may have something whole already."""
     begun: list[_Begun] = field(default_factory=list)
     num_finished: int = 0
@@ -339,11 +353,15 @@ class _Attempt:
 
     @property
     def num_under_way(self) -> int:
-        return sum(begun.copy is not None for begun in self.begun)
+        return sum(begun.copy is not None for begun in self.begun[self.num_finished :])
 
     @property
     def is_oldest_over(self) -> bool:
         return self.num_finished < len(self.begun) and self.begun[self.num_finished].is_over
+
+    def part_of(self, rank: int, piece: Piece) -> Part:
+        """What a rank adds to a piece; who is alone with it is rank 0."""
+        return part_of(rank, piece, self.holders.get(piece.layer, NOBODY))
 
     def hear(self) -> None:
         """Finds who adds what is whole."""

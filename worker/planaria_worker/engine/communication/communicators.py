@@ -252,6 +252,7 @@ class Communicators:
             name=spec.name,
             members=spec.members,
             is_line=spec.is_line,
+            is_brief=spec.is_brief,
             rank=rank,
             backend=backend,
             timeout_seconds=self._operation_timeout_seconds,

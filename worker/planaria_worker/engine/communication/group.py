@@ -25,6 +25,7 @@ class Group:
         name: the same on all ranks, in one generation.
         members: engine ids in rank order.
         is_line: whether it carries messages between neighbours, and sums nothing.
+        is_brief: whether it is made for small sums, and not for gradients.
         rank: the place of this engine.
     """
 
@@ -35,6 +36,7 @@ class Group:
         name: str,
         members: tuple[str, ...],
         is_line: bool = False,
+        is_brief: bool = False,
         rank: int,
         backend: GroupBackend,
         timeout_seconds: float,
@@ -43,6 +45,7 @@ class Group:
         self.name = name
         self.members = members
         self.is_line = is_line
+        self.is_brief = is_brief
         self.rank = rank
         self._backend: GroupBackend | None = backend
         self._timeout_seconds = timeout_seconds
@@ -170,6 +173,7 @@ class Group:
             group_id=self.group_id,
             name=name,
             members=self.members,
+            is_brief=self.is_brief,
             rank=self.rank,
             backend=backend,
             timeout_seconds=self._timeout_seconds,
