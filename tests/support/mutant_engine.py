@@ -70,7 +70,7 @@ def sums_in_another_order() -> None:
             buckets[here], buckets[there] = buckets[there], buckets[here]
         return buckets
 
-    def cut_between_layers(layers: Any, sizes: Any, _limit: int) -> list[Any]:
+    def cut_between_layers(layers: Any, sizes: Any, **_lengths: int) -> list[Any]:
         return [(Piece(layer=x, start=0, end=sizes[x]),) for x in reversed(layers)]
 
     mutant.cut_into_buckets = cut_between_layers

@@ -351,7 +351,8 @@ class Steps(RuleBasedStateMachine):
                 squared_norm=lambda _layer, total: float(total.sum()),
                 device=torch.device("cpu"),
                 num_microbatches=NUM_MICROBATCHES,
-                bucket_bytes=8,  # an element
+                piece_bytes=8,  # an element
+                bucket_bytes=8,
                 max_in_flight=NUM_PIECES,
                 stopwatch=Stopwatch(),
                 failpoints=Failpoints(),

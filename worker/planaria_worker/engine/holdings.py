@@ -67,18 +67,19 @@ def part_of(rank: int, piece: Piece, holder: Holder) -> Part:
 
 
 def cut_into_buckets(
-    layers: Sequence[int], sizes: Mapping[int, int], limit: int
+    layers: Sequence[int], sizes: Mapping[int, int], *, piece_length: int, bucket_length: int
 ) -> Iterator[tuple[Piece, ...]]:
-    """Pieces that travel together, up to `limit` elements; of the highest layer first.
+    """Pieces that travel together; of the highest layer first.
 
     Args:
         layers: consecutive, ascending.
         sizes: elements of each layer.
-        limit: elements of a bucket, and of a piece.
+        piece_length: elements of a piece at most; the same in all plans.
+        bucket_length: elements of a bucket at most; no less.
     """
     bucket: list[Piece] = []
-    for piece in _pieces(layers, sizes, limit):
-        if bucket and sum(each.num_elements for each in (*bucket, piece)) > limit:
+    for piece in _pieces(layers, sizes, piece_length):
+        if bucket and sum(each.num_elements for each in (*bucket, piece)) > bucket_length:
             yield tuple(bucket)
             bucket = []
         bucket.append(piece)

@@ -114,7 +114,7 @@ def take_place(
         pipeline_groups=tuple(groups[spec.name] for spec in view.pipeline_groups),
         sum_groups=tuple(groups[spec.name] for spec in view.sum_groups),
         awaited=None,
-        reduction=_reduction(around, view, sums, groups),
+        reduction=_reduction(around, view, sums, groups, is_resuming=step == resumed_step),
         agreement=_agreement(around, view, generation, groups),
         ledger=Ledger(step=step, generation=generation),
         halt=halt,
@@ -160,7 +160,7 @@ def join_sums(place: Place) -> None:
     place.sum_groups = tuple(built.values())
     groups = {**built, **_kept_groups(place)}
     around, view = place.around, place.view
-    place.reduction = _reduction(around, view, place.sums, groups)
+    place.reduction = _reduction(around, view, place.sums, groups, is_resuming=place.is_resuming)
     place.agreement = _agreement(around, view, place.generation, groups)
 
 
@@ -200,10 +200,19 @@ def _pipeline(
 
 
 def _reduction(
-    around: Surroundings, view: PlanView, sums: GradientSums, groups: Mapping[str, Group]
+    around: Surroundings,
+    view: PlanView,
+    sums: GradientSums,
+    groups: Mapping[str, Group],
+    *,
+    is_resuming: bool,
 ) -> Reduction:
+    """Where nothing overlaps with a pass, one bucket takes the memory of all that may be under way:
+    each has to wait for as many peers as the others.
+    """
     job = around.job
     unit = job.accumulation.unit
+    num_together = job.buckets_in_flight if is_resuming else 1
     return Reduction(
         view=view,
         groups=groups,
@@ -211,8 +220,9 @@ def _reduction(
         squared_norm=lambda layer, total: squared_norm(job.layouts[layer], total, unit),
         device=job.device,
         num_microbatches=job.num_microbatches,
-        bucket_bytes=job.bucket_bytes,
-        max_in_flight=job.buckets_in_flight,
+        piece_bytes=job.bucket_bytes,
+        bucket_bytes=job.bucket_bytes * num_together,
+        max_in_flight=job.buckets_in_flight // num_together,
         stopwatch=around.stopwatch,
         failpoints=around.failpoints,
     )

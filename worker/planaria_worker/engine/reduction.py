@@ -70,6 +70,7 @@ class Reduction:
         squared_norm: Callable[[int, Tensor], float],
         device: torch.device,
         num_microbatches: int,
+        piece_bytes: int,
         bucket_bytes: int,
         max_in_flight: int,
         stopwatch: Stopwatch,
@@ -84,7 +85,8 @@ class Reduction:
             squared_norm: of a layer's sum.
             device: where the sums are.
             num_microbatches: microbatches of a step.
-            bucket_bytes: what is summed at once; the same in all plans, since layers are cut by it.
+            piece_bytes: what becomes whole at once; the same in all plans.
+            bucket_bytes: what is summed at once; no less.
             max_in_flight: buckets that may be under way at once.
             stopwatch: counts seconds.
             failpoints: hit at `reduce`.
@@ -93,6 +95,7 @@ class Reduction:
         self._device = device
         self._squared_norm = squared_norm
         self._num_microbatches = num_microbatches
+        self._piece_length = piece_bytes // sums.dtype.itemsize
         self._bucket_length = bucket_bytes // sums.dtype.itemsize
         self._max_in_flight = max_in_flight
         self._stopwatch = stopwatch
@@ -288,7 +291,12 @@ class Reduction:
         sizes = {layer: total.numel() for layer, total in self._sums.sums.items()}
         for run in view.runs:
             spec = view.owner_group(run)
-            for pieces in cut_into_buckets(run.layers, sizes, self._bucket_length):
+            for pieces in cut_into_buckets(
+                run.layers,
+                sizes,
+                piece_length=self._piece_length,
+                bucket_length=self._bucket_length,
+            ):
                 yield _Bucket(
                     run=run,
                     pieces=pieces,
