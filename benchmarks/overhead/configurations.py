@@ -28,7 +28,7 @@ class Configuration:
     num_microbatches: int = 8
     """Of a step, over all pipelines together."""
     buckets_in_flight: int = 4
-    bucket_bytes: int = 2 << 20
+    bucket_bytes: int = 8 << 20
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {"learning_rate": 1e-4, "clip_norm": 1.0}
     )

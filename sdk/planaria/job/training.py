@@ -54,7 +54,7 @@ class TrainingSpec(Section):
     """Whether the result is bitwise the same, whatever plan and failures."""
     buckets_in_flight: Count = Field(default=4, ge=1)
     """How many buckets of gradient sums a rank has under way at once."""
-    bucket_bytes: Count = Field(default=2 << 20, ge=4096)
+    bucket_bytes: Count = Field(default=8 << 20, ge=4096)
     """What is summed at once: small layers together, large ones in pieces. Small buckets begin
     early in the last backward pass, large ones make more of a fast network."""
     optimizer: OptimizerSpec = OptimizerSpec()

@@ -31,7 +31,7 @@ _TAG = 0
 """Between two ranks, messages of one direction arrive in the order in which they were sent."""
 _LOOK_UP_SECONDS = 5e-5
 """How often who waits looks: torch's own bounded wait looks every millisecond, for each message."""
-_FIRST_SUMS_BYTES = (8, 2 << 20, 64 << 20)
+_FIRST_SUMS_BYTES = (8, 8 << 20, 64 << 20)
 """A message of the exchange, a bucket, and one that a user has made large: NCCL sums them in
 different ways, each of which connects by itself."""
 _ENVIRONMENT = {
