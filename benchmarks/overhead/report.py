@@ -39,8 +39,6 @@ def write(
     content: dict[str, Any] = {
         "configuration": asdict(configuration),
         "where": surroundings(),
-        "bucket_bytes": configuration.bucket_bytes,
-        "buckets_in_flight": configuration.buckets_in_flight,
         "step_seconds": [
             {name: asdict(seconds) for name, seconds in block.seconds.items()} for block in blocks
         ],

@@ -257,10 +257,9 @@ class Reduction:
                 rows = [*arrived.cpu()]
             _require_open(bucket.group)
         else:
-            parts = [attempt.part_of(0, piece) for piece in bucket.pieces]
             rows = [
-                self._counts(bucket, *what, attempt)
-                for what in zip(bucket.pieces, parts, strict=True)
+                self._counts(bucket, piece, attempt.part_of(0, piece), attempt)
+                for piece in bucket.pieces
             ]
         for piece, value, row in zip(bucket.pieces, values, rows, strict=True):
             num_counted = attempt.count(piece.layer, int((row == bucket.run.whole_count).sum()))
