@@ -21,7 +21,7 @@ from integration.engine.handover.staged import (
 )
 from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
-from planaria.api.worker.v1.directive_pb2 import Switch
+from planaria.api.worker.v1.directive_pb2 import DigestLayers, Switch
 from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.handover import Handover
@@ -105,6 +105,9 @@ def test_a_lost_pipeline_is_regrown_without_a_second_stop(
     finishing = [Pipeline(OTHER_PAIR, range(6), in_flight=[3, 4, 5, 0, 1, 2])]
     for name, result in cluster.activate(finishing, followers={"a": range(3)}).items():
         assert result.HasField("activated"), (name, result)
+    cluster.wait_for_step("d", 1)
+    for name in "cd":  # it answers behind having said that it rested before it finished the step
+        cluster.ask(name, cluster.generation, digest_layers=DigestLayers())
     regrown = [Pipeline([("a", 7)], [0, 1]), Pipeline(OTHER_PAIR, [2, 3, 4, 5], keeps=True)]
     handover = Handover(cluster, finishing, regrown, followers={"a": range(3)})
     handover.stage()
