@@ -1,5 +1,6 @@
 """One engine process of a test, and everything it has said."""
 
+import contextlib
 import signal
 import socket
 import threading
@@ -99,5 +100,7 @@ class TestEngine:
                     self.changed.notify_all()
         except OSError:
             pass
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)  # an engine waits until its agent hangs up
         with self.changed:
             self.changed.notify_all()

@@ -186,12 +186,27 @@ def test_what_is_not_the_protocol_is_hung_up_on(engine: Engine, open_agent: Open
         pass
 
 
-def test_flush_waits_until_everything_was_sent(engine: Engine, open_agent: OpenAgent) -> None:
+def test_who_takes_leave_waits_until_all_was_read(engine: Engine, open_agent: OpenAgent) -> None:
+    """A command that comes meanwhile must not fail: the agent would drop what it has yet to read.
+
+    Guard: `_has_left`.
+    """
     engine.post(1)
-    assert not engine.control.flush(0.01)
+    assert not engine.control.take_leave(0.01)
     agent = open_agent(engine.path)
-    assert engine.control.flush(TIMEOUT_SECONDS)
+    assert not engine.control.take_leave(0.2)
+    send_message(agent.socket, EngineCommand(directive=Directive(directive_id="late")))
+    with engine.told:
+        assert engine.told.wait_for(lambda: engine.directives, TIMEOUT_SECONDS)
+    engine.post(2)  # nobody hears it any more
     assert agent.next_event().result.directive_id == "1"
+    assert agent.receive() is None
+    agent.socket.close()
+    assert engine.control.take_leave(TIMEOUT_SECONDS)
+
+
+def test_who_has_nothing_to_say_leaves_at_once(engine: Engine) -> None:
+    assert engine.control.take_leave(TIMEOUT_SECONDS)
 
 
 def test_the_lease_ends_unless_it_is_renewed(tmp_path: Path, open_agent: OpenAgent) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EXIT_NOT_PREPARED = 1
 EXIT_LEASE_EXPIRED = 3
-_FLUSH_SECONDS = 2.0
+_LEAVE_SECONDS = 2.0
 
 _log = get_logger("engine")
 
@@ -151,7 +151,7 @@ class EngineProcess:
         threading.Thread(target=self._exit, args=(0,), name="exit").start()
 
     def _exit(self, code: int) -> None:
-        self._control.flush(_FLUSH_SECONDS)
+        self._control.take_leave(_LEAVE_SECONDS)
         os._exit(code)  # nothing to save, and a thread may be stuck in a library
 
     def _lease_expired(self) -> None:

@@ -36,6 +36,8 @@ class _Agent:
         self.event: EngineEvent | None = None
         self.sending = b""
         self.num_sent = 0
+        self.has_heard_all = False
+        """Nothing more is sent: it hangs up once it has read so far."""
 
 
 class Control:
@@ -69,13 +71,15 @@ class Control:
         self._next_snapshot = monotonic()
         self._lock = threading.Lock()
         self._events: DeliveryQueue[EngineEvent] = DeliveryQueue()
-        self._drained = threading.Condition(self._lock)
+        self._said = threading.Condition(self._lock)
         self._agent: _Agent | None = None
         self._selector = selectors.DefaultSelector()
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
         self._listener = _listen(socket_path)
         self._is_closed = False
+        self._is_leaving = False
+        self._has_left = False
         self._selector.register(self._wakened, selectors.EVENT_READ, self._woken)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
@@ -101,10 +105,25 @@ class Control:
         self._next_snapshot = self._monotonic()
         self._wake()
 
-    def flush(self, timeout_seconds: float) -> bool:
-        """Waits until everything posted was sent; not from the control thread itself."""
-        with self._drained:
-            return self._drained.wait_for(lambda: len(self._events) == 0, timeout_seconds)
+    def take_leave(self, timeout_seconds: float) -> bool:
+        """Says what was posted, and waits until the agent hangs up: then it has read everything.
+
+        Were the process to end earlier, a command of the agent would fail, and its end of the link
+        with it: what lies there unread would be lost. Not from the control thread itself.
+
+        Args:
+            timeout_seconds: how long an agent may take, also to come if there is something to say.
+
+        Returns:
+            Whether nothing is left to say.
+        """
+        self._is_leaving = True
+        self._wake()
+        with self._said:
+            return self._said.wait_for(
+                lambda: self._has_left or (self._agent is None and not len(self._events)),
+                timeout_seconds,
+            )
 
     def close(self) -> None:
         """Ends the thread and the connection; not from the control thread itself."""
@@ -185,6 +204,9 @@ class Control:
                 sent = agent.connection.send(agent.sending[agent.num_sent :])
                 agent.num_sent += sent
                 self._unload(agent)
+            if self._is_leaving and not agent.has_heard_all:
+                agent.connection.shutdown(socket.SHUT_WR)
+                agent.has_heard_all = True
             self._selector.modify(agent.connection, selectors.EVENT_READ, self._serve)
         except BlockingIOError:
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -196,6 +218,8 @@ class Control:
 
     def _load(self, agent: _Agent) -> bool:
         """Takes up the next message, if there is one."""
+        if agent.has_heard_all:
+            return False
         if agent.sending:
             return True
         if self._monotonic() >= self._next_snapshot:
@@ -212,16 +236,18 @@ class Control:
         if agent.num_sent < len(agent.sending):
             return
         if agent.event is not None:
-            with self._drained:
+            with self._lock:
                 self._events.pop(agent.event)
-                self._drained.notify_all()
         agent.event, agent.sending, agent.num_sent = None, b"", 0
 
     def _hang_up(self) -> None:
         if self._agent is not None:
             self._selector.unregister(self._agent.connection)
             self._agent.connection.close()
-            self._agent = None
+            with self._said:
+                self._has_left = self._agent.has_heard_all
+                self._agent = None
+                self._said.notify_all()
 
     def _wake(self) -> None:
         try:
