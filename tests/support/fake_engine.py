@@ -26,7 +26,7 @@ from planaria.api.worker.v1.report_pb2 import (
 from planaria_worker.engine.control import Control
 from planaria_worker.engine_config import EngineConfig
 
-FLUSH_SECONDS = 10.0
+LEAVE_SECONDS = 10.0
 
 
 class FakeEngine:
@@ -50,7 +50,7 @@ class FakeEngine:
         self._control.start()
         print("listening", flush=True)
         self._ended.wait()
-        self._control.flush(FLUSH_SECONDS)
+        self._control.take_leave(LEAVE_SECONDS)
 
     def _snapshot(self) -> EngineSnapshot:
         return EngineSnapshot(

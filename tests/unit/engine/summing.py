@@ -89,20 +89,22 @@ class Engine:
     def begin_attempt(
         self, generation: int, microbatches: Sequence[int], *, is_resumed: bool
     ) -> None:
-        """As step.compute does, or step.attempt where nothing is left to compute."""
+        """As step.compute does, or step.attempt where nothing is left to compute.
+
+        Who comes last has heard what is whole within its pass, the others only behind it.
+        """
         assert self.reduction is not None
         missing = self.ledger.missing(microbatches)
-        last = () if is_resumed else missing[-1:]
+        last = missing[-1:]
         for microbatch in missing[: len(missing) - len(last)]:
             self.compute(microbatch)
         self.ledger.begin_attempt(generation)
         self.is_asking = True
-        with contextlib.suppress(FencedError):
-            self.reduction.begin(self.ledger, self._check, last, is_resumed=is_resumed)
+        self.reduction.begin(self.ledger, self._check, last, is_resumed=is_resumed)
         self.is_asking = False
         for microbatch in last:
             self.compute(microbatch, self.reduction)
-        for layer in () if is_resumed else reversed(self.layers):
+        for layer in reversed(self.layers):
             self.reduction.complete(layer)
 
     def finish_attempt(self) -> None:
@@ -180,13 +182,19 @@ class Sum:
     hall: Hall
     buffer: Tensor
     parts: dict[str, Tensor]
-    is_over = False
+
+    @property
+    def _is_sum(self) -> bool:
+        return self.buffer.dim() == 1  # else it says what is whole
+
+    @property
+    def is_over(self) -> bool:
+        return not self._is_sum and not self._missing()
 
     def wait(self) -> None:
-        is_sum = self.buffer.dim() == 1  # else it says what is whole
-        if is_sum and not self.engine.sums_left:
+        if self._is_sum and not self.engine.sums_left:
             self._break_off()
-        self.engine.sums_left -= is_sum
+        self.engine.sums_left -= self._is_sum
         with self.hall.changed:
             self.hall.changed.wait_for(self._is_decided, TIMEOUT_SECONDS)
             if self._missing():

@@ -4,6 +4,8 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,6 +28,15 @@ from planaria_worker.engine.schedule import (
 )
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import Microbatch, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LastBackward:
+    """The pass behind which the local sums hold all that a run adds to them."""
+
+    microbatch: int
+    before: Callable[[], None]
+    when_summed: Callable[[int], None]
 
 
 class PipelineStage:
@@ -74,20 +85,22 @@ class PipelineStage:
         self._outputs: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
         self._ledger = Ledger(step=-1, generation=-1)
-        self._last = -1
-        self._when_summed: Callable[[int], None] | None = None
+        self._last: _LastBackward | None = None
 
     def run(
         self,
         ledger: Ledger,
         microbatches: Sequence[int],
-        when_summed: Callable[[int], None] | None = None,
+        *,
+        before_last: Callable[[], None],
+        when_summed: Callable[[int], None],
     ) -> None:
         """Computes microbatches of the step; what is finished is entered in the ledger.
 
         Args:
             ledger: of the step.
             microbatches: in the order of their backward passes.
+            before_last: called before the last backward pass; must wait for nobody.
             when_summed: called for each layer within the last backward pass, as soon as its local
                 sum holds all these microbatches.
 
@@ -99,13 +112,19 @@ class PipelineStage:
         if self._job.is_closing(ledger.step):
             self._train_nothing(microbatches)
             return
-        self._last, self._when_summed = microbatches[-1], when_summed
+        self._last = _LastBackward(
+            microbatch=microbatches[-1], before=before_last, when_summed=when_summed
+        )
         self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
-        for action in one_forward_one_backward(tuple(microbatches), self._rank, self._num_stages):
-            self._check_halt()
-            self._do(action)
+        try:
+            for action in one_forward_one_backward(
+                tuple(microbatches), self._rank, self._num_stages
+            ):
+                self._check_halt()
+                self._do(action)
+        finally:
+            self._last = None  # which may know what knows this stage
         self._finish_computing()
-        self._when_summed = None
         self._ledger.out_of_range.update(self._sums.out_of_range())
         self._finish_sends(0)
         self._stopwatch.lap("wait")
@@ -200,13 +219,17 @@ class PipelineStage:
         self._failpoints.hit("backward", self._ledger.step, microbatch)
         outputs = self._outputs.pop(microbatch)
         gradient = self._gradients.pop(microbatch, None)
-        with self._timed("backward", microbatch):
-            if self._when_summed is not None and microbatch == self._last:
-                with self._sums.last_pass(self._when_summed):
-                    torch.autograd.backward(outputs, gradient)
-            else:
-                torch.autograd.backward(outputs, gradient)
+        with self._timed("backward", microbatch), self._watching_sums(microbatch):
+            torch.autograd.backward(outputs, gradient)
             self._ledger.finished.append(microbatch)
+
+    def _watching_sums(self, microbatch: int) -> AbstractContextManager[None]:
+        """Around a backward pass: when the last one completes a layer's sum, that is told."""
+        last = self._last
+        if last is None or microbatch != last.microbatch:
+            return contextlib.nullcontext()
+        last.before()
+        return self._sums.last_pass(last.when_summed)
 
     @contextlib.contextmanager
     def _timed(self, kind: str, microbatch: int) -> Iterator[None]:

@@ -114,7 +114,7 @@ def take_place(
         pipeline_groups=tuple(groups[spec.name] for spec in view.pipeline_groups),
         sum_groups=tuple(groups[spec.name] for spec in view.sum_groups),
         awaited=None,
-        reduction=_reduction(around, view, sums, groups, is_resuming=step == resumed_step),
+        reduction=_reduction(around, view, sums, groups),
         agreement=_agreement(around, view, generation, groups),
         ledger=Ledger(step=step, generation=generation),
         halt=halt,
@@ -146,22 +146,24 @@ def renew_place(
     place.agreement = _agreement(place.around, view, generation, _kept_groups(place))
 
 
-def join_sums(place: Place) -> None:
-    """Waits until the groups across the pipelines stand, if they do not.
+def join_sums(place: Place) -> Reduction:
+    """Waits until the groups across the pipelines stand, if they do not; returns what sums in them.
 
     Raises:
         GroupBroken: they were shut.
         PlanariaError: a peer did not come.
     """
-    if place.awaited is None:
-        return
-    awaited, place.awaited = place.awaited, None
-    built = awaited.wait()
+    if place.reduction is not None:
+        return place.reduction
+    assert place.awaited is not None  # noqa: S101 - what else should there be no reduction for
+    built = place.awaited.wait()
+    place.awaited = None
     place.sum_groups = tuple(built.values())
     groups = {**built, **_kept_groups(place)}
     around, view = place.around, place.view
-    place.reduction = _reduction(around, view, place.sums, groups, is_resuming=place.is_resuming)
+    place.reduction = _reduction(around, view, place.sums, groups)
     place.agreement = _agreement(around, view, place.generation, groups)
+    return place.reduction
 
 
 def _kept_groups(place: Place) -> dict[str, Group]:
@@ -204,15 +206,9 @@ def _reduction(
     view: PlanView,
     sums: GradientSums,
     groups: Mapping[str, Group],
-    *,
-    is_resuming: bool,
 ) -> Reduction:
-    """Where nothing overlaps with a pass, one bucket takes the memory of all that may be under way:
-    each has to wait for as many peers as the others.
-    """
     job = around.job
     unit = job.accumulation.unit
-    num_together = job.buckets_in_flight if is_resuming else 1
     return Reduction(
         view=view,
         groups=groups,
@@ -221,8 +217,8 @@ def _reduction(
         device=job.device,
         num_microbatches=job.num_microbatches,
         piece_bytes=job.bucket_bytes,
-        bucket_bytes=job.bucket_bytes * num_together,
-        max_in_flight=job.buckets_in_flight // num_together,
+        bucket_bytes=job.bucket_bytes,
+        max_in_flight=job.buckets_in_flight,
         stopwatch=around.stopwatch,
         failpoints=around.failpoints,
     )

@@ -8,6 +8,7 @@ takes the place of the local sum, and stays true until the commit (`holdings`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -129,26 +130,19 @@ class Reduction:
             check: raises FencedError when no sum may start any more.
             upcoming: microbatches that will be in every local sum that is said to be complete.
             is_resumed: the same for all owners: whether attempts of other generations may have left
-                anybody what is whole. Then the owners tell each other before any sum starts, and
-                nothing may be left to compute.
-
-        Raises:
-            GroupBroken: they were to, and an owner is gone, or a group was shut.
-            FencedError: they were to, and no sum may start any more.
+                anybody what is whole. Then the owners tell each other before any sum starts.
         """
         counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
         for microbatch in (*ledger.finished, *upcoming):
             counts[microbatch] += 1
         counts = counts.to(self._device, non_blocking=True)  # here, since buckets wait for nothing
         order = LaunchOrder(self._in_order, self._max_in_flight)
-        self._attempt = _Attempt(
-            ledger=ledger,
-            check=check,
-            counts=counts,
-            order=order,
-            asked=self._ask(check) if is_resumed else (),
-            holders=self._holders_alone() if is_resumed else {},
-        )
+        attempt = _Attempt(ledger=ledger, check=check, counts=counts, order=order)
+        self._attempt = attempt
+        if is_resumed:
+            attempt.holders.update(self._holders_alone())
+            with attempt.noting_failure():
+                self._ask(attempt)
 
     def complete(self, layer: int) -> None:
         """The local sum of a layer is complete: starts what may start now; never raises.
@@ -161,12 +155,13 @@ class Reduction:
         if attempt is None or attempt.failure is not None:
             return
         attempt.order.complete(layer)
-        try:
+        if not attempt.is_answered:
+            return
+        with attempt.noting_failure():
+            self._hear(attempt)
             while attempt.is_oldest_over:
                 self._finish_oldest(attempt)
             self._launch(attempt)
-        except (GroupBroken, FencedError) as error:
-            attempt.failure = error.with_traceback(None)
 
     def run(self) -> None:
         """Reduces every layer, the highest first, and enters it in the ledger when it is complete.
@@ -179,7 +174,7 @@ class Reduction:
         assert attempt is not None  # noqa: S101 - it was begun
         if attempt.failure is not None:
             raise attempt.failure
-        attempt.hear()
+        self._hear(attempt)
         attempt.order.end_pass()
         self._launch(attempt)
         for place, bucket in enumerate(self._buckets):
@@ -192,22 +187,31 @@ class Reduction:
             self._take_norms(bucket)
         self._stopwatch.lap("reduce")
 
-    def _ask(self, check: Callable[[], None]) -> "Sequence[_Asked]":
+    def _ask(self, attempt: "_Attempt") -> None:
         """Tells the other owners how much of each layer is whole here, group by group."""
         layers: dict[Group, list[int]] = {}  # in the one order of all owners
         for bucket in self._buckets:
             if bucket.group is not None:
                 known = layers.setdefault(bucket.group, [])
                 known.extend(layer for layer in bucket.layers if layer not in known)
-        asked = []
         for group, own in layers.items():
-            check()
+            attempt.check()
             table = torch.zeros((group.size, len(own)), dtype=torch.int64)
             table[group.rank] = torch.tensor([self._sums.num_whole.get(x, 0) for x in own])
             table = table.to(self._device)
             work = group.iall_reduce(table)
-            asked.append(_Asked(group=group, layers=tuple(own), table=table, work=work))
-        return asked
+            asked = _Asked(group=group, layers=tuple(own), table=table, work=work)
+            attempt.asked.append(asked)
+
+    def _hear(self, attempt: "_Attempt") -> None:
+        """Waits for what the other owners tell, and finds who adds what is whole."""
+        asked, attempt.asked = attempt.asked, []
+        with beside(self._device):
+            for each in asked:
+                each.work.wait()
+                columns = each.table.T.tolist()
+                _require_open(each.group)
+                attempt.holders.update(zip(each.layers, map(find_holder, columns), strict=True))
 
     def _holders_alone(self) -> dict[int, Holder]:
         """Of layers that nobody else owns any more; the others' come from their owners."""
@@ -347,8 +351,9 @@ class _Attempt:
     counts: Tensor
     """How often each microbatch is in the local sums."""
     order: LaunchOrder
-    asked: Sequence[_Asked]
-    holders: dict[int, Holder]
+    asked: list[_Asked] = field(default_factory=list)
+    """Of whom the answer is not heard yet: nothing starts before."""
+    holders: dict[int, Holder] = field(default_factory=dict)
     """Of layers of which somebody may have something whole already."""
     begun: list[_Begun] = field(default_factory=list)
     num_finished: int = 0
@@ -357,6 +362,19 @@ class _Attempt:
     """Of each layer, in the pieces of it that have come."""
     failure: GroupBroken | FencedError | None = None
     """Why nothing more starts."""
+
+    @contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Keeps for `run` what must not be raised within a pass."""
+        try:
+            yield
+        except (GroupBroken, FencedError) as error:
+            self.failure = error.with_traceback(None)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether nobody would have to wait for what the other owners tell."""
+        return all(asked.work.is_over for asked in self.asked)
 
     @property
     def num_under_way(self) -> int:
@@ -369,14 +387,6 @@ class _Attempt:
     def part_of(self, rank: int, piece: Piece) -> Part:
         """What a rank adds to a piece; who is alone with it is rank 0."""
         return part_of(rank, piece, self.holders.get(piece.layer, NOBODY))
-
-    def hear(self) -> None:
-        """Finds who adds what is whole."""
-        for asked in self.asked:
-            asked.work.wait()
-            columns = asked.table.T.tolist()
-            _require_open(asked.group)
-            self.holders.update(zip(asked.layers, map(find_holder, columns), strict=True))
 
     def count(self, layer: int, num_counted: int) -> int:
         """Enters a further piece of a layer; returns what all of them have in common."""

@@ -1,5 +1,6 @@
 """One training step, as in ALGORITHMS.md 6: compute, reduce, agree, commit."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.loss import loss_units
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.engine.place import Place, join_sums
-from planaria_worker.engine.reduction import Reduction
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.models.state import LayerState
 
@@ -83,13 +83,20 @@ def compute(place: Place, microbatches: Sequence[int]) -> None:
     """
     if place.pipeline is None or not microbatches:
         return
-    reduction, when_summed = place.reduction, None
-    if reduction is not None and not place.is_resuming:  # else groups are built, or peers asked
-        place.ledger.begin_attempt(place.generation)
-        _begin_sums(place, reduction, microbatches)
-        when_summed = reduction.complete
+
+    def before_last() -> None:
+        if place.awaited is None or place.awaited.is_over:
+            with contextlib.suppress(GroupBroken, PlanariaError):  # `_reduce` meets it again
+                _begin_sums(place, microbatches[-1:])
+
+    def when_summed(layer: int) -> None:
+        if place.reduction is not None:
+            place.reduction.complete(layer)
+
     with place.around.fence.computing():
-        place.pipeline.run(place.ledger, microbatches, when_summed=when_summed)
+        place.pipeline.run(
+            place.ledger, microbatches, before_last=before_last, when_summed=when_summed
+        )
         if place.halt.is_set():
             raise GroupBroken("the pipeline was halted")
 
@@ -124,15 +131,12 @@ def attempt(place: Place) -> CommittedStep | VoidAttempt:
 def _reduce(place: Place) -> tuple[Message, Exception | None]:
     """What this engine says in the exchange, and why it is no claim, if it is none."""
     fence = place.around.fence
-    if place.reduction is None or not place.reduction.is_begun:
-        place.ledger.begin_attempt(place.generation)
+    is_begun = place.reduction is not None and place.reduction.is_begun
     try:
-        join_sums(place)
+        if not is_begun:
+            _begin_sums(place)
         fence.check(place.generation)
-        if place.reduction is not None:
-            if not place.reduction.is_begun:
-                _begin_sums(place, place.reduction)
-            place.reduction.run()
+        join_sums(place).run()
     except (GroupBroken, FencedError, PlanariaError) as error:
         place.shut_sums(str(error))
         return _fenced(place), error.with_traceback(None)  # which would keep the groups
@@ -153,7 +157,19 @@ def _trace_claim(place: Place) -> None:
     )
 
 
-def _begin_sums(place: Place, reduction: Reduction, upcoming: Sequence[int] = ()) -> None:
+def _begin_sums(place: Place, upcoming: Sequence[int] = ()) -> None:
+    """Begins the attempt, as soon as the groups across the pipelines stand.
+
+    Args:
+        place: whose local sums hold what the ledger says is finished.
+        upcoming: microbatches that they will hold besides, when they are said to be complete.
+
+    Raises:
+        GroupBroken: the groups were shut.
+        PlanariaError: a peer did not come.
+    """
+    place.ledger.begin_attempt(place.generation)
+    reduction = join_sums(place)
     fence, generation = place.around.fence, place.generation
     reduction.begin(
         place.ledger,

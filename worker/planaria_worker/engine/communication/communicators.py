@@ -121,6 +121,11 @@ class Communicators:
             daemon=True,
         ).start()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody would have to wait; how it ended, `wait` says."""
+        return not self._outcome.empty()
+
     def wait(self) -> Mapping[str, Group]:
         """Returns the groups by name, once they all stand.
 
