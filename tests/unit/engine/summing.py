@@ -21,7 +21,7 @@ from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import FixedPoint, GradientSums
 from planaria_worker.engine.plan_view import GroupSpec
 from planaria_worker.engine.reduction import Reduction
-from planaria_worker.models.layout import LayerLayout
+from planaria_worker.models.layout import LayerLayout, TensorLayout
 
 NUM_LAYERS = 3
 SIZES = (1, 3, 2)
@@ -46,6 +46,11 @@ def pieces_of(layers: Sequence[int]) -> list[Piece]:
     ]
 
 
+def _layout(layer: int) -> LayerLayout:
+    all_of_it = TensorLayout(name="values", shape=(SIZES[layer],), offset=0)
+    return LayerLayout(layer=layer, tensors=(all_of_it,), num_elements=SIZES[layer])
+
+
 @dataclass(kw_only=True, eq=False)
 class Engine:
     """One stage, with all that it keeps of a step."""
@@ -64,8 +69,10 @@ class Engine:
     is_asking: bool = False
 
     def __post_init__(self) -> None:
-        layouts = [LayerLayout(layer=x, tensors=(), num_elements=SIZES[x]) for x in self.layers]
-        self.sums = GradientSums(layouts, FixedPoint(unit_exponent=0, limit_exponent=60))
+        self.sums = GradientSums(
+            [_layout(layer) for layer in self.layers],
+            FixedPoint(unit_exponent=0, limit_exponent=60),
+        )
 
     @property
     def pieces(self) -> list[Piece]:
@@ -77,6 +84,7 @@ class Engine:
     def begin_step(self, step: int, generation: int) -> None:
         self.ledger = Ledger(step=step, generation=generation)
         self.sums.clear()
+        self.sums.settle(self.layers)
 
     def compute(self, microbatch: int, summed: Reduction | None = None) -> None:
         """One backward pass; behind the last one sums begin."""

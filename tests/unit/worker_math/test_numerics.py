@@ -84,16 +84,17 @@ def test_a_gradient_out_of_range_is_reported(bad: float) -> None:
     assert rule.add(torch.zeros(100, dtype=torch.int64), gradient)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("bad", [None, math.nan, 2.0**40])
-def test_torch_operations_add_as_the_fused_kernel_does(bad: float | None) -> None:
+def test_torch_operations_add_as_the_fused_kernel_does(bad: float | None, is_first: bool) -> None:
     rule = FixedPoint(unit_exponent=30, limit_exponent=60)
     gradient = torch.randn(1000, generator=torch.Generator().manual_seed(2)) * 2.0**-10
     if bad is not None:
         gradient[3] = bad
     fused, plain = torch.ones(1000, dtype=torch.int64), torch.ones(1000, dtype=torch.int64)
-    in_range = rule.add(fused, gradient)
+    in_range = rule.add(fused, gradient, is_first=is_first)
     assert in_range == (bad is None)
-    assert bool(add_fixed_point_torch(plain, gradient, 2.0**30, 2.0**60)) == in_range
+    assert bool(add_fixed_point_torch(plain, gradient, 2.0**30, 2.0**60, is_first)) == in_range
     assert torch.equal(fused[4:], plain[4:])
     assert torch.equal(fused, plain) or bad is not None
 
@@ -212,13 +213,41 @@ def test_what_is_whole_takes_in_nothing_more(
         assert torch.equal(total[num_whole:], local[num_whole:])
 
 
-def test_clear_starts_the_next_step() -> None:
+def test_what_nothing_was_added_to_is_zero() -> None:
+    """Guard: `settle`."""
     sums = GradientSums([_layout(5)], FloatingPoint())
-    sums.put_whole(Piece(layer=0, start=0, end=3), torch.ones(3))
-    sums.sums[0].fill_(1.0)
+    whole = _layout(5).num_elements
+    sums.put_whole(Piece(layer=0, start=0, end=whole), torch.ones(whole))
+    sums.sums[0][5:].zero_()  # the gap
     sums.clear()
+    sums.settle([0])
     assert not sums.sums[0].any()
     assert not sums.num_whole
+
+
+@pytest.mark.parametrize("accumulation", [FloatingPoint(), FixedPoint(40, 60)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_begins_with_nothing_of_the_one_before(
+    accumulation: FloatingPoint | FixedPoint, tied: bool
+) -> None:
+    """Guard: `_outdated`; without its discard, only the last gradient would count."""
+    config = small_model("llama", tie_word_embeddings=tied)
+    states = initial_states(config)
+    layouts = [state.layout for state in states.values()]
+    generator = torch.Generator().manual_seed(3)
+    batches = torch.randint(0, 256, (4, 2, 24), generator=generator)
+    totals = []
+    for steps in ([batches[:2], batches[2:]], [batches[2:]]):
+        stage = build_stage(transformer(config), 0, 5, states)
+        sums = GradientSums(layouts, accumulation)
+        sums.collect(stage.leaves)
+        for step in steps:
+            sums.clear()
+            for tokens in step:
+                torch.autograd.backward(stage(tokens).square().sum())
+        totals.append(sums.sums)
+    for layout in layouts:
+        assert torch.equal(totals[0][layout.layer], totals[1][layout.layer])
 
 
 @pytest.mark.parametrize("sizes", [(1,), (15, 16), (17, 40, 1000)])

@@ -223,6 +223,7 @@ class Reduction:
             attempt.check()
             bucket = self._buckets[place]
             begun = _Begun(bucket=bucket)
+            self._sums.settle(bucket.layers)
             if bucket.group is not None:
                 begun.copy = self._copies.pop()
                 sent = begun.copy[: bucket.length(self._num_microbatches)]

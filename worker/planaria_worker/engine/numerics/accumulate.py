@@ -40,8 +40,13 @@ class Accumulation(Protocol):
         """The value of a 1 in the buffer, a power of two."""
         ...
 
-    def add(self, total: Tensor, gradient: Tensor) -> Tensor | bool:
+    def add(self, total: Tensor, gradient: Tensor, *, is_first: bool = False) -> Tensor | bool:
         """Adds a gradient to its place in the sum, in place.
+
+        Args:
+            total: the place.
+            gradient: of one microbatch.
+            is_first: whatever the place holds is of another step.
 
         Returns:
             Whether every element was in range; if not, the sum is void. On an accelerator a tensor,
@@ -65,19 +70,24 @@ class FixedPoint:
     def unit(self) -> float:
         return 2.0**-self.unit_exponent
 
-    def add(self, total: Tensor, gradient: Tensor) -> Tensor | bool:
+    def add(self, total: Tensor, gradient: Tensor, *, is_first: bool = False) -> Tensor | bool:
         scale, limit = 2.0**self.unit_exponent, 2.0**self.limit_exponent
         if total.device.type == "cpu":
-            values = gradient.float().reshape(-1).numpy()
-            return bool(kernels.add_fixed_point(total.view(-1).numpy(), values, scale, limit))
-        return add_fixed_point_torch(total, gradient, scale, limit)
+            values, place = gradient.float().reshape(-1).numpy(), total.view(-1).numpy()
+            return bool(kernels.add_fixed_point(place, values, scale, limit, is_first))
+        return add_fixed_point_torch(total, gradient, scale, limit, is_first)
 
 
-def add_fixed_point_torch(total: Tensor, gradient: Tensor, scale: float, limit: float) -> Tensor:
+def add_fixed_point_torch(
+    total: Tensor, gradient: Tensor, scale: float, limit: float, is_first: bool
+) -> Tensor:
     """kernels.add_fixed_point in torch operations, for accelerators."""
     scaled = gradient.double().mul_(scale)
     in_range = (scaled.abs() < limit).all()  # false for NaN too
-    total.add_(scaled.round_().to(torch.int64))
+    if is_first:
+        total.copy_(scaled.round_())
+    else:
+        total.add_(scaled.round_().to(torch.int64))
     return in_range
 
 
@@ -93,8 +103,11 @@ class FloatingPoint:
     def unit(self) -> float:
         return 1.0
 
-    def add(self, total: Tensor, gradient: Tensor) -> bool:
-        total.add_(gradient)
+    def add(self, total: Tensor, gradient: Tensor, *, is_first: bool = False) -> bool:
+        if is_first:
+            total.copy_(gradient)
+        else:
+            total.add_(gradient)
         return True
 
 
@@ -150,8 +163,12 @@ class GradientSums:
     A sum is local, and takes in what is computed here, until the whole one is put in its place,
     piece by piece from its start: that takes in nothing more.
 
+    A step begins without a pass over this memory: its first gradient takes the place of what is
+    there.
+
     Attributes:
-        sums: for each layer its buffer, in the layer's layout; zero until something is added.
+        sums: for each layer its buffer, in the layer's layout; behind `settle`, zero where nothing
+            was added.
         num_whole: elements of a layer's buffer, from its start, that hold the whole sum; 0 for a
             layer that is not in it.
     """
@@ -167,6 +184,7 @@ class GradientSums:
         self.num_whole: dict[int, int] = {}
         self._places: dict[tuple[int, str], Tensor] = {}
         self._in_range: dict[int, Tensor | bool] = {}
+        self._outdated: set[tuple[int, str]] = set()
         self._num_leaves: Counter[int] = Counter()
         self._last_pass: _LastPass | None = None
         for layout in layouts:
@@ -187,6 +205,15 @@ class GradientSums:
         """Puts the whole sum of a piece in its place, behind the pieces before it."""
         self.part(piece).copy_(values)
         self.num_whole[piece.layer] = max(piece.end, self.num_whole.get(piece.layer, 0))
+
+    def settle(self, layers: Iterable[int]) -> None:
+        """Zeroes what nothing was added to since `clear`: before the sums of layers are read."""
+        if not self._outdated:
+            return
+        own = set(layers)
+        for key in [key for key in self._outdated if key[0] in own]:
+            self._places[key].zero_()
+            self._outdated.discard(key)
 
     def in_range(self, layer: int) -> Tensor | bool:
         """Whether all that was added to a layer since `clear` was finite and in range."""
@@ -234,18 +261,17 @@ class GradientSums:
         return tuple(sorted(layer for layer, flag in self._in_range.items() if not flag))
 
     def clear(self) -> None:
-        """Back to zero, for the next step."""
+        """For the next step: nothing is in the sums."""
         self._in_range.clear()
         self.num_whole.clear()
-        for total in self.sums.values():
-            total.zero_()
+        self._outdated.update(self._places)
 
     def _hook(
         self, layer: int, name: str, before_each: Callable[[], None] | None
     ) -> Callable[[Tensor], None]:
         place, add = self._places[layer, name], self._accumulation.add
         start = place.storage_offset() - self.sums[layer].storage_offset()
-        num_whole = self.num_whole
+        num_whole, outdated = self.num_whole, self._outdated
 
         def collect(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
@@ -253,7 +279,8 @@ class GradientSums:
             if before_each is not None:
                 before_each()
             if num_whole.get(layer, 0) <= start:
-                in_range = add(place, gradient)
+                in_range = add(place, gradient, is_first=(layer, name) in outdated)
+                outdated.discard((layer, name))
             else:
                 num_done = num_whole[layer] - start  # may be more than all of it
                 in_range = add(place.view(-1)[num_done:], gradient.reshape(-1)[num_done:])

@@ -18,14 +18,19 @@ SumArray = NDArray[np.int64] | Float32Array
 
 @compiled()
 def add_fixed_point(
-    total: NDArray[np.int64], gradient: Float32Array, scale: float, limit: float
+    total: NDArray[np.int64], gradient: Float32Array, scale: float, limit: float, is_first: bool
 ) -> bool:
-    """Adds round(gradient * scale); whether |gradient * scale| < limit held for all elements."""
+    """Adds round(gradient * scale), or puts it there if it is the first.
+
+    Returns:
+        Whether |gradient * scale| < limit held for all elements.
+    """
     num_outside = 0
     for i in range(total.size):
         scaled = np.float64(gradient[i]) * scale
         num_outside += not abs(scaled) < limit  # NaN counts
-        total[i] += np.int64(np.rint(scaled))
+        rounded = np.int64(np.rint(scaled))
+        total[i] = rounded if is_first else total[i] + rounded
     return num_outside == 0
 
 
@@ -73,7 +78,7 @@ def warm_up() -> None:
     values = np.zeros(NUM_LANES, np.float32)
     integers = np.zeros(NUM_LANES, np.int64)
     coefficients = np.zeros(8, np.float32)
-    add_fixed_point(integers, values, 1.0, 1.0)
+    add_fixed_point(integers, values, 1.0, 1.0, is_first=False)
     for total in (values.copy(), integers):
         squared_norm(total)
         adamw(values, values.copy(), values.copy(), total, 1.0, coefficients)
