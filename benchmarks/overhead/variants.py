@@ -208,6 +208,6 @@ def _buckets(job: Job, stage: Stage) -> list[tuple[int, ...]]:
     """The layers of a stage, the highest first, cut as Planaria cuts them."""
     sizes = {layer: job.layouts[layer].num_elements for layer in stage.states}
     limit = job.bucket_bytes // torch.float32.itemsize
-    buckets = cut_into_buckets(sorted(stage.states), sizes, piece_length=limit, bucket_length=limit)
+    buckets = cut_into_buckets(sorted(stage.states), sizes, limit)
     beginning = [tuple(piece.layer for piece in pieces if not piece.start) for pieces in buckets]
     return [layers for layers in beginning if layers]  # a large layer is not cut

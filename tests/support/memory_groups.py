@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group
+from planaria_worker.engine.communication import Group, GroupBroken
 from planaria_worker.engine.plan_view import GroupSpec
 
 TIMEOUT_SECONDS = 60.0
@@ -20,11 +20,12 @@ class _Shared:
 
     size: int
     mail: dict[tuple[int, int], "queue.Queue[Tensor]"] = field(default_factory=dict)
-    barrier: threading.Barrier = field(init=False)
-    parts: list[Tensor] = field(default_factory=list)
+    sums: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    """What each rank has given for each all-reduce, by its number."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    is_cut: bool = False
 
     def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.size)
         for source in range(self.size):
             for destination in range(self.size):
                 self.mail[source, destination] = queue.Queue()
@@ -38,6 +39,30 @@ class _Done:
     def wait(self, timeout_seconds: float | None = None) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySum:
+    """An all-reduce under way."""
+
+    shared: _Shared
+    tensor: Tensor
+    parts: dict[int, Tensor]
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.parts) == self.shared.size
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        shared = self.shared
+        with shared.changed:
+            shared.changed.wait_for(lambda: self.is_over or shared.is_cut, TIMEOUT_SECONDS)
+        if not self.is_over:
+            raise GroupBroken("cut")
+        total = self.parts[0].clone()
+        for rank in range(1, shared.size):
+            total += self.parts[rank]
+        self.tensor.copy_(total)
+
+
 class MemoryGroup:
     """One rank's end; the part of `Group` that a step uses."""
 
@@ -45,8 +70,15 @@ class MemoryGroup:
 
     def __init__(self, shared: _Shared, rank: int) -> None:
         self._shared = shared
+        self._num_sums = 0
         self.size = shared.size
         self.rank = rank
+
+    def cut(self) -> None:
+        """Lets nobody wait for a sum that somebody has not begun."""
+        with self._shared.changed:
+            self._shared.is_cut = True
+            self._shared.changed.notify_all()
 
     def send(self, tensor: Tensor, dst: int) -> None:
         self._shared.mail[self.rank, dst].put(tensor.clone())
@@ -59,20 +91,16 @@ class MemoryGroup:
         tensor.copy_(self._shared.mail[src, self.rank].get(timeout=TIMEOUT_SECONDS))
 
     def all_reduce(self, tensor: Tensor) -> None:
-        shared = self._shared
-        if shared.barrier.wait(TIMEOUT_SECONDS) == 0:
-            shared.parts.clear()
-        shared.barrier.wait(TIMEOUT_SECONDS)
-        shared.parts.append(tensor.clone())
-        if shared.barrier.wait(TIMEOUT_SECONDS) == 0:
-            for other in shared.parts[1:]:
-                shared.parts[0] += other
-        shared.barrier.wait(TIMEOUT_SECONDS)
-        tensor.copy_(shared.parts[0])
+        self.iall_reduce(tensor).wait()
 
-    def iall_reduce(self, tensor: Tensor) -> _Done:
-        self.all_reduce(tensor)
-        return _Done()
+    def iall_reduce(self, tensor: Tensor) -> MemorySum:
+        shared = self._shared
+        with shared.changed:
+            parts = shared.sums.setdefault(self._num_sums, {})
+            parts[self.rank] = tensor.clone()
+            shared.changed.notify_all()
+        self._num_sums += 1
+        return MemorySum(shared=shared, tensor=tensor, parts=parts)
 
 
 def connect(

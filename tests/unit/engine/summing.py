@@ -117,7 +117,7 @@ class Engine:
 
     def finish_attempt(self) -> None:
         assert self.reduction is not None
-        if self.reduction.is_begun:
+        if self.reduction.is_begun(self.ledger):
             with contextlib.suppress(FencedError, GroupBroken):
                 self.reduction.run()
 

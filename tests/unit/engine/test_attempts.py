@@ -4,7 +4,6 @@ Ranks are threads, groups are mailboxes in memory, the exchange is the real one.
 is disturbed, or not, at any of the places where a fence or a broken sum can meet it.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,10 +13,9 @@ from typing import cast
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from planaria_worker.engine.agreement import Agreed, Agreement
-from planaria_worker.engine.communication import Group, GroupBroken
+from planaria_worker.engine.communication import Group
 from planaria_worker.engine.exchange import ExchangeFormat, LayerClaim, Message, Verdict
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
@@ -41,17 +39,8 @@ class Event(Enum):
     """Its claim is up, the verdict on its way."""
 
 
-class CuttableGroup(MemoryGroup):
-    """A group whose sum everybody gives up when one rank does not come."""
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        try:
-            super().all_reduce(tensor)
-        except threading.BrokenBarrierError:
-            raise GroupBroken("cut") from None
-
-    def cut(self) -> None:
-        self._shared.barrier.abort()
+class CountingGroup(MemoryGroup):
+    """A group that says what is left in it."""
 
     @property
     def num_waiting(self) -> int:
@@ -73,7 +62,7 @@ class Rank:
 
     view: PlanView
     groups: Mapping[str, Group]
-    last_ranks: CuttableGroup | None = field(default=None)
+    last_ranks: CountingGroup | None = field(default=None)
 
     def attempt(self, event: Event, generation: int, step: int, form: ExchangeFormat) -> Agreed:
         in_exchange = event is Event.FENCED_IN_THE_EXCHANGE
@@ -131,18 +120,18 @@ def ranks(
         )
         for engine_id in [*engines, *(follower.engine_id for follower in followers)]
     ]
-    groups = connect({view.engine_id: view.pipeline_groups for view in views}, CuttableGroup)
+    groups = connect({view.engine_id: view.pipeline_groups for view in views}, CountingGroup)
     return [Rank(view=view, groups=groups[view.engine_id]) for view in views]
 
 
 def meet_last_ranks(all_ranks: Sequence[Rank]) -> None:
     """Gives the last ranks their group of the newest generation."""
     specs = {rank.view.engine_id: rank.view.last_ranks_group for rank in all_ranks}
-    groups = connect({e: [spec] for e, spec in specs.items() if spec is not None}, CuttableGroup)
+    groups = connect({e: [spec] for e, spec in specs.items() if spec is not None}, CountingGroup)
     for rank in all_ranks:
         spec = specs[rank.view.engine_id]
         group = groups[rank.view.engine_id][spec.name] if spec is not None else None
-        rank.last_ranks = cast(CuttableGroup | None, group)
+        rank.last_ranks = cast(CountingGroup | None, group)
 
 
 def expected_passes(all_ranks: Sequence[Rank], events: Sequence[Event]) -> list[bool]:
@@ -205,5 +194,5 @@ def test_every_attempt_sends_one_message_up_and_one_down(
             assert passes == expected_passes(all_ranks, drawn)
             assert all(one.outcome.verdict in (Verdict.COMMIT, Verdict.FENCED) for one in agreed)
             groups = [group for rank in all_ranks for group in rank.groups.values()]
-            assert not any(cast(CuttableGroup, group).num_waiting for group in groups)
+            assert not any(cast(CountingGroup, group).num_waiting for group in groups)
             step += any(passes)  # the others are rolled forward

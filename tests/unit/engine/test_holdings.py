@@ -38,7 +38,7 @@ def test_of_those_that_have_as_much_the_first_adds_it() -> None:
 
 
 def test_a_layer_without_parameters_is_nobodys() -> None:
-    (bucket,) = cut_into_buckets([2], {2: 0}, piece_length=4, bucket_length=4)
+    (bucket,) = cut_into_buckets([2], {2: 0}, 4)
     assert bucket == (Piece(layer=2, start=0, end=0),)
     assert part_of(0, bucket[0], NOBODY) is Part.LOCAL
 
@@ -54,26 +54,20 @@ def test_a_layer_without_parameters_is_nobodys() -> None:
 def test_small_layers_travel_together_and_large_ones_in_pieces(
     sizes: Mapping[int, int], buckets: list[list[tuple[int, int, int]]]
 ) -> None:
-    cut = list(cut_into_buckets(sorted(sizes), sizes, piece_length=4, bucket_length=4))
+    cut = list(cut_into_buckets(sorted(sizes), sizes, 4))
     assert [[(p.layer, p.start, p.end) for p in bucket] for bucket in cut] == buckets
 
 
-@given(
-    st.dictionaries(st.integers(0, 9), st.integers(0, 30), min_size=1),
-    st.integers(1, 9),
-    st.integers(1, 4),
-)
+@given(st.dictionaries(st.integers(0, 9), st.integers(0, 30), min_size=1), st.integers(1, 9))
 def test_no_bucket_is_larger_than_the_limit_and_no_element_is_left_out(
-    sizes: dict[int, int], length: int, num_together: int
+    sizes: dict[int, int], limit: int
 ) -> None:
-    """Where a layer is cut depends on its size, and neither on the others nor on the buckets."""
-    limit = length * num_together
-    buckets = list(cut_into_buckets(sorted(sizes), sizes, piece_length=length, bucket_length=limit))
+    """Where a layer is cut depends on its size, and not on the others."""
+    buckets = list(cut_into_buckets(sorted(sizes), sizes, limit))
     assert all(sum(piece.num_elements for piece in bucket) <= limit for bucket in buckets)
     pieces = [piece for bucket in buckets for piece in bucket]
     assert list(dict.fromkeys(piece.layer for piece in pieces)) == sorted(sizes, reverse=True)
     for layer, size in sizes.items():
         own = [piece for piece in pieces if piece.layer == layer]
-        alone = cut_into_buckets([layer], sizes, piece_length=length, bucket_length=length)
-        assert own == [piece for (piece,) in alone]
+        assert own == [piece for (piece,) in cut_into_buckets([layer], sizes, limit)]
         assert [element for p in own for element in range(p.start, p.end)] == list(range(size))

@@ -77,7 +77,7 @@ def rank(
     parts = [
         (run, tuple(dict.fromkeys(piece.layer for piece in pieces)))
         for run in view.runs
-        for pieces in cut_into_buckets(run.layers, sizes, piece_length=1, bucket_length=bucket_size)
+        for pieces in cut_into_buckets(run.layers, sizes, bucket_size)
     ]
     order = make(view, [LayersOfBucket(layers=x, is_tied=r.is_tied) for r, x in parts], limit)
     started: dict[int, Sum] = {}

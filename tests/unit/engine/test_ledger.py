@@ -6,6 +6,8 @@ in a sum, and how often, the sum itself says (`unit.engine.summing`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from typing import cast
 
 import torch
@@ -176,8 +178,7 @@ class Steps(RuleBasedStateMachine):
                 squared_norm=lambda _layer, total: float(total.sum()),
                 device=torch.device("cpu"),
                 num_microbatches=NUM_MICROBATCHES,
-                piece_bytes=8,  # an element
-                bucket_bytes=8,
+                bucket_bytes=8,  # an element
                 max_in_flight=NUM_PIECES,
                 stopwatch=Stopwatch(),
                 failpoints=Failpoints(),
@@ -225,11 +226,23 @@ class Steps(RuleBasedStateMachine):
 
     def started(self, engine: Engine, allowed: Allowed) -> list[Piece]:
         """Pieces whose sums an engine began."""
+        if engine.is_cut_early:
+            return []
         peers = [other for other in self.engines if {*other.layers} & {*engine.layers}]
         is_shared = len(self.pipelines) > 1
+        may_start = engine.pieces
         if self.is_attempted and is_shared and any(peer.is_cut_early for peer in peers):
-            return []  # nobody tells it what is whole
-        return [] if engine.is_cut_early else engine.pieces[: allowed[engine][0]]
+            may_start = list(takewhile(partial(self.was_told, engine), may_start))
+        return may_start[: allowed[engine][0]]
+
+    def was_told(self, engine: Engine, piece: Piece) -> bool:
+        """Whether all owners have said what is whole when its pass is over: they pass in turn."""
+        so_far = self.engines[: self.engines.index(engine) + 1]
+        return all(
+            owner in so_far and not owner.is_cut_early
+            for owner in self.engines
+            if piece.layer in owner.layers
+        )
 
     def restart(self, data: st.DataObject) -> None:
         self.is_attempted = False

@@ -36,7 +36,7 @@ class _Agent:
         self.event: EngineEvent | None = None
         self.sending = b""
         self.num_sent = 0
-        self.has_heard_all = False
+        self.was_told_all = False
         """Nothing more is sent: it hangs up once it has read so far."""
 
 
@@ -115,7 +115,7 @@ class Control:
             timeout_seconds: how long an agent may take, also to come if there is something to say.
 
         Returns:
-            Whether nothing is left to say.
+            Whether the agent hung up, or there is none and nothing to say.
         """
         self._is_leaving = True
         self._wake()
@@ -199,14 +199,15 @@ class Control:
         if agent is None:
             self._next_snapshot = self._monotonic() + SNAPSHOT_SECONDS
             return
+        is_leaving = self._is_leaving  # what was posted before it is in the queue by now
         try:
             while self._load(agent):
                 sent = agent.connection.send(agent.sending[agent.num_sent :])
                 agent.num_sent += sent
                 self._unload(agent)
-            if self._is_leaving and not agent.has_heard_all:
+            if is_leaving and not agent.was_told_all:
                 agent.connection.shutdown(socket.SHUT_WR)
-                agent.has_heard_all = True
+                agent.was_told_all = True
             self._selector.modify(agent.connection, selectors.EVENT_READ, self._serve)
         except BlockingIOError:
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -218,7 +219,8 @@ class Control:
 
     def _load(self, agent: _Agent) -> bool:
         """Takes up the next message, if there is one."""
-        if agent.has_heard_all:
+        if agent.was_told_all:
+            self._next_snapshot = self._monotonic() + SNAPSHOT_SECONDS
             return False
         if agent.sending:
             return True
@@ -245,7 +247,7 @@ class Control:
             self._selector.unregister(self._agent.connection)
             self._agent.connection.close()
             with self._said:
-                self._has_left = self._agent.has_heard_all
+                self._has_left = self._agent.was_told_all
                 self._agent = None
                 self._said.notify_all()
 

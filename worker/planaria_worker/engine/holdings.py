@@ -67,19 +67,18 @@ def part_of(rank: int, piece: Piece, holder: Holder) -> Part:
 
 
 def cut_into_buckets(
-    layers: Sequence[int], sizes: Mapping[int, int], *, piece_length: int, bucket_length: int
+    layers: Sequence[int], sizes: Mapping[int, int], limit: int
 ) -> Iterator[tuple[Piece, ...]]:
     """Pieces that travel together; of the highest layer first.
 
     Args:
         layers: consecutive, ascending.
         sizes: elements of each layer.
-        piece_length: elements of a piece at most; the same in all plans.
-        bucket_length: elements of a bucket at most; no less.
+        limit: elements of a bucket at most; the same in all plans, so that layers are cut alike.
     """
     bucket: list[Piece] = []
-    for piece in _pieces(layers, sizes, piece_length):
-        if bucket and sum(each.num_elements for each in (*bucket, piece)) > bucket_length:
+    for piece in _pieces(layers, sizes, limit):
+        if bucket and sum(each.num_elements for each in (*bucket, piece)) > limit:
             yield tuple(bucket)
             bucket = []
         bucket.append(piece)

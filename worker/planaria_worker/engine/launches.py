@@ -40,6 +40,11 @@ class LaunchOrder:
         self._is_pass_over = False
         self._next = 0
 
+    @property
+    def next_place(self) -> int | None:
+        """The bucket that starts next, now or later; None: all have."""
+        return self._next if self._next < len(self._buckets) else None
+
     def complete(self, layer: int) -> None:
         """The local sum of a layer holds all that this rank has to add; the pass goes on."""
         self._complete.add(layer)
@@ -50,8 +55,8 @@ class LaunchOrder:
 
     def take(self, num_in_flight: int) -> int | None:
         """The bucket to start now, once each; None: the next has to wait, or too many run."""
-        place = self._next
-        if place == len(self._buckets) or num_in_flight >= self._max_in_flight:
+        place = self.next_place
+        if place is None or num_in_flight >= self._max_in_flight:
             return None
         if not self._is_pass_over and not self._may_start_early(self._buckets[place]):
             return None

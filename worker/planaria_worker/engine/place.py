@@ -216,7 +216,6 @@ def _reduction(
         squared_norm=lambda layer, total: squared_norm(job.layouts[layer], total, unit),
         device=job.device,
         num_microbatches=job.num_microbatches,
-        piece_bytes=job.bucket_bytes,
         bucket_bytes=job.bucket_bytes,
         max_in_flight=job.buckets_in_flight,
         stopwatch=around.stopwatch,

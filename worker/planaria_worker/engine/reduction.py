@@ -71,7 +71,6 @@ class Reduction:
         squared_norm: Callable[[int, Tensor], float],
         device: torch.device,
         num_microbatches: int,
-        piece_bytes: int,
         bucket_bytes: int,
         max_in_flight: int,
         stopwatch: Stopwatch,
@@ -86,8 +85,7 @@ class Reduction:
             squared_norm: of a layer's sum.
             device: where the sums are.
             num_microbatches: microbatches of a step.
-            piece_bytes: what becomes whole at once; the same in all plans.
-            bucket_bytes: what is summed at once; no less.
+            bucket_bytes: what is summed at once; the same in all plans.
             max_in_flight: buckets that may be under way at once.
             stopwatch: counts seconds.
             failpoints: hit at `reduce`.
@@ -96,7 +94,6 @@ class Reduction:
         self._device = device
         self._squared_norm = squared_norm
         self._num_microbatches = num_microbatches
-        self._piece_length = piece_bytes // sums.dtype.itemsize
         self._bucket_length = bucket_bytes // sums.dtype.itemsize
         self._max_in_flight = max_in_flight
         self._stopwatch = stopwatch
@@ -107,13 +104,13 @@ class Reduction:
             LayersOfBucket(layers=bucket.layers, is_tied=bucket.run.is_tied)
             for bucket in self._buckets
         )
+        self._asks_early = device.type == "cpu"  # on others it would take the device's time
         self._copies = self._allocate()
         self._attempt: _Attempt | None = None
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether an attempt was begun, and not run yet."""
-        return self._attempt is not None
+    def is_begun(self, ledger: Ledger) -> bool:
+        """Whether an attempt for this account of a step was begun, and not run yet."""
+        return self._attempt is not None and self._attempt.ledger is ledger
 
     def begin(
         self,
@@ -137,10 +134,13 @@ class Reduction:
             counts[microbatch] += 1
         counts = counts.to(self._device, non_blocking=True)  # here, since buckets wait for nothing
         order = LaunchOrder(self._in_order, self._max_in_flight)
-        attempt = _Attempt(ledger=ledger, check=check, counts=counts, order=order)
+        attempt = _Attempt(
+            ledger=ledger, check=check, counts=counts, order=order, is_resumed=is_resumed
+        )
         self._attempt = attempt
         if is_resumed:
             attempt.holders.update(self._holders_alone())
+        if is_resumed and self._asks_early:
             with attempt.noting_failure():
                 self._ask(attempt)
 
@@ -155,10 +155,10 @@ class Reduction:
         if attempt is None or attempt.failure is not None:
             return
         attempt.order.complete(layer)
-        if not attempt.is_answered:
+        if attempt.is_resumed and not self._asks_early:
             return
         with attempt.noting_failure():
-            self._hear(attempt)
+            self._hear(attempt, attempt.answered)
             while attempt.is_oldest_over:
                 self._finish_oldest(attempt)
             self._launch(attempt)
@@ -174,7 +174,9 @@ class Reduction:
         assert attempt is not None  # noqa: S101 - it was begun
         if attempt.failure is not None:
             raise attempt.failure
-        self._hear(attempt)
+        if attempt.is_resumed and not self._asks_early:
+            self._ask(attempt)
+        self._hear(attempt, [*attempt.asked])
         attempt.order.end_pass()
         self._launch(attempt)
         for place, bucket in enumerate(self._buckets):
@@ -198,20 +200,19 @@ class Reduction:
             attempt.check()
             table = torch.zeros((group.size, len(own)), dtype=torch.int64)
             table[group.rank] = torch.tensor([self._sums.num_whole.get(x, 0) for x in own])
-            table = table.to(self._device)
+            table = table.to(self._device, non_blocking=True)
             work = group.iall_reduce(table)
-            asked = _Asked(group=group, layers=tuple(own), table=table, work=work)
-            attempt.asked.append(asked)
+            attempt.asked[group] = _Asked(layers=tuple(own), table=table, work=work)
 
-    def _hear(self, attempt: "_Attempt") -> None:
-        """Waits for what the other owners tell, and finds who adds what is whole."""
-        asked, attempt.asked = attempt.asked, []
-        with beside(self._device):
-            for each in asked:
-                each.work.wait()
-                columns = each.table.T.tolist()
-                _require_open(each.group)
-                attempt.holders.update(zip(each.layers, map(find_holder, columns), strict=True))
+    def _hear(self, attempt: "_Attempt", groups: Sequence[Group]) -> None:
+        """Waits for what the other owners in groups tell, and finds who adds what is whole."""
+        for group in groups:
+            asked = attempt.asked.pop(group)
+            with beside(self._device):
+                asked.work.wait()
+                columns = asked.table.T.tolist()
+            _require_open(group)
+            attempt.holders.update(zip(asked.layers, map(find_holder, columns), strict=True))
 
     def _holders_alone(self) -> dict[int, Holder]:
         """Of layers that nobody else owns any more; the others' come from their owners."""
@@ -219,7 +220,10 @@ class Reduction:
 
     def _launch(self, attempt: "_Attempt") -> None:
         """Starts the buckets that may start."""
-        while (place := attempt.order.take(attempt.num_under_way)) is not None:
+        while not self._is_next_unheard(attempt):
+            place = attempt.order.take(attempt.num_under_way)
+            if place is None:
+                return
             attempt.check()
             bucket = self._buckets[place]
             begun = _Begun(bucket=bucket)
@@ -231,6 +235,11 @@ class Reduction:
                 attempt.ledger.launch(bucket.layers)
                 begun.work = bucket.group.iall_reduce(sent)
             attempt.begun.append(begun)
+
+    def _is_next_unheard(self, attempt: "_Attempt") -> bool:
+        """Whether the next bucket waits for what its owners have whole."""
+        place = attempt.order.next_place
+        return place is not None and self._buckets[place].group in attempt.asked
 
     def _fill(self, bucket: _Bucket, rank: int, attempt: "_Attempt", sent: Tensor) -> None:
         """Copies what this engine adds, and how often every microbatch is in that."""
@@ -295,12 +304,7 @@ class Reduction:
         sizes = {layer: total.numel() for layer, total in self._sums.sums.items()}
         for run in view.runs:
             spec = view.owner_group(run)
-            for pieces in cut_into_buckets(
-                run.layers,
-                sizes,
-                piece_length=self._piece_length,
-                bucket_length=self._bucket_length,
-            ):
+            for pieces in cut_into_buckets(run.layers, sizes, self._bucket_length):
                 yield _Bucket(
                     run=run,
                     pieces=pieces,
@@ -336,7 +340,6 @@ class _Begun:
 class _Asked:
     """What the owners in a group tell each other."""
 
-    group: Group
     layers: tuple[int, ...]
     table: Tensor
     """Elements that are whole, by rank and layer: [owners, layers]."""
@@ -352,8 +355,9 @@ class _Attempt:
     counts: Tensor
     """How often each microbatch is in the local sums."""
     order: LaunchOrder
-    asked: list[_Asked] = field(default_factory=list)
-    """Of whom the answer is not heard yet: nothing starts before."""
+    is_resumed: bool
+    asked: dict[Group, _Asked] = field(default_factory=dict)
+    """Those whose answer is not heard yet: none of their buckets starts before."""
     holders: dict[int, Holder] = field(default_factory=dict)
     """Of layers of which somebody may have something whole already."""
     begun: list[_Begun] = field(default_factory=list)
@@ -373,9 +377,9 @@ class _Attempt:
             self.failure = error.with_traceback(None)
 
     @property
-    def is_answered(self) -> bool:
-        """Whether nobody would have to wait for what the other owners tell."""
-        return all(asked.work.is_over for asked in self.asked)
+    def answered(self) -> Sequence[Group]:
+        """Those whose answer is there, and not heard yet."""
+        return [group for group, asked in self.asked.items() if asked.work.is_over]
 
     @property
     def num_under_way(self) -> int:

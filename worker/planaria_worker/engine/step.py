@@ -1,6 +1,5 @@
 """One training step, as in ALGORITHMS.md 6: compute, reduce, agree, commit."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,8 +85,10 @@ def compute(place: Place, microbatches: Sequence[int]) -> None:
 
     def before_last() -> None:
         if place.awaited is None or place.awaited.is_over:
-            with contextlib.suppress(GroupBroken, PlanariaError):  # `_reduce` meets it again
+            try:
                 _begin_sums(place, microbatches[-1:])
+            except (GroupBroken, PlanariaError) as error:
+                error.with_traceback(None)  # `_reduce` meets it again; the groups may keep it
 
     def when_summed(layer: int) -> None:
         if place.reduction is not None:
@@ -131,7 +132,7 @@ def attempt(place: Place) -> CommittedStep | VoidAttempt:
 def _reduce(place: Place) -> tuple[Message, Exception | None]:
     """What this engine says in the exchange, and why it is no claim, if it is none."""
     fence = place.around.fence
-    is_begun = place.reduction is not None and place.reduction.is_begun
+    is_begun = place.reduction is not None and place.reduction.is_begun(place.ledger)
     try:
         if not is_begun:
             _begin_sums(place)
