@@ -70,7 +70,7 @@ def sums_in_another_order() -> None:
             buckets[here], buckets[there] = buckets[there], buckets[here]
         return buckets
 
-    def cut_between_layers(layers: Any, sizes: Any, **_lengths: int) -> list[Any]:
+    def cut_between_layers(layers: Any, sizes: Any, _limit: int) -> list[Any]:
         return [(Piece(layer=x, start=0, end=sizes[x]),) for x in reversed(layers)]
 
     mutant.cut_into_buckets = cut_between_layers
@@ -106,6 +106,7 @@ def broken_gradients_kept() -> None:
 
     def begin_with_the_rest(place: Place, step: int) -> None:
         begin(place, step)
+        place.sums.settle(place.sums.sums)
         for layer, total in place.sums.sums.items() if place.pipeline else ():
             begun, before = left.get(layer, (step, total))
             if begun == step:
