@@ -230,7 +230,10 @@ def test_what_nothing_was_added_to_is_zero() -> None:
 def test_a_step_begins_with_nothing_of_the_one_before(
     accumulation: FloatingPoint | FixedPoint, tied: bool
 ) -> None:
-    """Guard: `_outdated`; without its discard, only the last gradient would count."""
+    """Its sums are those of new buffers, zero from the start.
+
+    Guard: `_outdated`; without its discard, only the last gradient would count.
+    """
     config = small_model("llama", tie_word_embeddings=tied)
     states = initial_states(config)
     layouts = [state.layout for state in states.values()]
@@ -241,8 +244,9 @@ def test_a_step_begins_with_nothing_of_the_one_before(
         stage = build_stage(transformer(config), 0, 5, states)
         sums = GradientSums(layouts, accumulation)
         sums.collect(stage.leaves)
-        for step in steps:
-            sums.clear()
+        for number, step in enumerate(steps):
+            if number:
+                sums.clear()
             for tokens in step:
                 torch.autograd.backward(stage(tokens).square().sum())
         totals.append(sums.sums)
