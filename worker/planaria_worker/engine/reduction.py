@@ -140,9 +140,9 @@ class Reduction:
         self._attempt = attempt
         if is_resumed:
             attempt.holders.update(self._holders_alone())
-        if is_resumed and self._asks_early:
-            with attempt.noting_failure():
-                self._ask(attempt)
+            if self._asks_early:
+                with attempt.noting_failure():
+                    self._ask(attempt)
 
     def complete(self, layer: int) -> None:
         """The local sum of a layer is complete: starts what may start now; never raises.
