@@ -80,7 +80,12 @@ def sums_in_another_order() -> None:
 def whole_sums_unknown() -> None:
     """What comes out of an all-reduce is taken for local in the next attempt."""
     mutant: Any = accumulate.GradientSums
-    mutant.put_whole = lambda self, piece, values: self.part(piece).copy_(values)
+
+    def copy(self: Any, piece: Piece, values: Tensor) -> bool:
+        self.part(piece).copy_(values)
+        return False
+
+    mutant.put_whole = copy
 
 
 def whole_sums_grow() -> None:

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine import pipeline as pipeline_module
+from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.communication import GroupBroken
 from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
@@ -183,11 +185,31 @@ def test_default_mode_differs_by_rounding_alone(tmp_path: Path, model: dict[str,
                 assert (off <= bound).all(), (layer, plan)
 
 
-def test_layers_that_travel_apart_have_the_same_sums(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("travels", ["in pieces", "by layer"])
+def test_layers_that_travel_apart_have_the_same_sums(
+    tmp_path: Path, travels: str, has_room: bool
+) -> None:
+    """Also where a copy is needed again before the commit, with whole sums in it (`_reclaim`)."""
     job = make_job(tmp_path, MODELS["gpt2"], reproducible=True)
-    together = run_one_step(job, PLANS["three cuts"])
-    apart = run_one_step(dataclasses.replace(job, bucket_bytes=1024), PLANS["three cuts"])
-    assert [done.record for _, done in apart] == [done.record for _, done in together]
+    largest = max(layout.num_elements for layout in job.layouts) * torch.int64.itemsize
+    together = run_steps(take_places(job, PLANS["three cuts"]))
+    job = dataclasses.replace(
+        job,
+        bucket_bytes=1024 if travels == "in pieces" else largest,
+        buckets_in_flight=job.buckets_in_flight if has_room else 1,
+    )
+    assert run_steps(take_places(job, PLANS["three cuts"])) == together
+
+
+def run_steps(places: Sequence[Place]) -> list[CommitRecord]:
+    """Two steps of every engine of a plan: the second begins with what the first has made."""
+
+    def run(place: Place) -> list[CommitRecord]:
+        return [run_step(place, step).record for step in range(2)]
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        return [record for records in threads.map(run, places) for record in records]
 
 
 @pytest.mark.parametrize("resumed_step", [None, 0])
@@ -196,18 +218,28 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
 ) -> None:
     """Its gradient of the highest layer is on its way when that of the lowest is yet to come.
 
-    Where others may have something whole, at least with those whom all have told in time.
+    Where others may have something whole, at least with those whom all have told in time. The last
+    one begins behind the pass, for whose gradient a neighbour waits, and nothing is put anywhere
+    before.
     """
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
-    job = dataclasses.replace(job, bucket_bytes=1024)
+    job = dataclasses.replace(job, bucket_bytes=1024, buckets_in_flight=1000)
     plan = [pipeline(0, [2, 5], [0, 1, 3]), pipeline(1, [3, 5], [2, 4])]
     places = take_places(job, plan, WatchedGroup, resumed_step=resumed_step)
     at_first: dict[str, list[int]] = {}
+    at_last: dict[str, list[int]] = {}
+    at_put: dict[str, list[int]] = {}
 
     def note(place: Place) -> None:
-        at_first.setdefault(place.view.engine_id, list(place.ledger.finished))
+        at_last[place.view.engine_id] = list(place.ledger.finished)
+        at_first.setdefault(place.view.engine_id, at_last[place.view.engine_id])
+
+    def put(place: Place, piece: Piece, values: Tensor) -> bool:
+        at_put.setdefault(place.view.engine_id, list(place.ledger.finished))
+        return GradientSums.put_whole(place.sums, piece, values)
 
     for place in places:
+        cast(Any, place.sums).put_whole = partial(put, place)
         for group in place.sum_groups:
             cast(WatchedGroup, group).when_begun = partial(note, place)
     is_early = [
@@ -215,6 +247,9 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
         for place, _ in run_places(places)
     ]
     assert all(is_early) if resumed_step is None else any(is_early)
+    finished = {place.view.engine_id: place.ledger.finished for place in places}
+    assert at_last == finished
+    assert at_put == finished
 
 
 def test_a_sum_with_a_gradient_out_of_range_is_not_whole(tmp_path: Path) -> None:

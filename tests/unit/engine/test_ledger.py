@@ -258,9 +258,10 @@ class Steps(RuleBasedStateMachine):
         for pipeline in self.pipelines:
             for engine in pipeline.engines:
                 finished = [engine.ledger.finished.count(m) for m in MICROBATCHES]
+                totals = engine.sums.totals
                 for piece in engine.pieces:
                     held = WHOLE if engine.has_whole(piece) else finished
-                    assert times(engine.sums.part(piece)) == held
+                    assert times(totals[piece.layer][piece.start]) == held
                 assert max(finished) <= 1
                 still = tuple(m for m in pipeline.microbatches if not finished[m])
                 assert engine.ledger.missing(pipeline.microbatches) == still

@@ -205,7 +205,9 @@ def test_what_is_whole_takes_in_nothing_more(
             whole = Piece(layer=layout.layer, start=0, end=int(share * layout.num_elements))
             sums.put_whole(whole, torch.full((whole.num_elements,), 7, dtype=sums.dtype))
         torch.autograd.backward(stage(tokens).square().sum())
-        totals.append(sums.sums)
+        totals.append(sums.totals)
+        sums.bring_home(sums.sums)
+        assert all(torch.equal(sums.sums[x], total) for x, total in totals[-1].items())
     for layout in layouts:
         num_whole = int(share * layout.num_elements)
         local, total = totals[0][layout.layer], totals[1][layout.layer]
@@ -218,6 +220,7 @@ def test_what_nothing_was_added_to_is_zero() -> None:
     sums = GradientSums([_layout(5)], FloatingPoint())
     whole = _layout(5).num_elements
     sums.put_whole(Piece(layer=0, start=0, end=whole), torch.ones(whole))
+    sums.bring_home([0])
     sums.sums[0][5:].zero_()  # the gap
     sums.clear()
     sums.settle([0])

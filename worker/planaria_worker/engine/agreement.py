@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from planaria_worker.engine.communication import Group, GroupBroken
+from planaria_worker.engine.communication import Group, GroupBroken, require_open
 from planaria_worker.engine.exchange import (
     VERDICT_LENGTH,
     ExchangeFormat,
@@ -161,8 +161,7 @@ class Agreement:
 
 
 def _arrived(tensor: torch.Tensor, group: Group) -> Message:
-    """A message in host memory, unless the group was shut: then it may be half a message."""
+    """A message in host memory."""
     message = np.asarray(tensor.cpu().numpy())
-    if group.is_shut:
-        raise GroupBroken(f"group {group.name}: shut during the exchange")
+    require_open(group, "the exchange")
     return message

@@ -45,6 +45,11 @@ class LaunchOrder:
         """The bucket that starts next, now or later; None: all have."""
         return self._next if self._next < len(self._buckets) else None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the local sums of all layers are complete."""
+        return all(self._complete.issuperset(bucket.layers) for bucket in self._buckets)
+
     def complete(self, layer: int) -> None:
         """The local sum of a layer holds all that this rank has to add; the pass goes on."""
         self._complete.add(layer)

@@ -15,8 +15,8 @@ class Ledger:
 
     Of microbatches: what is `finished` stays true until the step is committed, whatever happens to
     its attempts. Of layers, in the newest attempt: the sum is local, then in flight from the start
-    of its all-reduce until it is complete. What is in flight is a copy; what is complete has taken
-    the place of the local sum, and stays true in the next attempt (`holdings`).
+    of its all-reduce until it is complete. What is in flight is a copy; what is complete counts in
+    place of the local sum, and stays true in the next attempt (`holdings`).
     """
 
     step: int

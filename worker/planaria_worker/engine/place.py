@@ -68,7 +68,7 @@ class Place:
     @property
     def reduced(self) -> Mapping[int, Tensor]:
         """The sums over all owners, of the layers that the ledger says are complete."""
-        return {} if self.reduction is None else self.sums.sums
+        return {} if self.reduction is None else self.sums.totals
 
     @property
     def is_resuming(self) -> bool:

@@ -4,9 +4,11 @@ A bucket starts as soon as the last backward pass has come through its layers, s
 with the rest of that pass. An all-reduce works on a copy, so that a failure at any moment leaves
 the local sums as they were (ALGORITHMS.md 6); there are as many copies as buckets may be under way.
 Behind the sums, each bucket carries how often every microbatch is in them: what holds each once
-takes the place of the local sum, and stays true until the commit (`holdings`).
+takes the place of the local sum, and stays true until the commit (`holdings`). It is copied there
+only if the step is not committed from the copy before that is needed again.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,18 +16,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group, GroupBroken, Work, beside
+from planaria_worker.engine.communication import Group, GroupBroken, Work, beside, require_open
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import FencedError
-from planaria_worker.engine.holdings import (
-    NOBODY,
-    Holder,
-    Part,
-    Piece,
-    cut_into_buckets,
-    find_holder,
-    part_of,
-)
+from planaria_worker.engine.holdings import Part, Piece, cut_into_buckets, part_of
+from planaria_worker.engine.inquiry import Inquiry
 from planaria_worker.engine.launches import LaunchOrder, LayersOfBucket
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums
@@ -76,7 +71,7 @@ class Reduction:
         stopwatch: Stopwatch,
         failpoints: Failpoints,
     ) -> None:
-        """Makes the copies.
+        """Makes the copies; the sums come home from those of the reduction before.
 
         Args:
             view: which layers are summed with whom.
@@ -90,6 +85,7 @@ class Reduction:
             stopwatch: counts seconds.
             failpoints: hit at `reduce`.
         """
+        sums.bring_home(sums.sums)
         self._sums = sums
         self._device = device
         self._squared_norm = squared_norm
@@ -106,6 +102,7 @@ class Reduction:
         )
         self._asks_early = device.type == "cpu"  # on others it would take the device's time
         self._copies = self._allocate()
+        self._lent: deque[_Lent] = deque()
         self._attempt: _Attempt | None = None
 
     def is_begun(self, ledger: Ledger) -> bool:
@@ -129,20 +126,24 @@ class Reduction:
             is_resumed: the same for all owners: whether attempts of other generations may have left
                 anybody what is whole. Then the owners tell each other before any sum starts.
         """
+        while self._lent:
+            self._reclaim()
         counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
         for microbatch in (*ledger.finished, *upcoming):
             counts[microbatch] += 1
         counts = counts.to(self._device, non_blocking=True)  # here, since buckets wait for nothing
         order = LaunchOrder(self._in_order, self._max_in_flight)
-        attempt = _Attempt(
-            ledger=ledger, check=check, counts=counts, order=order, is_resumed=is_resumed
+        attempt = self._attempt = _Attempt(
+            ledger=ledger,
+            check=check,
+            counts=counts,
+            order=order,
+            inquiry=Inquiry(self._device),
+            asks_late=is_resumed and not self._asks_early,
         )
-        self._attempt = attempt
-        if is_resumed:
-            attempt.holders.update(self._holders_alone())
-            if self._asks_early:
-                with attempt.noting_failure():
-                    self._ask(attempt)
+        if is_resumed and self._asks_early:
+            with attempt.noting_failure():
+                self._ask(attempt)
 
     def complete(self, layer: int) -> None:
         """The local sum of a layer is complete: starts what may start now; never raises.
@@ -150,18 +151,23 @@ class Reduction:
         It comes from within a backward pass, whose gradients stay true whatever becomes of sums. It
         waits for no peer; over gloo, for the GPU to have come so far. Over NCCL for nothing, unless
         it is given a stream of which a sum has the use as well.
+
+        What the last layer completes starts in `run`: first the stage before gets its gradient,
+        which comes of the same pass. And no sum is put anywhere in the pass's time, unless the next
+        one needs the room.
         """
         attempt = self._attempt
         if attempt is None or attempt.failure is not None:
             return
         attempt.order.complete(layer)
-        if attempt.is_resumed and not self._asks_early:
+        if attempt.asks_late or attempt.order.is_complete:
             return
         with attempt.noting_failure():
-            self._hear(attempt, attempt.answered)
-            while attempt.is_oldest_over:
-                self._finish_oldest(attempt)
+            attempt.inquiry.hear_answered()
             self._launch(attempt)
+            while attempt.num_under_way == self._max_in_flight and attempt.is_oldest_over:
+                self._finish_oldest(attempt)
+                self._launch(attempt)
 
     def run(self) -> None:
         """Reduces every layer, the highest first, and enters it in the ledger when it is complete.
@@ -174,9 +180,9 @@ class Reduction:
         assert attempt is not None  # noqa: S101 - it was begun
         if attempt.failure is not None:
             raise attempt.failure
-        if attempt.is_resumed and not self._asks_early:
+        if attempt.asks_late:
             self._ask(attempt)
-        self._hear(attempt, [*attempt.asked])
+        attempt.inquiry.hear_all()
         attempt.order.end_pass()
         self._launch(attempt)
         for place, bucket in enumerate(self._buckets):
@@ -196,27 +202,7 @@ class Reduction:
             if bucket.group is not None:
                 known = layers.setdefault(bucket.group, [])
                 known.extend(layer for layer in bucket.layers if layer not in known)
-        for group, own in layers.items():
-            attempt.check()
-            table = torch.zeros((group.size, len(own)), dtype=torch.int64)
-            table[group.rank] = torch.tensor([self._sums.num_whole.get(x, 0) for x in own])
-            table = table.to(self._device, non_blocking=True)
-            work = group.iall_reduce(table)
-            attempt.asked[group] = _Asked(layers=tuple(own), table=table, work=work)
-
-    def _hear(self, attempt: "_Attempt", groups: Sequence[Group]) -> None:
-        """Waits for what the other owners in groups tell, and finds who adds what is whole."""
-        for group in groups:
-            asked = attempt.asked.pop(group)
-            with beside(self._device):
-                asked.work.wait()
-                columns = asked.table.T.tolist()
-            _require_open(group)
-            attempt.holders.update(zip(asked.layers, map(find_holder, columns), strict=True))
-
-    def _holders_alone(self) -> dict[int, Holder]:
-        """Of layers that nobody else owns any more; the others' come from their owners."""
-        return {x: Holder(rank=0, num_elements=n) for x, n in self._sums.num_whole.items()}
+        attempt.inquiry.ask(layers, self._sums.num_whole, attempt.check)
 
     def _launch(self, attempt: "_Attempt") -> None:
         """Starts the buckets that may start."""
@@ -229,6 +215,8 @@ class Reduction:
             begun = _Begun(bucket=bucket)
             self._sums.settle(bucket.layers)
             if bucket.group is not None:
+                if not self._copies:
+                    self._reclaim()
                 begun.copy = self._copies.pop()
                 sent = begun.copy[: bucket.length(self._num_microbatches)]
                 self._fill(bucket, bucket.group.rank, attempt, sent)
@@ -239,7 +227,7 @@ class Reduction:
     def _is_next_unheard(self, attempt: "_Attempt") -> bool:
         """Whether the next bucket waits for what its owners have whole."""
         place = attempt.order.next_place
-        return place is not None and self._buckets[place].group in attempt.asked
+        return place is not None and attempt.inquiry.is_unheard(self._buckets[place].group)
 
     def _fill(self, bucket: _Bucket, rank: int, attempt: "_Attempt", sent: Tensor) -> None:
         """Copies what this engine adds, and how often every microbatch is in that."""
@@ -269,26 +257,36 @@ class Reduction:
                 work.wait()
                 values, arrived = self._parts(bucket, copy)
                 rows = [*arrived.cpu()]
-            _require_open(bucket.group)
+            require_open(bucket.group, "an all-reduce")
         else:
             rows = [
                 self._counts(bucket, piece, attempt.part_of(0, piece), attempt)
                 for piece in bucket.pieces
             ]
+        is_lent = False
         for piece, value, row in zip(bucket.pieces, values, rows, strict=True):
             num_counted = attempt.count(piece.layer, int((row == bucket.run.whole_count).sum()))
             if value is not None and num_counted == self._num_microbatches:
-                self._sums.put_whole(piece, value)
+                is_lent |= self._sums.put_whole(piece, value)
             if piece.end == self._sums.sums[piece.layer].numel():
                 attempt.ledger.enter([piece.layer], num_counted)
         attempt.num_finished += 1
         begun.copy = begun.work = None
-        if copy is not None:
+        if copy is not None and is_lent:
+            self._lent.append(_Lent(layers=bucket.layers, copy=copy))
+        elif copy is not None:
             self._copies.append(copy)
 
+    def _reclaim(self) -> None:
+        """Makes room in the copy that has held whole sums for the longest time."""
+        lent = self._lent.popleft()
+        self._sums.bring_home(lent.layers)
+        self._copies.append(lent.copy)
+
     def _take_norms(self, bucket: _Bucket) -> None:
+        totals = self._sums.totals
         for piece in bucket.pieces:
-            total = self._sums.sums[piece.layer]
+            total = totals[piece.layer]
             if piece.end == total.numel():
                 self.squared_norms[piece.layer] = self._squared_norm(piece.layer, total)
 
@@ -337,13 +335,11 @@ class _Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Asked:
-    """What the owners in a group tell each other."""
+class _Lent:
+    """A copy in which whole sums are left until it is needed, or the step is over."""
 
     layers: tuple[int, ...]
-    table: Tensor
-    """Elements that are whole, by rank and layer: [owners, layers]."""
-    work: Work
+    copy: Tensor
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -355,11 +351,9 @@ class _Attempt:
     counts: Tensor
     """How often each microbatch is in the local sums."""
     order: LaunchOrder
-    is_resumed: bool
-    asked: dict[Group, _Asked] = field(default_factory=dict)
-    """Those whose answer is not heard yet: none of their buckets starts before."""
-    holders: dict[int, Holder] = field(default_factory=dict)
-    """Of layers of which somebody may have something whole already."""
+    inquiry: Inquiry
+    asks_late: bool
+    """Whether owners ask each other in `run`, and no sum starts before."""
     begun: list[_Begun] = field(default_factory=list)
     num_finished: int = 0
     """The oldest of those that have begun."""
@@ -377,11 +371,6 @@ class _Attempt:
             self.failure = error.with_traceback(None)
 
     @property
-    def answered(self) -> Sequence[Group]:
-        """Those whose answer is there, and not heard yet."""
-        return [group for group, asked in self.asked.items() if asked.work.is_over]
-
-    @property
     def num_under_way(self) -> int:
         return sum(begun.copy is not None for begun in self.begun[self.num_finished :])
 
@@ -391,20 +380,10 @@ class _Attempt:
 
     def part_of(self, rank: int, piece: Piece) -> Part:
         """What a rank adds to a piece; who is alone with it is rank 0."""
-        return part_of(rank, piece, self.holders.get(piece.layer, NOBODY))
+        return part_of(rank, piece, self.inquiry.holder(piece.layer))
 
     def count(self, layer: int, num_counted: int) -> int:
         """Enters a further piece of a layer; returns what all of them have in common."""
         least = min(num_counted, self.num_counted.get(layer, num_counted))
         self.num_counted[layer] = least
         return least
-
-
-def _require_open(group: Group) -> None:
-    """Whatever the transport said of an operation: if the group was shut, half of it may be here.
-
-    Raises:
-        GroupBroken: it was.
-    """
-    if group.is_shut:
-        raise GroupBroken(f"group {group.name}: shut during an all-reduce")

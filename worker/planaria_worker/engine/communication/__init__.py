@@ -9,8 +9,16 @@ communicators.shut()                            # from any thread: everybody wak
 
 from planaria_worker.engine.communication.communicators import Communicators
 from planaria_worker.engine.communication.errors import GroupBroken
-from planaria_worker.engine.communication.group import Group, Work
+from planaria_worker.engine.communication.group import Group, Work, require_open
 from planaria_worker.engine.communication.store import StoreServer
 from planaria_worker.engine.communication.streams import beside
 
-__all__ = ["Communicators", "Group", "GroupBroken", "StoreServer", "Work", "beside"]
+__all__ = [
+    "Communicators",
+    "Group",
+    "GroupBroken",
+    "StoreServer",
+    "Work",
+    "beside",
+    "require_open",
+]

@@ -263,3 +263,13 @@ class Work:
 
 def _first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+def require_open(group: Group, during: str) -> None:
+    """Whatever the transport said of an operation: if the group was shut, half of it may be here.
+
+    Raises:
+        GroupBroken: it was.
+    """
+    if group.is_shut:
+        raise GroupBroken(f"group {group.name}: shut during {during}")

@@ -9,7 +9,7 @@ once, after the sum.
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -161,14 +161,16 @@ class GradientSums:
     """The gradient sums of the layers that a stage hosts, one flat buffer each.
 
     A sum is local, and takes in what is computed here, until the whole one is put in its place,
-    piece by piece from its start: that takes in nothing more.
+    piece by piece from its start: that takes in nothing more. That of a layer which comes in one
+    piece is left where it came, until it is brought home or the step is over: the memory must stay
+    as it is so long.
 
     A step begins without a pass over this memory: its first gradient takes the place of what is
     there.
 
     Attributes:
-        sums: for each layer its buffer, in the layer's layout; behind `settle`, zero where nothing
-            was added.
+        sums: for each layer its own buffer, in the layer's layout; behind `settle`, zero where
+            nothing was added.
         num_whole: elements of a layer's buffer, from its start, that hold the whole sum; 0 for a
             layer that is not in it.
     """
@@ -182,6 +184,7 @@ class GradientSums:
         self._accumulation = accumulation
         self.sums: dict[int, Tensor] = {}
         self.num_whole: dict[int, int] = {}
+        self._abroad: dict[int, Tensor] = {}
         self._places: dict[tuple[int, str], Tensor] = {}
         self._in_range: dict[int, Tensor | bool] = {}
         self._outdated: set[tuple[int, str]] = set()
@@ -201,13 +204,32 @@ class GradientSums:
         """A piece of a layer's sum, sharing its memory."""
         return self.sums[piece.layer][piece.start : piece.end]
 
-    def put_whole(self, piece: Piece, values: Tensor) -> None:
-        """Puts the whole sum of a piece in its place, behind the pieces before it."""
-        self.part(piece).copy_(values)
+    @property
+    def totals(self) -> Mapping[int, Tensor]:
+        """The sum of each layer, wherever it is."""
+        return self.sums | self._abroad
+
+    def put_whole(self, piece: Piece, values: Tensor) -> bool:
+        """Puts the whole sum of a piece in its place, behind the pieces before it.
+
+        Returns:
+            Whether it is left in `values` for now.
+        """
         self.num_whole[piece.layer] = max(piece.end, self.num_whole.get(piece.layer, 0))
+        stays = piece.num_elements == self.sums[piece.layer].numel()
+        if stays:
+            self._abroad[piece.layer] = values
+        else:
+            self.part(piece).copy_(values)
+        return stays
+
+    def bring_home(self, layers: Iterable[int]) -> None:
+        """Copies whole sums that were left where they came to where they belong."""
+        for layer in self._abroad.keys() & set(layers):
+            self.sums[layer].copy_(self._abroad.pop(layer))
 
     def settle(self, layers: Iterable[int]) -> None:
-        """Zeroes what nothing was added to since `clear`: before the sums of layers are read."""
+        """Before the buffers of layers are read: zeroes what nothing was added to since `clear`."""
         if not self._outdated:
             return
         own = set(layers)
@@ -264,6 +286,7 @@ class GradientSums:
         """For the next step: nothing is in the sums."""
         self._in_range.clear()
         self.num_whole.clear()
+        self._abroad.clear()
         self._outdated.update(self._places)
 
     def _hook(
