@@ -24,8 +24,8 @@ from planaria_worker.engine.reduction import Reduction
 from planaria_worker.models.layout import LayerLayout, TensorLayout
 
 NUM_LAYERS = 3
-SIZES = (1, 3, 2)
-"""Elements of each layer, and so its pieces."""
+SIZES = (1, 3, 1)
+"""Elements of each layer, and so its pieces: those that come in one are left in the copy."""
 NUM_PIECES = sum(SIZES)
 NUM_MICROBATCHES = 5
 MICROBATCHES = range(NUM_MICROBATCHES)

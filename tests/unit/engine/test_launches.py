@@ -14,13 +14,13 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from planaria_worker.engine.holdings import cut_into_buckets
-from planaria_worker.engine.launches import LaunchOrder, LayersOfBucket
+from planaria_worker.engine.launches import LaunchOrder
 from planaria_worker.engine.plan import FollowerPlace, PipelinePlan
 from planaria_worker.engine.plan_view import PlanView, view_plan
 from unit.engine.plans import plans, tied, untied
 
 Plan = tuple[list[PipelinePlan], int, int]
-Order = Callable[[PlanView, Sequence[LayersOfBucket], int], LaunchOrder]
+Order = Callable[[PlanView, Sequence[tuple[int, ...]], int], LaunchOrder]
 
 
 class MixedUpError(Exception):
@@ -79,7 +79,7 @@ def rank(
         for run in view.runs
         for pieces in cut_into_buckets(run.layers, sizes, bucket_size)
     ]
-    order = make(view, [LayersOfBucket(layers=x, is_tied=r.is_tied) for r, x in parts], limit)
+    order = make(view, [layers for _, layers in parts], limit)
     started: dict[int, Sum] = {}
 
     def start() -> Program:
@@ -159,7 +159,7 @@ def simulate(
             del waits[program]
 
 
-def right(_: PlanView, buckets: Sequence[LayersOfBucket], limit: int) -> LaunchOrder:
+def right(_: PlanView, buckets: Sequence[tuple[int, ...]], limit: int) -> LaunchOrder:
     return LaunchOrder(buckets, limit)
 
 
@@ -198,15 +198,22 @@ class LowestFirst(LaunchOrder):
 
 
 def lowest_first_in_one_pipeline(
-    view: PlanView, buckets: Sequence[LayersOfBucket], limit: int
+    view: PlanView, buckets: Sequence[tuple[int, ...]], limit: int
 ) -> LaunchOrder:
     return (LowestFirst if view.row == 0 else LaunchOrder)(buckets, limit)
 
 
+class NoneWaits(LaunchOrder):
+    """What the last layer completes starts within the pass."""
+
+    def _may_start_early(self, bucket: tuple[int, ...]) -> bool:
+        return self._incomplete.isdisjoint(bucket)
+
+
 def tied_layers_start_early(
-    _: PlanView, buckets: Sequence[LayersOfBucket], limit: int
+    _: PlanView, buckets: Sequence[tuple[int, ...]], limit: int
 ) -> LaunchOrder:
-    return LaunchOrder([LayersOfBucket(layers=bucket.layers) for bucket in buckets], limit)
+    return NoneWaits(buckets, limit)
 
 
 @pytest.mark.parametrize(
@@ -229,13 +236,24 @@ def test_another_order_is_found_out(make: Order, is_tied: bool, error: type[Exce
 
 
 def test_a_bucket_waits_for_those_before_it_and_for_room() -> None:
-    buckets = [LayersOfBucket(layers=(4, 3)), LayersOfBucket(layers=(2,))]
-    order = LaunchOrder(buckets, max_in_flight=1)
+    order = LaunchOrder([(4, 3), (2,)], max_in_flight=1)
     order.complete(2)
     order.complete(4)
     assert order.take(0) is None
     order.complete(3)
+    order.end_pass()
     assert order.take(0) == 0
     assert order.take(1) is None
     assert order.take(0) == 1
     assert order.take(0) is None
+
+
+def test_what_the_last_layer_completes_waits_for_the_end_of_the_pass() -> None:
+    """The stage before waits for the gradient that comes of it."""
+    order = LaunchOrder([(4,), (3,)], max_in_flight=2)
+    order.complete(4)
+    assert order.take(0) == 0
+    order.complete(3)
+    assert order.take(1) is None
+    order.end_pass()
+    assert order.take(1) == 1

@@ -4,6 +4,7 @@ Pipelines compute, sum and break off in any order; ledger and reduction are the 
 in a sum, and how often, the sum itself says (`unit.engine.summing`).
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,14 @@ class Pipeline:
     engines: list[Engine]
     microbatches: list[int]
     """Of the step in flight: computed, or still to be."""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far an engine comes in an attempt, in pieces of its layers."""
+
+    num_begun: int = 0
+    num_complete: int = 0
 
 
 class Steps(RuleBasedStateMachine):
@@ -132,7 +141,8 @@ class Steps(RuleBasedStateMachine):
     def attempt(self, data: st.DataObject, is_disturbed: bool) -> None:
         """Everybody sums; some are fenced before a sum starts, or cut off before it is there."""
         self.generation += 1
-        hall = self.meet()
+        limit = data.draw(st.sampled_from([1, 2, NUM_PIECES]))
+        hall = self.meet(limit)
         numbers = st.just(NUM_PIECES)  # mostly, or nothing would ever become whole
         if is_disturbed:
             numbers |= st.just(NUM_PIECES) | st.integers(0, NUM_PIECES)
@@ -147,14 +157,14 @@ class Steps(RuleBasedStateMachine):
                 )
         exact = {piece: self.exact(piece) for piece in pieces_of(range(NUM_LAYERS))}
         hall.finish(self.engines)
-        for engine in self.engines:
-            self.check(engine, allowed, exact)
+        for engine, progress in self.expected(allowed, limit).items():
+            self.check(engine, progress, exact)
         self.is_attempted = True
         if all(engine.ledger.is_whole(engine.layers, NUM_MICROBATCHES) for engine in self.engines):
             self.step += 1
             self.restart(data)
 
-    def meet(self) -> Hall:
+    def meet(self, max_in_flight: int) -> Hall:
         """Groups and sums of a new generation."""
         plan = [
             PipelinePlan(stages=pipeline.plan.stages, microbatches=tuple(part))
@@ -179,15 +189,16 @@ class Steps(RuleBasedStateMachine):
                 device=torch.device("cpu"),
                 num_microbatches=NUM_MICROBATCHES,
                 bucket_bytes=8,  # an element
-                max_in_flight=NUM_PIECES,
+                max_in_flight=max_in_flight,
                 stopwatch=Stopwatch(),
                 failpoints=Failpoints(),
             )
         return hall
 
-    def check(self, engine: Engine, allowed: Allowed, exact: Mapping[Piece, list[int]]) -> None:
+    def check(self, engine: Engine, progress: Progress, exact: Mapping[Piece, list[int]]) -> None:
         """What an engine says of the sums of its layers is what they hold."""
-        begun, complete = self.expected(engine, allowed)
+        begun = engine.pieces[: progress.num_begun]
+        complete = engine.pieces[: progress.num_complete]
         started = {piece.layer for piece in begun}
         ends = {piece.layer for piece in complete if piece.end == SIZES[piece.layer]}
         ledger = engine.ledger
@@ -210,30 +221,49 @@ class Steps(RuleBasedStateMachine):
             return WHOLE
         return times(torch.stack([owner.sums.part(piece) for owner in owners]).sum(0))
 
-    def expected(self, engine: Engine, allowed: Allowed) -> tuple[list[Piece], list[Piece]]:
-        """Pieces whose sums are on their way or complete, and those that are complete."""
-        is_shared = len(self.pipelines) > 1
-        begun = self.started(engine, allowed)
-        complete: list[Piece] = []
-        if begun == engine.pieces:
-            for place, piece in enumerate(begun):
-                others = [other for other in self.engines if piece.layer in other.layers]
-                is_there = all(piece in self.started(other, allowed) for other in others)
-                if is_shared and (not is_there or place >= allowed[engine][1]):
-                    break
-                complete.append(piece)
-        return (begun if is_shared else complete), complete
+    def expected(self, allowed: Allowed, limit: int) -> dict[Engine, Progress]:
+        """How far every engine comes, each until it may not go on, or one that it waits for."""
+        if len(self.pipelines) == 1:  # it needs nobody
+            return {engine: self.expected_alone(engine, allowed) for engine in self.engines}
+        done = {engine: Progress() for engine in self.engines}
+        active = [engine for engine in self.engines if not engine.is_cut_early]
+        for engine in [*active]:
+            peers = [other for other in self.engines if {*other.layers} & {*engine.layers}]
+            if self.is_attempted and any(peer.is_cut_early for peer in peers):
+                told = len(list(takewhile(partial(self.was_told, engine), engine.pieces)))
+                done[engine].num_begun = min(told, limit, allowed[engine][0])
+                active.remove(engine)  # it waits for an answer that does not come
+        is_changed = True
+        while is_changed:
+            before = [dataclasses.replace(progress) for progress in done.values()]
+            active = [engine for engine in active if self.goes_on(engine, done, allowed, limit)]
+            is_changed = before != [*done.values()]
+        return done
 
-    def started(self, engine: Engine, allowed: Allowed) -> list[Piece]:
-        """Pieces whose sums an engine began."""
-        if engine.is_cut_early:
-            return []
-        peers = [other for other in self.engines if {*other.layers} & {*engine.layers}]
-        is_shared = len(self.pipelines) > 1
-        may_start = engine.pieces
-        if self.is_attempted and is_shared and any(peer.is_cut_early for peer in peers):
-            may_start = list(takewhile(partial(self.was_told, engine), may_start))
-        return may_start[: allowed[engine][0]]
+    def expected_alone(self, engine: Engine, allowed: Allowed) -> Progress:
+        """All or nothing: what is summed with nobody is not under way before it is complete."""
+        is_through = not engine.is_cut_early and allowed[engine][0] >= len(engine.pieces)
+        num_pieces = len(engine.pieces) if is_through else 0
+        return Progress(num_begun=num_pieces, num_complete=num_pieces)
+
+    def goes_on(
+        self, engine: Engine, done: Mapping[Engine, Progress], allowed: Allowed, limit: int
+    ) -> bool:
+        """Starts what there is room for, and takes in the oldest, if that is there."""
+        own, pieces = done[engine], engine.pieces
+        num_starts, num_sums = allowed[engine]
+        while own.num_begun < min(own.num_complete + limit, len(pieces)):
+            if own.num_begun == num_starts:
+                return False
+            own.num_begun += 1
+        if own.num_complete == len(pieces) or own.num_complete == num_sums:
+            return False
+        piece = pieces[own.num_complete]
+        others = [other for other in self.engines if piece.layer in other.layers]
+        own.num_complete += all(
+            other.pieces.index(piece) < done[other].num_begun for other in others
+        )
+        return True
 
     def was_told(self, engine: Engine, piece: Piece) -> bool:
         """Whether all owners have said what is whole when its pass is over: they pass in turn."""

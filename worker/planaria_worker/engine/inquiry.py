@@ -40,8 +40,10 @@ class Inquiry:
             num_whole: elements of each layer's sum that are whole here.
             check: raises FencedError when nothing may start any more.
         """
-        self._holders = {x: Holder(rank=0, num_elements=n) for x, n in num_whole.items()}
-        for group, own in layers.items():  # theirs comes from the owners, in place of this one's
+        self._holders = {  # what is heard takes the place of this, where there are other owners
+            layer: Holder(rank=0, num_elements=number) for layer, number in num_whole.items()
+        }
+        for group, own in layers.items():
             check()
             table = torch.zeros((group.size, len(own)), dtype=torch.int64)
             table[group.rank] = torch.tensor([num_whole.get(layer, 0) for layer in own])
@@ -50,7 +52,7 @@ class Inquiry:
             self._asked[group] = _Question(layers=tuple(own), table=table, work=work)
 
     def is_unheard(self, group: Group | None) -> bool:
-        """Whether the answer of a group is yet to be heard."""
+        """Whether a group was asked, and its answer is yet to be heard."""
         return group in self._asked
 
     def hear_answered(self) -> None:

@@ -6,37 +6,29 @@ order of all ranks (ALGORITHMS.md 6): ranks that waited for buckets in different
 for each other for ever, and two buckets of one group that changed places would be added to each
 other.
 
-A tied layer has to wait for the end of the pass. The stage with its last use has its sum at once,
-but the one with its first only after a gradient from that very pass: a transport that waits for
+What the last layer completes waits until the pass is over: filling a bucket takes time, and the
+stage before waits for the gradient that comes of the pass. For a tied layer it has to. That is the
+first of the model, so it comes last in the order: the stage with its last use has its sum at once,
+but the one with its first only after a gradient from that very pass, and a transport that waits for
 all owners would wait for ever.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayersOfBucket:
-    """What the order needs to know of a bucket."""
-
-    layers: tuple[int, ...]
-    is_tied: bool = False
-    """Whether other layers use the parameters of these."""
 
 
 class LaunchOrder:
     """The buckets of one attempt, in order."""
 
-    def __init__(self, buckets: Sequence[LayersOfBucket], max_in_flight: int) -> None:
+    def __init__(self, buckets: Sequence[tuple[int, ...]], max_in_flight: int) -> None:
         """Nothing is complete.
 
         Args:
-            buckets: in the order of all ranks.
+            buckets: the layers of each, in the order of all ranks.
             max_in_flight: how many may be under way at once; at least 1.
         """
         self._buckets = tuple(buckets)
         self._max_in_flight = max_in_flight
-        self._complete: set[int] = set()
+        self._incomplete = {layer for bucket in buckets for layer in bucket}
         self._is_pass_over = False
         self._next = 0
 
@@ -45,14 +37,9 @@ class LaunchOrder:
         """The bucket that starts next, now or later; None: all have."""
         return self._next if self._next < len(self._buckets) else None
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the local sums of all layers are complete."""
-        return all(self._complete.issuperset(bucket.layers) for bucket in self._buckets)
-
     def complete(self, layer: int) -> None:
         """The local sum of a layer holds all that this rank has to add; the pass goes on."""
-        self._complete.add(layer)
+        self._incomplete.discard(layer)
 
     def end_pass(self) -> None:
         """All local sums are complete, and the pipeline's neighbours have all they wait for."""
@@ -68,5 +55,5 @@ class LaunchOrder:
         self._next += 1
         return place
 
-    def _may_start_early(self, bucket: LayersOfBucket) -> bool:
-        return not bucket.is_tied and self._complete.issuperset(bucket.layers)
+    def _may_start_early(self, bucket: tuple[int, ...]) -> bool:
+        return bool(self._incomplete) and self._incomplete.isdisjoint(bucket)

@@ -21,7 +21,7 @@ from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.holdings import Part, Piece, cut_into_buckets, part_of
 from planaria_worker.engine.inquiry import Inquiry
-from planaria_worker.engine.launches import LaunchOrder, LayersOfBucket
+from planaria_worker.engine.launches import LaunchOrder
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.plan_view import PlanView
@@ -96,10 +96,7 @@ class Reduction:
         self._failpoints = failpoints
         self.squared_norms: dict[int, float] = {}
         self._buckets = tuple(self._cut(view, groups))
-        self._in_order = tuple(
-            LayersOfBucket(layers=bucket.layers, is_tied=bucket.run.is_tied)
-            for bucket in self._buckets
-        )
+        self._in_order = tuple(bucket.layers for bucket in self._buckets)
         self._asks_early = device.type == "cpu"  # on others it would take the device's time
         self._copies = self._allocate()
         self._lent: deque[_Lent] = deque()
@@ -151,21 +148,17 @@ class Reduction:
         It comes from within a backward pass, whose gradients stay true whatever becomes of sums. It
         waits for no peer; over gloo, for the GPU to have come so far. Over NCCL for nothing, unless
         it is given a stream of which a sum has the use as well.
-
-        What the last layer completes starts in `run`: first the stage before gets its gradient,
-        which comes of the same pass. And no sum is put anywhere in the pass's time, unless the next
-        one needs the room.
         """
         attempt = self._attempt
         if attempt is None or attempt.failure is not None:
             return
         attempt.order.complete(layer)
-        if attempt.asks_late or attempt.order.is_complete:
+        if attempt.asks_late:
             return
         with attempt.noting_failure():
             attempt.inquiry.hear_answered()
             self._launch(attempt)
-            while attempt.num_under_way == self._max_in_flight and attempt.is_oldest_over:
+            while attempt.is_oldest_over:
                 self._finish_oldest(attempt)
                 self._launch(attempt)
 

@@ -171,8 +171,8 @@ class GradientSums:
     Attributes:
         sums: for each layer its own buffer, in the layer's layout; behind `settle`, zero where
             nothing was added.
-        num_whole: elements of a layer's buffer, from its start, that hold the whole sum; 0 for a
-            layer that is not in it.
+        num_whole: elements of a layer, from its start, whose whole sum is here; 0 for a layer that
+            is not in it.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class GradientSums:
         return self._accumulation.dtype
 
     def part(self, piece: Piece) -> Tensor:
-        """A piece of a layer's sum, sharing its memory."""
+        """A piece of a layer's own buffer: of its sum, once that is at home."""
         return self.sums[piece.layer][piece.start : piece.end]
 
     @property
