@@ -241,7 +241,7 @@ class Reduction:
         return torch.full_like(attempt.counts, count)
 
     def _finish_oldest(self, attempt: "_Attempt") -> None:
-        """Waits for a bucket; what is whole takes the place of the local sums."""
+        """Waits for a bucket; what is whole counts in place of the local sums."""
         begun = attempt.begun[attempt.num_finished]
         bucket, copy, work = begun.bucket, begun.copy, begun.work
         values: Sequence[Tensor | None] = [None] * len(bucket.pieces)
@@ -319,7 +319,7 @@ class _Begun:
 
     bucket: _Bucket
     copy: Tensor | None = None
-    """What is summed, until it has been put in its place; None without a group."""
+    """What is summed, until it has been taken in; None without a group."""
     work: Work | None = None
 
     @property
