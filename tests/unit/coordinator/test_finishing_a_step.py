@@ -252,6 +252,30 @@ async def test_a_crash_of_the_coordinator_collects_again_and_keeps_the_step(kind
     await world.stop()
 
 
+async def test_groups_that_cannot_be_made_stop_no_whole_pipeline() -> None:
+    """Mostly another loss is on its way, whose news come later; if not, all begin anew [8]."""
+    world = await pairs()
+    world.begin_step()
+    agent = world.agents["n3"]
+    agent.held_kinds.add("activate")
+    await world.kill_node("n0")
+    told = []
+    for _ in range(2):
+        (directive,) = agent.held
+        agent.held.clear()
+        broken = Failure(reason=ErrorReason.UNAVAILABLE, message="a peer was lost")
+        agent.answer(directive, broken)
+        await world.settle()
+        told = [e.details for e in world.events if e.type == "step_finished_by"]
+    assert [each["kept_microbatches"] for each in told] == [5, 8]
+    agent.release()
+    await world.settle()
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+    assert [r.nodes_lost for r in world.recoveries] == [("n0",)]
+    await world.stop()
+
+
 async def test_groups_that_break_while_the_planner_is_asked_are_built_anew() -> None:
     """Nobody died, and yet nobody can sum: everyone is collected once more."""
     world = await pairs()

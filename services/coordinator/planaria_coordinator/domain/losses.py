@@ -357,7 +357,11 @@ def _overdue(turn: Turn, pending: Pending) -> None:
 
 
 def retry_or_give_up(turn: Turn) -> None:
-    """Begin the transition anew when it failed with everyone alive, a few times."""
+    """Begin the transition anew when it failed with everyone alive, a few times.
+
+    The first time whole pipelines go on computing: mostly somebody has died whose loss is reported
+    later. If nobody has, something is wrong with a place, and everyone takes a new one.
+    """
     reason, turn.retry_reason = turn.retry_reason, ""
     if not reason or turn.run.transition is None:
         return
@@ -365,4 +369,7 @@ def retry_or_give_up(turn: Turn) -> None:
         message = f"{turn.limits.num_attempts} attempts failed: {reason}"
         fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": reason})
     else:
-        open_again(turn, reason)
+        goes_on = (
+            turn.transition.mode is QuiesceMode.FENCE and not turn.transition.story.num_attempts
+        )
+        open_again(turn, reason, mode=QuiesceMode.FENCE if goes_on else QuiesceMode.IMMEDIATE)
