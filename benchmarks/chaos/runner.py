@@ -139,6 +139,7 @@ class Disturbance:
         self._later: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self._losses_left = 0
         self._noticed_by = 0.0
+        self._draining: set[str] = set()
         self._coordinator_start: datetime | None = None
         """Present until every agent has spoken to a coordinator that was started anew."""
 
@@ -180,10 +181,11 @@ class Disturbance:
     def _may_lose_another(self) -> bool:
         """A loss counts until the job runs again; what it survives then, its plan says.
 
-        A job that runs may not have noticed the loss yet.
+        A job that runs may not have noticed the loss yet; one that frees a node runs all the while.
         """
         self._expect_news_of_agents()
-        if time.monotonic() > self._noticed_by and self._run.job.state == "RUNNING":
+        is_noticed = time.monotonic() > self._noticed_by and not self._draining
+        if is_noticed and self._run.job.state == "RUNNING":
             self._losses_left = self._run.plan.fault_tolerance
         return self._losses_left > 0
 
@@ -238,8 +240,14 @@ class Disturbance:
 
     def _drain(self, node_id: str, then: Callable[[], None]) -> None:
         self._cluster.client.drain_node(node_id)
+        self._draining.add(node_id)
+
+        def drained() -> None:
+            self._draining.discard(node_id)
+            then()
+
         self._later.append(
-            (lambda: self._cluster.client.get_node(node_id).state == "DRAINED", then)
+            (lambda: self._cluster.client.get_node(node_id).state == "DRAINED", drained)
         )
 
     def _pause(self, seconds: float) -> None:

@@ -1,9 +1,12 @@
 """Schedules follow from their seed, and the checks see what they are there to see."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from benchmarks.chaos import runner
 from benchmarks.chaos.checks import ledger_is_exact, nobody_restarted_in_vain
 from benchmarks.chaos.schedule import Event, make_schedule
 from benchmarks.common import trace
@@ -36,6 +39,35 @@ def test_a_schedule_follows_from_its_seed_and_hurts_only_nodes_that_are_there(se
         if event.kind in ("kill", "drain"):
             alive.remove(event.node_id)
         assert len(alive) >= 4
+
+
+def test_a_node_that_is_being_freed_counts_as_lost_until_it_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The job runs all the while, by a plan that counts on that node."""
+    monkeypatch.setattr(runner, "SECONDS_TO_NOTICE", 0.0)
+    node = SimpleNamespace(id="a", state="DRAINING")
+    client = SimpleNamespace(
+        drain_node=lambda _: None, get_node=lambda _: node, list_nodes=lambda: [node]
+    )
+    cluster: Any = SimpleNamespace(
+        client=client,
+        nodes={},
+        kill_node=lambda _: None,
+        wait_for=lambda _what, condition, _timeout: condition(),
+    )
+    plan = SimpleNamespace(fault_tolerance=2)
+    run: Any = SimpleNamespace(job=SimpleNamespace(state="RUNNING", is_done=False), plan=plan)
+    disturbance = runner.Disturbance(cluster, run, lambda _: None)
+    assert disturbance._may_lose_another()
+    disturbance._do(Event(kind="drain", node_id="a", delay_steps=0.0))
+    assert disturbance._may_lose_another()
+    disturbance._do(Event(kind="kill", node_id="b", delay_steps=0.0))
+    assert not disturbance._may_lose_another()
+    node.state, plan.fault_tolerance = "DRAINED", 1
+    disturbance._pause(0.0)
+    assert disturbance._may_lose_another()
+    assert disturbance._losses_left == 1
 
 
 def test_a_sum_with_each_microbatch_once_is_exact_whatever_came_to_nothing_before() -> None:
