@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import (
     Activate,
     FollowerAssignment,
@@ -123,7 +124,8 @@ def note_activated(turn: Turn, pending: Pending, outcome: Activated) -> None:
 
 def activation_failed(turn: Turn, failure: Failure) -> None:
     """Some engine could not take its place: begin anew when all have answered."""
-    turn.note(failure=failure.message)
+    is_own = failure.reason is not ErrorReason.UNAVAILABLE
+    turn.note(failure=failure.message, is_at_fault=turn.transition.is_at_fault or is_own)
     _all_answered(turn)
 
 

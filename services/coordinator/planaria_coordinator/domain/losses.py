@@ -359,8 +359,8 @@ def _overdue(turn: Turn, pending: Pending) -> None:
 def retry_or_give_up(turn: Turn) -> None:
     """Begin the transition anew when it failed with everyone alive, a few times.
 
-    The first time whole pipelines go on computing: mostly somebody has died whose loss is reported
-    later. If nobody has, something is wrong with a place, and everyone takes a new one.
+    Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
+    somebody has died whose loss is reported later. If it was something else, everyone stands still.
     """
     reason, turn.retry_reason = turn.retry_reason, ""
     if not reason or turn.run.transition is None:
@@ -369,7 +369,11 @@ def retry_or_give_up(turn: Turn) -> None:
         message = f"{turn.limits.num_attempts} attempts failed: {reason}"
         fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": reason})
     else:
+        transition = turn.transition
         goes_on = (
-            turn.transition.mode is QuiesceMode.FENCE and not turn.transition.story.num_attempts
+            transition.finishes_step
+            and not transition.is_at_fault
+            and not transition.story.num_attempts
+            and not turn.run.pause_wanted
         )
         open_again(turn, reason, mode=QuiesceMode.FENCE if goes_on else QuiesceMode.IMMEDIATE)

@@ -183,7 +183,15 @@ def open_again(
     awaited: tuple[str, ...] = ()
     if not turn.run.has_trained:
         awaited = tuple(n for n in transition.awaited_nodes if n in turn.run.nodes)
-    open_transition(turn, story, reason, mode=mode, awaited_nodes=awaited)
+    computes = mode is QuiesceMode.FENCE and transition.finishes_step
+    open_transition(
+        turn,
+        story,
+        reason,
+        mode=mode,
+        awaited_nodes=awaited,
+        ledger_before=transition.ledger_before if computes else None,
+    )
 
 
 def carried_story(turn: Turn) -> Story:

@@ -98,6 +98,8 @@ class Transition:
     """What is asked of the planner when what the job wants has been refused."""
     failure: str = ""
     """Why some engine could not take its place."""
+    is_at_fault: bool = False
+    """Whether one could not for any other reason than that a peer was not there."""
     target_steps: int = 0
     """T*: the version that everyone is brought to."""
     holdings: dict[str, tuple[int, ...]] = field(default_factory=dict)
