@@ -8,6 +8,7 @@ from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.run import JobRun
 from unit.coordinator.protocol_cluster import Cluster
 from unit.coordinator.protocol_state import (
+    Lack,
     Member,
     Place,
     Rules,
@@ -92,7 +93,7 @@ class Base(ABC):
         )
 
     def _answer(
-        self, state: State, index: int, kind: str, generation: int, outcome: Outcome | None
+        self, state: State, index: int, kind: str, generation: int, outcome: Outcome | Lack
     ) -> State:
         queue = (*state.to_coordinator[index], (kind, generation, outcome))
         return state._replace(to_coordinator=put(state.to_coordinator, index, queue))

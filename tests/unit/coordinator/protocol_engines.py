@@ -21,6 +21,7 @@ from unit.coordinator.protocol_handover import Handover
 from unit.coordinator.protocol_state import (
     NOON,
     NUM_MICROBATCHES,
+    Lack,
     Member,
     Place,
     State,
@@ -46,11 +47,25 @@ class Engines(Handover):
                 f"{self.nodes[index]} hears {what}",
                 self._hears(taken, index, generation, command),
             )
+            if isinstance(command, Activate) and not command.at_commit and state.num_lacks:
+                lacking = taken._replace(num_lacks=state.num_lacks - 1)
+                yield (
+                    f"{self.nodes[index]} cannot make the groups of {what}",
+                    self._hears(lacking, index, generation, command, has_groups=False),
+                )
             superseded = generation < self.runs[state.run].generation
             if superseded and not isinstance(command, Stop):
                 yield f"{self.nodes[index]} never hears {what}", taken
 
-    def _hears(self, state: State, index: int, generation: int, command: Command) -> State:
+    def _hears(
+        self,
+        state: State,
+        index: int,
+        generation: int,
+        command: Command,
+        *,
+        has_groups: bool = True,
+    ) -> State:
         member = state.members[index]
         assert member is not None
         if isinstance(command, Stop):
@@ -69,7 +84,7 @@ class Engines(Handover):
             case Activate(at_commit=True):
                 return self._stage(state, index, generation, command)
             case Activate():
-                return self._activate(state, index, generation, command)
+                return self._activate(state, index, generation, command, has_groups=has_groups)
             case Switch():
                 return self._switch(state, index, generation)
             case _:
@@ -167,14 +182,17 @@ class Engines(Handover):
                 None,
             )
             if found is None:
-                return self._answer(state, index, "copy", generation, None)
+                return self._answer(state, index, "copy", generation, Lack.SOURCE)
             layers[source.layer] = found
         member = member._replace(layers=tuple(layers))
         copied = Copied(num_bytes=1, layers=held(member), start_time=NOON, end_time=NOON)
         state = self._put_member(state, index, member)
         return self._answer(state, index, "copy", generation, copied)
 
-    def _activate(self, state: State, index: int, generation: int, command: Activate) -> State:
+    def _activate(
+        self, state: State, index: int, generation: int, command: Activate, *, has_groups: bool
+    ) -> State:
+        """Take a place; without groups a pipeline that keeps its step has it all the same."""
         before = state.members[index]
         assert before is not None
         number = self._number_of_place(generation, command)
@@ -201,8 +219,13 @@ class Engines(Handover):
             member = member._replace(gradients=before.gradients, num_kept=before.num_kept + 1)
             if not self._assigned(before, index) <= self._assigned(member, index):
                 raise ViolationError(f"{self.nodes[index]} computes what is not counted [1]")
+        elif not has_groups:
+            member = before._replace(generation=generation, is_parked=True, sums=0)
         elif not self.rules.clear_broken:
             member = member._replace(gradients=before.gradients)
+        if not has_groups:
+            state = self._put_member(state, index, member._replace(is_fenced=True))
+            return self._answer(state, index, "activate", generation, Lack.GROUPS)
         state = self._join(self._put_member(state, index, member), index)
         answer = Activated(rebuild_start_time=NOON, resume_time=NOON, num_communicators=1)
         return self._answer(state, index, "activate", generation, answer)

@@ -9,6 +9,7 @@ from unit.coordinator.protocol_state import (
     NOON,
     NUM_LAYERS,
     Followed,
+    Lack,
     Member,
     State,
     ViolationError,
@@ -50,7 +51,7 @@ class Handover(Base):
                 and (history := holder.layers[source.layer]) is not None
             ]
             if not serves:
-                return self._answer(state, index, "activate", generation, None)
+                return self._answer(state, index, "activate", generation, Lack.SOURCE)
             member = member._replace(followed=(*member.followed, serves[0]))
         return self._put_member(state, index, member)
 
@@ -69,13 +70,13 @@ class Handover(Base):
                 yield f"{name} follows layer {further.layer}", moved
         if not member.has_told and state.num_failures:
             failing = state._replace(num_failures=state.num_failures - 1)
-            yield f"{name} cannot make its place ready", self._tell(failing, index, None)
+            yield f"{name} cannot make its place ready", self._tell(failing, index, Lack.SOURCE)
         if not member.has_told and not any(ahead) and self._groups_stand(state, member):
             yield f"{name} has its place ready", self._tell(state, index, STAGED)
         if self._may_take_place(member):
             yield f"{name} takes its place", self._take_place(state, index)
 
-    def _tell(self, state: State, index: int, outcome: Staged | None) -> State:
+    def _tell(self, state: State, index: int, outcome: Staged | Lack) -> State:
         member = state.members[index]
         assert member is not None
         state = self._put_member(state, index, member._replace(has_told=True))

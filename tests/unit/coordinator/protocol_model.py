@@ -36,6 +36,7 @@ from unit.coordinator.protocol_engines import Engines
 from unit.coordinator.protocol_state import (
     NOON,
     NUM_LAYERS,
+    Lack,
     Member,
     Rules,
     State,
@@ -46,7 +47,10 @@ from unit.coordinator.protocol_state import (
 NOW = Moment(seconds=0.0, time=NOON)
 
 
-FAILED_COPY = Failure(reason=ErrorReason.COPY_FAILED, message="no source has the layer")
+FAILURES = {
+    Lack.SOURCE: Failure(reason=ErrorReason.COPY_FAILED, message="no source has the layer"),
+    Lack.GROUPS: Failure(reason=ErrorReason.UNAVAILABLE, message="a peer was not there"),
+}
 
 
 def _key(value: Any) -> Any:
@@ -91,6 +95,7 @@ class Model(Engines):
         cluster: Cluster = EVEN,
         drains: bool = False,
         num_failures: int = 0,
+        num_lacks: int = 0,
     ) -> None:
         """Make a model.
 
@@ -104,6 +109,7 @@ class Model(Engines):
             cluster: the nodes.
             drains: whether the first node is to be freed.
             num_failures: how often an engine may be unable to make its place ready.
+            num_lacks: how often one may be unable to make its groups, whoever lives.
         """
         super().__init__(cluster, rules or Rules(), num_steps, reorders=reorders)
         self.cluster = cluster
@@ -113,11 +119,13 @@ class Model(Engines):
         self._run_numbers: dict[Any, int] = {}
         self._question_numbers: dict[PlanQuery, int] = {}
         self._decided: dict[Any, tuple[int, bool, tuple[Any, ...]]] = {}
-        self.first = self._first_state(num_faults, num_crashes, num_failures)
+        self.first = self._first_state(num_faults, num_crashes)._replace(
+            num_failures=num_failures, num_lacks=num_lacks
+        )
         if drains:
             self.first = self._decide(self.first, DrainWanted(node_id=self.nodes[0]), "drain")
 
-    def _first_state(self, num_faults: int, num_crashes: int, num_failures: int) -> State:
+    def _first_state(self, num_faults: int, num_crashes: int) -> State:
         run = self._number_of_run(first_run(self.num_steps, self.cluster))
         place = self.runs[run].placement
         assert place is not None
@@ -143,7 +151,8 @@ class Model(Engines):
             question=-1,
             num_faults=num_faults,
             num_crashes=num_crashes,
-            num_failures=num_failures,
+            num_failures=0,
+            num_lacks=0,
         )
 
     def _number_of_run(self, run: JobRun) -> int:
@@ -219,7 +228,7 @@ class Model(Engines):
                     job_id="job",
                     engine_id=pending.engine_id,
                     generation=generation,
-                    outcome=outcome if outcome is not None else FAILED_COPY,
+                    outcome=FAILURES[outcome] if isinstance(outcome, Lack) else outcome,
                 )
                 signal = ResultArrived(result=result)
                 return self._decide(state, signal, kind, index, generation, outcome)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum, auto
 from typing import NamedTuple, TypeVar
 
 from planaria_coordinator.domain.directive import Activate, Command
@@ -45,6 +46,15 @@ class Rules:
     """Layers of the place before are held until the first commit in the new one."""
     joiner_is_witness: bool = True
     """Who takes its first place behind a commit has that commit's record."""
+
+
+class Lack(Enum):
+    """Why an engine could not do what it was told."""
+
+    SOURCE = auto()
+    """Nobody has a layer for it, or no more in time."""
+    GROUPS = auto()
+    """A group could not be made."""
 
 
 class Place(NamedTuple):
@@ -110,7 +120,7 @@ class State(NamedTuple):
     stored: int
     members: tuple[Member | None, ...]
     to_engines: tuple[tuple[tuple[int, Command], ...], ...]
-    to_coordinator: tuple[tuple[tuple[str, int, Outcome | None], ...], ...]
+    to_coordinator: tuple[tuple[tuple[str, int, Outcome | Lack], ...], ...]
     joined: frozenset[tuple[int, int, int, frozenset[int]]]
     """(place, step, engine, gradients): what was given to sums."""
     claimed: frozenset[tuple[int, int, int, int]]
@@ -123,6 +133,8 @@ class State(NamedTuple):
     num_crashes: int
     num_failures: int
     """How often somebody may yet be unable to make its place ready."""
+    num_lacks: int
+    """How often somebody may yet be unable to make its groups, whoever lives."""
 
 
 def make_place(generation: int, activate: Activate) -> Place:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from planaria_coordinator.domain import fencing, finish_step, handover, losses, replicas
+from planaria_coordinator.domain.directive import QuiesceMode
 from planaria_coordinator.domain.outcome import FenceReport
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.transition_state import Phase, Transition
@@ -50,6 +51,24 @@ def test_a_loss_and_a_place_that_cannot_be_made_ready() -> None:
     search(model)
     ways = [run.transition for run in model.runs if run.transition is not None]
     assert any(transition.copied for transition in ways)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "num_lacks", "num_states"),
+    [
+        (UNEVEN, 1, 7_692),
+        pytest.param(UNEVEN, 2, 13_042, marks=pytest.mark.slow),
+        pytest.param(EVEN, 1, 68_009, marks=pytest.mark.slow),
+    ],
+)
+def test_a_loss_and_groups_that_cannot_be_made(
+    cluster: Cluster, num_lacks: int, num_states: int
+) -> None:
+    """A step that whole pipelines finish, they go on with; the counts are those of the design."""
+    model = Model(num_faults=1, num_crashes=0, num_lacks=num_lacks, cluster=cluster)
+    assert search(model).num_states == num_states
+    ways = [run.transition for run in model.runs if run.transition is not None]
+    assert {way.mode for way in ways if way.story.num_attempts} == set(QuiesceMode)
 
 
 def test_a_handover_whoever_is_slow() -> None:
