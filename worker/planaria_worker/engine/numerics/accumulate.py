@@ -213,7 +213,7 @@ class GradientSums:
         """Puts the whole sum of a piece in its place, behind the pieces before it.
 
         Returns:
-            Whether it is left in `values` for now.
+            Whether it is left in `values`, until it is brought home or the step is over.
         """
         self.num_whole[piece.layer] = max(piece.end, self.num_whole.get(piece.layer, 0))
         stays = piece.num_elements == self.sums[piece.layer].numel()
