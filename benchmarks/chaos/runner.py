@@ -139,7 +139,6 @@ class Disturbance:
         self._later: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self._losses_left = 0
         self._noticed_by = 0.0
-        self._draining: set[str] = set()
         self._coordinator_start: datetime | None = None
         """Present until every agent has spoken to a coordinator that was started anew."""
 
@@ -184,7 +183,8 @@ class Disturbance:
         A job that runs may not have noticed the loss yet; one that frees a node runs all the while.
         """
         self._expect_news_of_agents()
-        is_noticed = time.monotonic() > self._noticed_by and not self._draining
+        is_freeing = any(node.state == "DRAINING" for node in self._cluster.client.list_nodes())
+        is_noticed = time.monotonic() > self._noticed_by and not is_freeing
         if is_noticed and self._run.job.state == "RUNNING":
             self._losses_left = self._run.plan.fault_tolerance
         return self._losses_left > 0
@@ -240,14 +240,8 @@ class Disturbance:
 
     def _drain(self, node_id: str, then: Callable[[], None]) -> None:
         self._cluster.client.drain_node(node_id)
-        self._draining.add(node_id)
-
-        def drained() -> None:
-            self._draining.discard(node_id)
-            then()
-
         self._later.append(
-            (lambda: self._cluster.client.get_node(node_id).state == "DRAINED", drained)
+            (lambda: self._cluster.client.get_node(node_id).state == "DRAINED", then)
         )
 
     def _pause(self, seconds: float) -> None:

@@ -46,9 +46,11 @@ def test_a_node_that_is_being_freed_counts_as_lost_until_it_is_free(
 ) -> None:
     """The job runs all the while, by a plan that counts on that node."""
     monkeypatch.setattr(runner, "SECONDS_TO_NOTICE", 0.0)
-    node = SimpleNamespace(id="a", state="DRAINING")
+    node = SimpleNamespace(id="a", state="READY")
     client = SimpleNamespace(
-        drain_node=lambda _: None, get_node=lambda _: node, list_nodes=lambda: [node]
+        drain_node=lambda _: setattr(node, "state", "DRAINING"),
+        get_node=lambda _: node,
+        list_nodes=lambda: [node],
     )
     cluster: Any = SimpleNamespace(
         client=client,
