@@ -1,8 +1,11 @@
 """What all tests share."""
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(  # the machine may be busy: how long a thing takes says nothing
     "planaria", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(  # where it is enough that something fails
+    "first-failure", settings.get_profile("planaria"), phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile("planaria")

@@ -1,0 +1,5 @@
+"""Copies, and changes of the plan."""
+
+from unit.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = ()
