@@ -330,6 +330,7 @@ def test_losing_every_replica_of_a_layer_fails_the_job_by_name(
     assert end.state == "FAILED"
     assert end.error is not None
     assert end.error.reason == "STATE_LOST"
+    assert " is lost (" in end.error.message
 
 
 def test_data_that_is_not_there_fails_the_job_and_names_node_and_path(

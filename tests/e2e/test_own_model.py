@@ -23,10 +23,13 @@ ARGUMENTS = {"width": 24}
 def job_on(text: Path, num_nodes: int, **changes: object) -> JobSpec:
     return small_job(
         text,
-        model={"import_path": "their_model:tied_layers", "arguments": ARGUMENTS},
         resources__min_nodes=num_nodes,
         resources__max_nodes=num_nodes,
-        **{"training__steps": 6, **changes},
+        **{
+            "model": {"import_path": "their_model:tied_layers", "arguments": ARGUMENTS},
+            "training__steps": 6,
+            **changes,
+        },
     )
 
 
@@ -87,6 +90,44 @@ def test_a_model_by_import_path_trains_where_the_module_is_and_the_same(
     assert job.error.message.startswith(
         "node node-3: model.import_path: there is no module their_model"
     )
+
+
+@pytest.mark.slow
+def test_a_layer_that_raises_costs_an_engine_and_one_that_always_does_is_named(
+    cluster: Cluster, text: Path, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the forward pass, then in the backward pass, and at last on every node alike."""
+    monkeypatch.syspath_prepend(str(modules))
+    spec = job_on(
+        text,
+        4,
+        model={"import_path": "their_model:faulty_layers", "arguments": {"folder": str(modules)}},
+        resources__min_nodes_per_pipeline=2,
+        training__steps=60,
+    )
+    expected = digest(spec, tmp_path / "oracle")
+    cluster.start(num_nodes=4, environment={"PYTHONPATH": str(modules)})
+    job = cluster.client.submit(spec)
+    for after_step, place in ((4, "forward"), (30, "backward")):
+        cluster.wait_for_step(job.id, after_step)
+        cluster.wait_for_state(job.id, "RUNNING")
+        (modules / place).touch()
+    end = cluster.wait_for_end(job.id)
+    assert end.state == "SUCCEEDED", end.error
+    assert end.final_digest == expected
+    lost = [e.message for e in cluster.client.events(job_id=job.id) if e.type == "engine_lost"]
+    assert [message.partition(": ValueError: ")[2] for message in lost] == [
+        "this layer had a fault forward",
+        "this layer had a fault backward",
+    ]
+
+    job = cluster.client.submit(spec)
+    cluster.wait_for_step(job.id, 4)
+    (modules / "forward-always").touch()
+    end = cluster.wait_for_end(job.id)
+    assert end.error is not None
+    assert end.error.reason == "STATE_LOST"
+    assert "ValueError: this layer has a fault forward" in end.error.message
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,6 +80,40 @@ class Paced(nn.Module):
         return f"seconds={self.seconds}"
 
 
+def _look(folder: Path, place: str) -> None:
+    if (folder / f"{place}-always").exists():
+        raise ValueError(f"this layer has a fault {place}")
+    once = folder / place
+    if once.exists():
+        once.unlink()
+        raise ValueError(f"this layer had a fault {place}")
+
+
+class _Fault(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, folder: Path) -> Tensor:
+        ctx.folder = folder
+        _look(folder, "forward")
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        _look(ctx.folder, "backward")
+        return gradients[0], None
+
+
+class Faulty(nn.Module):
+    """Raises once where a file `forward` or `backward` stands in its folder, or `...-always`."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        result: Tensor = _Fault.apply(hidden, self.folder)  # type: ignore[no-untyped-call]
+        return result
+
+
 def layers(width: int = 32, dropout: float = 0.1, sleep_seconds: float = 0.001) -> list[nn.Module]:
     """Seven layers, not all of the same width."""
     return [
@@ -102,6 +137,11 @@ def paced_layers(width: int = 32, sleep_seconds: float = 0.01) -> list[nn.Module
         Paced(sleep_seconds),
         nn.Linear(width, 256, bias=False),
     ]
+
+
+def faulty_layers(folder: str, width: int = 32) -> list[nn.Module]:
+    """Those that take their time, and one in the middle that may raise."""
+    return [*(made := paced_layers(width))[:3], Faulty(folder), *made[3:]]
 
 
 def tied_layers(width: int = 32, dropout: float = 0.1) -> list[nn.Module]:

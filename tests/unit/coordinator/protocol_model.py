@@ -66,7 +66,10 @@ def _key(value: Any) -> Any:
 
 
 _BOOKKEEPING = frozenset(
-    ("job_id", "requirements", "create_time", "ledger", "num_directives", "pending", "num_losses")
+    (
+        *("job_id", "requirements", "create_time", "ledger", "num_directives", "pending"),
+        *("num_losses", "last_loss"),
+    )
 )
 
 

@@ -106,7 +106,7 @@ async def test_two_nodes_lost_at_once_are_one_story() -> None:
 
 
 async def test_when_every_replica_is_gone_the_job_fails_and_says_which_layers() -> None:
-    """No silent failure: STATE_LOST names the layers [10]."""
+    """No silent failure: STATE_LOST names the layers, and the loss that was one too many [10]."""
     world = await running_world(
         4, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 1}
     )
@@ -118,6 +118,9 @@ async def test_when_every_replica_is_gone_the_job_fails_and_says_which_layers() 
     assert job.error is not None
     assert job.error.reason is ErrorReason.STATE_LOST
     assert job.error.metadata == {"layers": "0,1,2"}
+    assert job.error.message.startswith(
+        "every replica of layers 0,1,2 is gone at step 1, the last as n1 is lost ("
+    )
     await world.stop()
 
 

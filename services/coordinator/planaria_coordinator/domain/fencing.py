@@ -283,10 +283,11 @@ def _state_lost(turn: Turn, lost: tuple[int, ...], step: int) -> None:
     layers = ",".join(str(layer) for layer in lost)
     newest = turn.run.newest_checkpoint
     step = turn.run.requirements.trained_steps(step)
+    how = f", the last as {turn.run.last_loss}" if turn.run.last_loss else ""
     fail(
         turn,
         ErrorReason.STATE_LOST,
-        f"every replica of layers {layers} is gone at step {step}: {resume_advice(turn.run)}",
+        f"every replica of layers {layers} is gone at step {step}{how}: {resume_advice(turn.run)}",
         {"layers": layers, **({"checkpoint": newest} if newest else {})},
     )
 

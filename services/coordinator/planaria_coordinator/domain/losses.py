@@ -226,7 +226,8 @@ def _open_recovery(
     turn: Turn, story: Story, gone: Iterable[str], reason: str, node_id: str
 ) -> None:
     story = _with_losses(story, gone, node_id)
-    turn.change(num_losses=turn.run.num_losses + 1)
+    last_loss = reason[:_MAX_MESSAGE_CHARACTERS]
+    turn.change(num_losses=turn.run.num_losses + 1, last_loss=last_loss)
     fenced = turn.run.transition
     ledger_before = turn.run.ledger  # of the first fault that nobody has computed through yet
     if fenced is not None and fenced.mode is QuiesceMode.FENCE:

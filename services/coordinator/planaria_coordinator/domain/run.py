@@ -119,6 +119,8 @@ class JobRun:
     """Number of committed steps in it."""
     announced_fault_tolerance: int | None = None
     num_losses: int = 0
+    last_loss: str = ""
+    """The newest of them, as it was told."""
     disturbance: Disturbance | None = None
     num_disturbances: int = 0
     """Communicators that broke with everyone alive, since the last committed step."""
