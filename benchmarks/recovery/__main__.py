@@ -41,12 +41,24 @@ class Amount:
     changes: int
     stops: int
     goodput_kills: int
-    peer_kills: int
+    torchft_kills: int
+    torchrun_kills: int
+    """Fewer: each takes a minute, and most of it is the rendezvous."""
     deaths: int
 
 
-FULL = Amount(kills=50, changes=20, stops=10, goodput_kills=60, peer_kills=30, deaths=20)
-SHORT = Amount(kills=2, changes=1, stops=1, goodput_kills=2, peer_kills=1, deaths=2)
+FULL = Amount(
+    kills=50,
+    changes=20,
+    stops=10,
+    goodput_kills=60,
+    torchft_kills=30,
+    torchrun_kills=10,
+    deaths=20,
+)
+SHORT = Amount(
+    kills=2, changes=1, stops=1, goodput_kills=2, torchft_kills=1, torchrun_kills=1, deaths=2
+)
 
 Part = Callable[[Path, Amount, int], dict[str, Any]]
 
@@ -85,12 +97,12 @@ def deaths(_folder: Path, amount: Amount, _seed: int) -> dict[str, Any]:
 
 def torchrun(_: Path, amount: Amount, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
-        return measure_torchrun(Path(memory) / "runs", num_kills=amount.peer_kills, seed=seed)
+        return measure_torchrun(Path(memory) / "runs", num_kills=amount.torchrun_kills, seed=seed)
 
 
 def torchft(folder: Path, amount: Amount, seed: int) -> dict[str, Any]:
     environment = Path(tempfile.gettempdir()) / "planaria-torchft"
-    return measure_torchft(folder, environment, num_kills=amount.peer_kills, seed=seed)
+    return measure_torchft(folder, environment, num_kills=amount.torchft_kills, seed=seed)
 
 
 PARTS: dict[str, Part] = {

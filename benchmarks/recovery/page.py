@@ -99,7 +99,7 @@ def _excess(results: Results) -> str:
             theirs = results[name]["excess_seconds"]
             columns[name] = summary(theirs)
             times = ratio_of_medians(theirs, ours)
-            shown = f"{times.median:.1f} [{times.low:.1f}, {times.high:.1f}]"
+            shown = f"{times.median:.2f} [{times.low:.2f}, {times.high:.2f}]"
             rows.append((name, *_numbers(columns[name]), len(theirs), shown, wanted))
     plot_excess(columns, PAGE.parent / "recovery-excess.svg")
     header = ("seconds", "median", "p95", "max", "kills", "times Planaria's median", "wanted")
