@@ -122,46 +122,39 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
     """[8] Pipelines that lost nobody finish microbatches before the wounded compute again.
 
     The wounded compute in another place; before that they may, for as long as their loss is not
-    noticed.
+    noticed. Not where everybody stands still for a change, nor where an exception only fails it.
     """
-    if not played.losses or not _has_first_places(played, traces):
+    if not played.losses or not played.case.leaves_pipelines_whole:
         return
-    lost_nodes = {fault.node_id for fault in played.losses}
-    broken = {played.engines[node_id].pipeline for node_id in lost_nodes}
+    lost = {fault.engine for fault in played.losses}
     fault_time = max(fault.seconds for fault in played.losses)
     healthy: list[float] = []
     returned: list[float] = []
     for trace in traces:
-        node_id = node_of(trace.engine)
-        if node_id in lost_nodes or node_id not in played.engines:
+        pipeline = _pipeline_at(trace, fault_time)
+        if trace.engine in lost or pipeline is None:
             continue
-        fence_time = min(at for line in trace.events("fence") if (at := line["at"]) > fault_time)
+        fences = [at for line in trace.events("fence") if (at := line["at"]) > fault_time]
+        fence_time = min(fences, default=fault_time)
         after_fence = [s["end"] for s in trace.spans(*BUSY) if s["start"] > fence_time]
-        if played.engines[node_id].pipeline in broken:
+        if pipeline and lost.isdisjoint(pipeline):
+            healthy += after_fence
+        else:
             places = [line["at"] for line in trace.events("place") if line["num_layers"]]
             place_time = min((at for at in places if at > fence_time), default=inf)
             returned += [end for end in after_fence if end > place_time]
-        else:
-            healthy += after_fence
     assert healthy, "healthy pipelines computed nothing"
     if returned:
         assert min(healthy) < min(returned), "the wounded were back first"
 
 
-def _has_first_places(played: Played, traces: list[Traced]) -> bool:
-    """Whether the job was in its first plan yet when the last engine was lost.
+def _pipeline_at(trace: Traced, seconds: float) -> list[str] | None:
+    """Return the engines of the pipeline that an engine was in: none if it had no part of one.
 
-    Who fails beside training, or as the second, may do so behind the change that followed the first
-    loss: who is healthy then, another plan says.
+    None: it had no place yet.
     """
-    if played.case.place.during is During.CHANGE:
-        return False
-    first, last = (choose(fault.seconds for fault in played.losses) for choose in (min, max))
-    return not any(
-        first < line["at"] < last and line["num_layers"]
-        for trace in traces
-        for line in trace.events("place")
-    )
+    places = [line["pipeline"] for line in trace.events("place") if line["at"] < seconds]
+    return places[-1] if places else None
 
 
 def check_staging_disturbs_nobody(played: Played, traces: list[Traced]) -> None:

@@ -153,6 +153,19 @@ class Case:
     def __str__(self) -> str:
         return f"{self.place.name}-{self.action.value}-{self.count.value}"
 
+    @property
+    def leaves_pipelines_whole(self) -> bool:
+        """Whether somebody is lost while pipelines train that lose nobody by it.
+
+        Where staging has failed, all stand still; behind a switch, who is whole is being changed.
+        An exception beside training fails the change, and nobody is lost.
+        """
+        if self.place.during is not During.CHANGE:
+            return True
+        return not (
+            self.place.is_unstaged or self.place.at == "switch" or self.action is Action.RAISE
+        )
+
     def random(self, seed: int) -> Random:
         """Return what the case's choices are made with."""
         return Random(zlib.crc32(f"{self}/{seed}".encode()))

@@ -75,10 +75,15 @@ class Place:
         return self.ledger.step == self.resumed_step
 
     def trace(self) -> None:
-        """Tells which layers it computes from now on."""
+        """Tells which layers it computes from now on, and with whom."""
         layers = self.view.computed_layers
+        stages = () if self.view.is_follower else self.view.pipeline.stages
         self.around.stopwatch.trace.event(
-            "place", generation=self.generation, first_layer=layers.start, num_layers=len(layers)
+            "place",
+            generation=self.generation,
+            first_layer=layers.start,
+            num_layers=len(layers),
+            pipeline=[stage.engine_id for stage in stages],
         )
 
     def shut_sums(self, reason: str) -> None:
