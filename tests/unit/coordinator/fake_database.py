@@ -97,6 +97,7 @@ class FakeWork:
         self._database.tables = self.tables.copy()
         for event in new:
             self._database.on_event(event)
+        await asyncio.sleep(0)  # who waits for it may be cancelled though all is stored
 
 
 class _Table:

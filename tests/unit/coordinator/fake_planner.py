@@ -16,7 +16,7 @@ class FakePlanner:
 
     def __init__(self) -> None:
         self.queries: list[PlanQuery] = []
-        self.error: PlanariaError | None = None
+        self.error: Exception | None = None
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.uses_joiners = True

@@ -1,7 +1,9 @@
 """Plans for single losses are there before they are needed (ALGORITHMS.md 5)."""
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.application.contingencies import Contingencies
 from planaria_coordinator.domain.job import JobState
+from unit.coordinator.fake_planner import FakePlanner
 from unit.coordinator.simulation import World, running_world
 
 
@@ -57,6 +59,26 @@ async def test_every_new_plan_is_planned_ahead_of() -> None:
     horizons = [query.horizon_seconds for query in world.planner.questions_ahead]
     assert len(horizons) == 3
     assert horizons[2] > 2 * horizons[1]
+    await world.stop()
+
+
+async def test_plans_that_were_interrupted_are_asked_for_again() -> None:
+    """A node was to join while they were made, and did not."""
+    planner = FakePlanner()
+    planner.plans_ahead = True
+    ahead = Contingencies(job_id="job", planner=planner, retry_seconds=0.1)
+    world = await world_that_plans_ahead()
+    (present,) = world.planner.questions_ahead
+    ahead.ask(present)
+    ahead.stop()
+    ahead.ask(present)
+    await world.settle()
+    assert planner.questions_ahead
+    num_asked = len(planner.questions_ahead)
+    ahead.stop()
+    ahead.ask(present)
+    await world.settle()
+    assert len(planner.questions_ahead) == num_asked, "they are all there"
     await world.stop()
 
 

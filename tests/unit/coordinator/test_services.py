@@ -98,6 +98,58 @@ async def test_submissions_that_are_repeated_at_once_are_one_job() -> None:
     await world.stop()
 
 
+async def test_a_submission_whose_caller_goes_away_is_a_job_or_is_not() -> None:
+    """Wherever the caller is when it goes: what is stored is run."""
+    for num_turns in range(30):
+        world = World()
+        await world.start(2)
+        jobs = world.coordinator.jobs
+        asking = asyncio.create_task(jobs.create(job_document(), request_id="r1"))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        again = await jobs.create(job_document(), request_id="r1")
+        await world.train()
+        assert (await jobs.get(again.job.id)).state is JobState.RUNNING, num_turns
+        assert len(world.database.tables.jobs) == 1
+        await world.stop()
+
+
+async def test_a_drain_whose_caller_goes_away_is_known_where_it_is_stored() -> None:
+    for num_turns in range(20):
+        world = World()
+        await world.start(2)
+        cluster = world.coordinator.cluster
+        asking = asyncio.create_task(cluster.cordon("n0"))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await world.settle()
+        assert (await cluster.get("n0")).state is world.database.tables.nodes["n0"].state
+        await world.stop()
+
+
+async def test_a_defect_in_planning_is_an_answer() -> None:
+    """Nobody else would say that none comes."""
+    world = World()
+    await world.start(2)
+    world.planner.error = ZeroDivisionError("of ours")
+    with pytest.raises(ZeroDivisionError):
+        await world.coordinator.jobs.create(job_document())
+    world.planner.error = None
+    submission = await world.coordinator.jobs.create(job_document())
+    world.planner.error = ZeroDivisionError("of ours")
+    await world.advance(5)
+    job = await world.coordinator.jobs.get(submission.job.id)
+    assert job.state is JobState.FAILED
+    assert job.error is not None
+    assert job.error.reason is ErrorReason.INTERNAL
+    assert job.error.message == "ZeroDivisionError: of ours"
+    await world.stop()
+
+
 async def test_a_job_that_has_ended_can_only_be_read() -> None:
     world = await running_world(2, training={"steps": 1})
     for change in (world.coordinator.jobs.pause, world.coordinator.jobs.resume):

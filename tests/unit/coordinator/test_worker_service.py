@@ -281,6 +281,15 @@ def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatc
     assert len(converted) == 3
 
 
+def test_what_cannot_be_stored_is_not_passed_on() -> None:
+    """PostgreSQL's text cannot hold NUL; a decision on it would be stored in vain for ever."""
+    nul = report_pb2.Failure(message="a\0b", metadata={"detail": "\0"})
+    failure = from_agent.failure_of(nul)
+    assert (failure.message, failure.metadata) == ("a�b", {"detail": "�"})
+    exited = from_agent.exited_of(report_pb2.EngineExited(log_tail=["x\0"]))
+    assert exited.log_tail == ("x�",)
+
+
 def test_every_outcome_is_understood() -> None:
     time = Timestamp()
     time.FromDatetime(NOON)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria_worker.engine.checkpointing import seal as sealing
 from planaria_worker.engine.checkpointing.assignment import is_due, layers_to_write
 from planaria_worker.engine.checkpointing.errors import CheckpointError
 from planaria_worker.engine.checkpointing.layer_file import (
@@ -189,6 +190,24 @@ def test_sealing_twice_is_sealing_once(tmp_path: Path) -> None:
     first = seal(tmp_path, contents, keep=1)
     assert seal(tmp_path, contents, keep=1) == first
     assert names(tmp_path) == ["step-00000002"]
+
+
+@pytest.mark.parametrize("after", ["_verify", "verify_layer", "sync_folder"])
+def test_somebody_else_seals_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """A sealer that is cut off from the coordinator only, and so given up for lost."""
+    contents = write(tmp_path, 2)
+    original = getattr(sealing, after)
+
+    def be_late(*arguments: object) -> None:
+        monkeypatch.setattr(sealing, after, original)
+        original(*arguments)
+        assert seal(tmp_path, contents, keep=1).path.name == "step-00000002"
+
+    monkeypatch.setattr(sealing, after, be_late)
+    assert seal(tmp_path, contents, keep=1).path.name == "step-00000002"
+    assert list(complete_checkpoints(tmp_path)) == [2]
 
 
 def test_what_a_dead_writer_left_is_not_sealed_with_the_rest(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class NoBackend:
 class Seen:
     """A watched thread that is stuck in something."""
 
-    def __init__(self, thread_id: int) -> None:
+    def __init__(self, thread_id: int, model_seconds: float) -> None:
         self.time = 0.0
         self.stopwatch = Stopwatch(lambda: self.time)
         self.vitals = Vitals(lambda: None)
@@ -71,6 +71,7 @@ class Seen:
             vitals=self.vitals,
             report=lambda _: None,
             thread_id=thread_id,
+            model_seconds=model_seconds,
         )
 
     def look(self, times: int) -> Fault | None:
@@ -78,13 +79,13 @@ class Seen:
 
 
 @contextmanager
-def stuck_in(work: Callable[[Blocked], None]) -> Iterator[Seen]:
+def stuck_in(work: Callable[[Blocked], None], model_seconds: float = 0.0) -> Iterator[Seen]:
     blocked = Blocked()
     thread = threading.Thread(target=work, args=(blocked,))
     thread.start()
     assert blocked.is_entered.wait(60)
     assert thread.ident is not None
-    seen = Seen(thread.ident)
+    seen = Seen(thread.ident, model_seconds)
     seen.look(1)  # from now on it counts
     try:
         yield seen
@@ -149,3 +150,15 @@ def test_long_actions_are_given_time() -> None:
         seen.look(1)
         assert seen.look(4 * LOOKS_PER_DEADLINE - 1) is None
         assert seen.look(1) is not None
+
+
+def test_the_first_action_is_given_the_time_that_the_model_was_measured_to_take() -> None:
+    """Nothing has been finished yet that would say how long one takes."""
+    with stuck_in(computing, model_seconds=2.0) as seen:
+        assert seen.look(4 * LOOKS_PER_DEADLINE - 1) is None
+        assert seen.look(1) is not None
+    with stuck_in(computing, model_seconds=2.0) as seen:
+        seen.time += 0.1
+        seen.stopwatch.lap("forward")
+        seen.look(1)
+        assert seen.look(LOOKS_PER_DEADLINE) is not None

@@ -100,6 +100,7 @@ class Engine:
                 vitals=self._vitals,
                 report=self._reports.hang,
                 thread_id=threading.get_ident(),
+                model_seconds=self._preparation.model_seconds,
             ).start()
         self._trainer.run()
 

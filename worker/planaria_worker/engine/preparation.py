@@ -30,6 +30,12 @@ class Preparation:
     """The cost of each layer."""
     peak_flops_per_second: float
 
+    @property
+    def model_seconds(self) -> float:
+        """What a microbatch takes in all layers, forward and backward."""
+        passes = [cost.seconds for cost in self.measured.values()]
+        return sum(each.forward_seconds + each.backward_seconds for each in passes)
+
     def answer(self, snapshot: EngineSnapshot) -> Prepared:
         """The answer to the directive that started the engine."""
         return Prepared(

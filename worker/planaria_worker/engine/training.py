@@ -144,7 +144,7 @@ class TrainingLoop:
             self._standing.enter_commit(record, promise)
         to_write = self._checkpointer.announce(view, record.step + 1)
         self._around.fence.settle()
-        self._checkpointer.take(record.step + 1, to_write)
+        self._checkpointer.take(record.step + 1, to_write, self._note_copy)
         if place.view.is_last:
             tell = self._teller.step_noted if place.view.is_follower else self._teller.step_done
             tell(record)
@@ -165,6 +165,9 @@ class TrainingLoop:
         else:
             return place
         return None
+
+    def _note_copy(self) -> None:
+        self._around.stopwatch.lap("between")
 
     def _switched(self, next_place: NextPlace, start_time: datetime, record: CommitRecord) -> None:
         num_groups = len(next_place.communicators.groups)

@@ -20,7 +20,8 @@ from planaria_worker.engine.vitals import Vitals
 
 LOOKS_PER_DEADLINE = 10
 USUAL_ACTIONS = 10
-"""An action that takes so many times as long as the longest one before is taken to hang."""
+"""An action that takes so many times as long as the longest one before is taken to hang; the first
+one, so many times as long as all layers of the model were measured to take."""
 
 _WAITS: frozenset[CodeType] = frozenset((Work.wait.__code__, Communicators.wait.__code__))
 
@@ -36,6 +37,7 @@ class Watchdog:
         vitals: Vitals,
         report: Callable[[Fault], None],
         thread_id: int,
+        model_seconds: float,
     ) -> None:
         """Starts nothing yet.
 
@@ -45,12 +47,15 @@ class Watchdog:
             vitals: only an engine that trains can hang.
             report: told once, from the watchdog's thread.
             thread_id: the identifier of the watched thread.
+            model_seconds: what a microbatch takes in all layers of the model, forward and backward:
+                no stage's pass takes longer.
         """
         self._pause_seconds = deadline_seconds / LOOKS_PER_DEADLINE
         self._stopwatch = stopwatch
         self._vitals = vitals
         self._report = report
         self._thread_id = thread_id
+        self._model_seconds = model_seconds
         self._laps = -1
         self._num_looks = 0
 
@@ -78,7 +83,7 @@ class Watchdog:
             return None
         self._num_looks += 1
         seconds = self._num_looks * self._pause_seconds
-        usual_seconds = self._stopwatch.longest_seconds
+        usual_seconds = self._stopwatch.longest_seconds or self._model_seconds
         if self._num_looks < LOOKS_PER_DEADLINE or seconds < USUAL_ACTIONS * usual_seconds:
             return None
         return _hang(frame, self._vitals.committed_steps, seconds)

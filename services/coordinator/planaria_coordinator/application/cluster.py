@@ -1,6 +1,8 @@
 """What users do with nodes. REST and gRPC are two faces of this class."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import Page
@@ -67,14 +69,18 @@ class Cluster:
         target: NodeState,
         words: str,
     ) -> Node:
-        state = self._state
-        async with state.requests.once(
-            request_id, method, {"node_id": node_id}, node_id
-        ) as request:
-            if request.known is None:
-                await self._set_state(node_id, allowed, target, words)
-                await state.requests.keep(request)
+        change = partial(self._set_state, node_id, allowed, target, words)
+        await self._state.carry_out(self._once(request_id, method, node_id, change))
         return await self.get(node_id)
+
+    async def _once(
+        self, request_id: str, method: str, node_id: str, change: Callable[[], Awaitable[None]]
+    ) -> None:
+        requests = self._state.requests
+        async with requests.once(request_id, method, {"node_id": node_id}, node_id) as request:
+            if request.known is None:
+                await change()
+                await requests.keep(request)
 
     async def _set_state(
         self, node_id: str, allowed: tuple[NodeState, ...], target: NodeState, words: str
@@ -100,13 +106,8 @@ class Cluster:
 
     async def remove(self, node_id: str, *, request_id: str = "") -> None:
         """Forget a node that is lost or drained. Raises NODE_NOT_FOUND or WRONG_STATE."""
-        state = self._state
-        async with state.requests.once(
-            request_id, "remove_node", {"node_id": node_id}, node_id
-        ) as request:
-            if request.known is None:
-                await self._forget(node_id)
-                await state.requests.keep(request)
+        forget = partial(self._forget, node_id)
+        await self._state.carry_out(self._once(request_id, "remove_node", node_id, forget))
 
     async def _forget(self, node_id: str) -> None:
         state = self._state

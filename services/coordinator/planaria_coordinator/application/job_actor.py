@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from planaria_common.clock import Clock
-from planaria_common.errors import PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.changes import Changes
 from planaria_coordinator.application.contingencies import Contingencies
 from planaria_coordinator.application.dispatcher import Dispatcher
 from planaria_coordinator.application.options import Options
-from planaria_coordinator.application.planning import ask_for_plan
+from planaria_coordinator.application.planning import ask_for_plan, refused
 from planaria_coordinator.application.ports import (
     Database,
     GenerationRecord,
@@ -350,16 +350,22 @@ class JobActor:
 
     async def _plan(self, query: PlanQuery) -> None:
         around = self._around
-        answer = await ask_for_plan(
-            query,
-            planner=around.planner,
-            policy=around.policy,
-            scheduler=str(self._job.spec.get("scheduler", "default")),
-            view=lambda: (self.view(), around.all_nodes(), around.jobs_with_nodes()),
-            tell=self.tell,
-            retry_seconds=around.options.planner_retry_seconds,
-            known=self._ahead.answer_to(query),
-        )
+        try:
+            answer = await ask_for_plan(
+                query,
+                planner=around.planner,
+                policy=around.policy,
+                scheduler=str(self._job.spec.get("scheduler", "default")),
+                view=lambda: (self.view(), around.all_nodes(), around.jobs_with_nodes()),
+                tell=self.tell,
+                retry_seconds=around.options.planner_retry_seconds,
+                known=self._ahead.answer_to(query),
+            )
+        except Exception as error:  # a defect; without an answer the job would wait for ever
+            log.exception("planning_failed", job_id=self.job_id)
+            message = f"{type(error).__name__}: {error}"
+            self.post(refused(query, PlanariaError(ErrorReason.INTERNAL, message)))
+            return
         self.post(answer)
 
     async def tell(self, event_type: str, message: str) -> None:

@@ -93,6 +93,11 @@ class Jobs:
         document = job_spec.to_document()
         if dry_run:
             return (await self._draft(job_spec, document, "")).submission
+        return await self._state.carry_out(self._create(job_spec, document, request_id))
+
+    async def _create(
+        self, job_spec: JobSpec, document: dict[str, Any], request_id: str
+    ) -> Submission:
         job_id = self._state.new_id("job")
         async with self._state.requests.once(request_id, "create_job", document, job_id) as request:
             if request.known is not None:
@@ -283,15 +288,19 @@ class Jobs:
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> Job:
         """End a job. Idempotent. Raises JOB_NOT_FOUND or WRONG_STATE."""
-        return await self._change(job_id, "cancel_job", request_id, CancelWanted())
+        return await self._carry_out(job_id, "cancel_job", request_id, CancelWanted())
 
     async def pause(self, job_id: str, *, request_id: str = "") -> Job:
         """Let a job stand still after a commit. Idempotent. Raises JOB_NOT_FOUND, WRONG_STATE."""
-        return await self._change(job_id, "pause_job", request_id, PauseWanted())
+        return await self._carry_out(job_id, "pause_job", request_id, PauseWanted())
 
     async def resume(self, job_id: str, *, request_id: str = "") -> Job:
         """Let a paused job go on. Idempotent. Raises JOB_NOT_FOUND or WRONG_STATE."""
-        return await self._change(job_id, "resume_job", request_id, ResumeWanted())
+        return await self._carry_out(job_id, "resume_job", request_id, ResumeWanted())
+
+    async def _carry_out(self, job_id: str, method: str, request_id: str, signal: Signal) -> Job:
+        change = self._change(job_id, method, request_id, signal)
+        return await self._state.carry_out(change)
 
     async def _change(self, job_id: str, method: str, request_id: str, signal: Signal) -> Job:
         requests = self._state.requests

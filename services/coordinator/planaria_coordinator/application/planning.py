@@ -50,12 +50,7 @@ async def ask_for_plan(
             break
         except PlanariaError as error:
             if error.reason is not ErrorReason.UNAVAILABLE:
-                return PlanRefused(
-                    query=query,
-                    reason=error.reason,
-                    message=error.message,
-                    metadata=error.metadata,
-                )
+                return refused(query, error)
             if not told:
                 await tell("planner_unavailable", f"{error.message}; trying again until it does")
                 told = True
@@ -63,6 +58,13 @@ async def ask_for_plan(
     if scheduler != DEFAULT_SCHEDULER:
         answer = await _custom_plan(query, answer, policy, scheduler, view, tell)
     return PlanArrived(query=query, answer=answer)
+
+
+def refused(query: PlanQuery, error: PlanariaError) -> PlanRefused:
+    """Return that there is no plan, and why."""
+    return PlanRefused(
+        query=query, reason=error.reason, message=error.message, metadata=error.metadata
+    )
 
 
 async def _custom_plan(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
@@ -28,6 +28,8 @@ from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.signals import Signal
 
 log = get_logger("coordinator")
+
+T = TypeVar("T")
 
 
 class SharedState:
@@ -63,7 +65,7 @@ class SharedState:
         self.results: list[DirectiveResult] = []
         """Not yet written."""
         self._pruning = Pruning(database)
-        self._beside: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[Any]] = set()
 
     # -- what actors see ---------------------------------------------------------------------------
 
@@ -84,11 +86,27 @@ class SharedState:
         self.scheduling_wanted.set()
 
     async def _retire(self, actor: JobActor) -> None:
-        await actor.flush()
-        await actor.stop()
+        try:
+            await actor.flush()
+        finally:
+            await actor.stop()
         actor.changes.notify()
         await self._pruning.prune(actor.run)
         self._pruning.forget(actor.job_id)
+
+    async def carry_out(self, change: Coroutine[Any, Any, T]) -> T:
+        """Make a change to its end, though who asked for it may go away in the middle.
+
+        What is stored by then must be known here, too.
+        """
+        task = asyncio.create_task(change)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._note_beside)  # nobody else learns how it ends
+            raise
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that nobody waits for."""
@@ -96,7 +114,7 @@ class SharedState:
         self._beside.add(task)
         task.add_done_callback(self._note_beside)
 
-    def _note_beside(self, task: asyncio.Task[None]) -> None:
+    def _note_beside(self, task: asyncio.Task[Any]) -> None:
         self._beside.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.warning("background_work_failed", cause=str(task.exception()))

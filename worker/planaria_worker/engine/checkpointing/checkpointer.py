@@ -1,6 +1,6 @@
 """An engine's part in the checkpoints of its job."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,9 @@ class CheckpointPlan:
         )
 
 
+def _nothing() -> None: ...
+
+
 class Checkpointer:
     """Takes, writes, seals and discards; a job without checkpoints has one that never has to."""
 
@@ -114,15 +117,22 @@ class Checkpointer:
             return ()
         return layers
 
-    def take(self, version: int, layers: Sequence[int]) -> None:
+    def take(
+        self, version: int, layers: Sequence[int], advanced: Callable[[], object] = _nothing
+    ) -> None:
         """Copies layers that were announced and has them written; never raises.
 
         Call it before the next commit can change them.
+
+        Args:
+            version: what the layers are in.
+            layers: those that were announced.
+            advanced: called behind every tensor: the copies of a large stage take seconds.
         """
         if not layers or self._plan is None:
             return
         try:
-            self._write(version, layers)
+            self._write(version, layers, advanced)
         except CheckpointError as error:
             self._listener.failed(version, error)
         except Exception as error:  # training goes on, whatever becomes of a checkpoint
@@ -170,11 +180,12 @@ class Checkpointer:
         except CheckpointError as error:
             raise checkpoint_failed(error) from None
 
-    def _write(self, version: int, layers: Iterable[int]) -> None:
+    def _write(
+        self, version: int, layers: Iterable[int], advanced: Callable[[], object] = _nothing
+    ) -> None:
         _, writer = self._require()
-        writer.write(
-            Part(version=version, layers={layer: self._copy(layer, version) for layer in layers})
-        )
+        copies = {layer: self._copy(layer, version, advanced) for layer in layers}
+        writer.write(Part(version=version, layers=copies))
 
     def _late(self, plan: CheckpointPlan, writer: Writer, version: int) -> LateWriterError | None:
         """Why this engine does not take part in a version."""
@@ -189,13 +200,14 @@ class Checkpointer:
             path=partial_folder(plan.root, version),
         )
 
-    def _copy(self, layer: int, version: int) -> dict[str, Tensor]:
+    def _copy(self, layer: int, version: int, advanced: Callable[[], object]) -> dict[str, Tensor]:
         """A copy that is all of one version: a commit beside it is noticed."""
         found = self._trained_version(layer)
         copy: dict[str, Tensor] = {}
         if found == version:
             for name, tensor in self._store.tensors(layer).items():
                 copy[name] = tensor.detach().to("cpu", copy=True)
+                advanced()
                 self._failpoints.hit("checkpoint_copy", step=version, microbatch=layer)
             found = self._trained_version(layer)
         if found != version:

@@ -47,8 +47,7 @@ def seal(root: Path, manifest: Manifest, *, keep: int) -> Sealed:
     final = complete_folder(root, manifest.step)
     try:
         if not _is_sealed(final, manifest.job_id):
-            _verify(partial_folder(root, manifest.step), manifest)
-            _finish(partial_folder(root, manifest.step), final, manifest)
+            _make_complete(partial_folder(root, manifest.step), final, manifest)
         return Sealed(path=final, removed=_remove_old(root, manifest.step, keep))
     except OSError as error:
         raise cannot_write(final, error) from error
@@ -95,6 +94,16 @@ def _is_sealed(final: Path, job_id: str) -> bool:
     if Manifest.read(final).job_id != job_id:
         raise CheckpointError(f"checkpoint.path: {final} is of another job", path=final)
     return True
+
+
+def _make_complete(partial: Path, final: Path, manifest: Manifest) -> None:
+    try:
+        _verify(partial, manifest)
+        _finish(partial, final, manifest)
+    except (CheckpointError, OSError):
+        # Somebody who was given up for lost may have done the same meanwhile.
+        if not _is_sealed(final, manifest.job_id):
+            raise
 
 
 def _verify(partial: Path, manifest: Manifest) -> None:

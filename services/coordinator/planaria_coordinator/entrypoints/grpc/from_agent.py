@@ -65,7 +65,7 @@ def exited_of(message: report_pb2.EngineExited) -> EngineExited:
         engine_id=message.engine_id,
         exit_code=message.exit_code if message.HasField("exit_code") else None,
         detect_time=time_of(message.detect_time),
-        log_tail=tuple(message.log_tail),
+        log_tail=tuple(map(_storable, message.log_tail)),
     )
 
 
@@ -170,7 +170,13 @@ def record_of(message: report_pb2.CommitRecord) -> CommitRecord:
 def failure_of(message: report_pb2.Failure) -> words.Failure:
     name = errors_pb2.ErrorReason.Name(message.reason).removeprefix("ERROR_REASON_")
     reason = ErrorReason.INTERNAL if name == "UNSPECIFIED" else ErrorReason(name)
-    return words.Failure(reason=reason, message=message.message, metadata=dict(message.metadata))
+    metadata = {key: _storable(value) for key, value in message.metadata.items()}
+    return words.Failure(reason=reason, message=_storable(message.message), metadata=metadata)
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL's text cannot hold NUL, and what a user's code raises or prints may."""
+    return text.replace("\0", "�")
 
 
 def result_of(message: report_pb2.DirectiveResult) -> words.DirectiveResult:
