@@ -2,7 +2,7 @@
 
 Pipelines compute some microbatches, sum, are cut off or fenced at any piece of any sum, are lost,
 and what they had is taken over by one that was whole, by one that is new, or by both: up to two
-losses, and two attempts that end somewhere in the middle (ALGORITHMS.md, section 7). From every
+losses, and an attempt that ends somewhere in the middle (ALGORITHMS.md, section 7). From every
 state that comes of it the next attempt that nobody disturbs ends the step, each microbatch in every
 sum once. States that are equal are gone on from once.
 """
@@ -184,16 +184,14 @@ UNEVEN = replace(EVEN, cuts=((3,), (1, 3)))
     ("case", "least_states"),
     [
         pytest.param(EVEN, 300, id="even"),
-        pytest.param(replace(EVEN, max_in_flight=1), 300, marks=pytest.mark.slow, id="one-by-one"),
-        pytest.param(UNEVEN, 300, marks=pytest.mark.slow, id="uneven"),
-        pytest.param(
-            replace(EVEN, num_losses=2, num_disturbed=2), 300, marks=pytest.mark.slow, id="twice"
-        ),
+        pytest.param(replace(EVEN, max_in_flight=1), 250, marks=pytest.mark.slow, id="one-by-one"),
+        pytest.param(UNEVEN, 450, marks=pytest.mark.slow, id="uneven"),
+        pytest.param(replace(EVEN, num_losses=2), 1000, marks=pytest.mark.slow, id="two-losses"),
     ],
 )
 @pytest.mark.timeout(7200)
 def test_every_way_of_a_step_ends_with_each_microbatch_once(case: Case, least_states: int) -> None:
     search = Search(case)
     search.run()
-    print(f"{search.num_states} states, {search.num_attempts} attempts")  # noqa: T201
+    print(f"{search.num_states} states, {search.num_attempts} attempts")
     assert search.num_states >= least_states
