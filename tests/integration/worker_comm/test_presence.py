@@ -1,6 +1,8 @@
 """A process that is killed is seen to be dead before the kernel has freed its memory."""
 
 import contextlib
+import fcntl
+import os
 import select
 import signal
 import socket
@@ -89,6 +91,15 @@ def num_descriptors_of_thread() -> int:
     return len(list((proc_of_thread() / "fd").iterdir()))
 
 
+@pytest.fixture
+def _open_above() -> Iterator[None]:
+    """Something is open with a higher number than whatever comes next."""
+    number = fcntl.fcntl(0, fcntl.F_DUPFD, 500)
+    yield
+    os.close(number)
+
+
+@pytest.mark.usefixtures("_open_above")  # before the thread begins
 def test_nothing_else_is_open_in_the_thread(presence: Presence) -> None:
     """A group's socket that is closed must not stay open there."""
     with hand_over(presence):

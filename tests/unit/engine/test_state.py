@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from planaria_worker.engine.base import SeedBase
 from planaria_worker.engine.commit import CommitRecord
-from planaria_worker.engine.copying import CommitFeed
+from planaria_worker.engine.copying import CommitFeed, LayerFetcher
 from planaria_worker.engine.data.errors import DataError
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence, StaleGenerationError
 from planaria_worker.engine.job import Job, open_job
+from planaria_worker.engine.layer_work import LayerWork
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.state import LayerStore, fill
 from planaria_worker.engine.step import apply_step
@@ -81,6 +85,19 @@ def test_what_is_copied_is_the_whole_state(job: Job, store: LayerStore) -> None:
 def test_a_copy_of_something_else_is_refused(job: Job, store: LayerStore) -> None:
     with pytest.raises(ValueError, match="is missing or is not of shape"):
         fill(empty_state(job.layouts[0]), store.tensors(1))
+
+
+def test_a_copy_that_is_complete_behind_a_fence_is_not_installed(job: Job) -> None:
+    """Nothing interrupts what has arrived: it is asked for once more when it is to be installed."""
+    store, fence = LayerStore(), Fence(1)
+    work = LayerWork(job=job, base=SeedBase(job=job), store=store, fence=fence)
+    fetcher = LayerFetcher(job_secret="secret", failpoints=Failpoints())
+    fence.fence(2)
+    with pytest.raises(StaleGenerationError):
+        work.copy({0: ()}, version=0, generation=1, fetcher=fetcher)
+    assert store.held() == {}
+    work.copy({0: ()}, version=0, generation=2, fetcher=fetcher)
+    assert store.held() == {0: 0}
 
 
 def test_other_data_than_the_agent_read_is_refused(tmp_path: Path) -> None:

@@ -2,4 +2,75 @@
 
 from unit.mutations.mutation import Mutation
 
-MUTATIONS: tuple[Mutation, ...] = ()
+_COPYING = "worker/planaria_worker/engine/copying"
+_COPYING_TESTS = "tests/unit/worker_comm/test_copying.py"
+_FOLLOWING = "worker/planaria_worker/engine/following.py"
+_FOLLOWING_TESTS = "tests/unit/engine/test_following.py"
+
+MUTATIONS = (
+    Mutation(
+        guard="a source looks at its version again behind every chunk",
+        path=f"{_COPYING}/server.py",
+        lines="return self._source.version(layer) == version",
+        without="return True",
+        seen_by=(f"{_COPYING_TESTS}::test_a_commit_in_the_middle_is_noticed",),
+    ),
+    Mutation(
+        guard="what arrives has the source's SHA-256",
+        path=f"{_COPYING}/transfer.py",
+        lines=(
+            "    if not hmac.compare_digest(\n"
+            "        wire.receive_exactly(connection, wire.DIGEST_BYTES), digest.digest()\n"
+            "    ):\n"
+        ),
+        without="    if not wire.receive_exactly(connection, wire.DIGEST_BYTES):\n",
+        seen_by=(f"{_COPYING_TESTS}::test_what_is_broken_or_cut_short_is_refused",),
+    ),
+    Mutation(
+        guard="a late copy is not installed",
+        path="worker/planaria_worker/engine/fence.py",
+        lines=(
+            "            if generation < self._newest:\n"
+            "                raise StaleGenerationError(generation, self._newest)\n"
+            "            return change()\n"
+        ),
+        without="            return change()\n",
+        seen_by=("tests/unit/engine/test_fence.py::test_a_late_copy_is_not_installed",),
+    ),
+    Mutation(
+        guard="a late copy is not installed",
+        path="worker/planaria_worker/engine/layer_work.py",
+        lines="self.fence.install(generation, lambda: self.store.install(states, version))",
+        without="self.store.install(states, version)",
+        seen_by=(
+            "tests/unit/engine/test_state.py"
+            "::test_a_copy_that_is_complete_behind_a_fence_is_not_installed",
+        ),
+    ),
+    Mutation(
+        guard="what a follower is sent first is of one version",
+        path=f"{_COPYING}/stream.py",
+        lines="source.version(layer) == version:",
+        without="source.version(layer) is not None:",
+        seen_by=(
+            "tests/unit/worker_comm/test_following_peers.py"
+            "::test_a_step_committed_while_a_layer_is_read_is_in_it_or_behind_it",
+        ),
+    ),
+    Mutation(
+        guard="a follower applies no step twice, and leaves none out",
+        path=_FOLLOWING,
+        lines="if record.step == version:",
+        without="if True:",
+        seen_by=(
+            f"{_FOLLOWING_TESTS}::test_a_step_that_a_layer_was_sent_with_is_not_applied_again",
+        ),
+    ),
+    Mutation(
+        guard="a follower applies no step twice, and leaves none out",
+        path=_FOLLOWING,
+        lines="if version is None or record.step > version:",
+        without="if version is None:",
+        seen_by=(f"{_FOLLOWING_TESTS}::test_a_step_is_never_left_out",),
+    ),
+)
