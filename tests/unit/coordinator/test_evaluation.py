@@ -58,6 +58,7 @@ async def test_what_is_stored_of_steps_outlives_the_coordinator() -> None:
     assert before.last_commit_time is not None
     assert world.run.last_commit_time == before.last_commit_time
     assert world.run.last_step_seconds == before.last_step_seconds > 0
+    assert world.run.committed_steps == before.committed_steps > 0
     await world.stop()
 
 

@@ -119,16 +119,31 @@ async def test_a_job_that_has_trained_says_how_many_nodes_it_needs_to_go_on() ->
     await world.stop()
 
 
-async def test_a_node_is_told_as_lost_though_it_is_known_only_when_the_job_waits() -> None:
-    """Its engine was seen to die, and the job waits for nodes since."""
+@pytest.mark.parametrize(
+    "is_away",
+    [pytest.param(False, id="engines start"), pytest.param(True, id="no engine starts")],
+)
+async def test_a_node_is_told_as_lost_though_it_is_known_only_when_the_job_waits(
+    is_away: bool,
+) -> None:
+    """Its engine was seen to die, and the job waits for nodes since.
+
+    It has another engine started there, unless nobody can be told to.
+    """
     world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
     world.planner.min_size = 3
     lost = [world.agents.pop(node_id) for node_id in ("n0", "n3")]  # a half of either pipeline
     for agent in lost:
         agent.held_kinds.add("prepare")
-        world.tell_peer_lost(*agent.engines)
+        if is_away:
+            agent.lose_engine(*agent.engines)
+            agent.disconnect()
+        else:
+            world.tell_peer_lost(*agent.engines)
     await world.settle()
     assert (await world.job()).state is JobState.WAITING
+    assert (world.run.transition is None) is is_away
+    assert "node_lost" not in world.event_types()
     for agent in lost:
         agent.disconnect()
     await world.advance(12)

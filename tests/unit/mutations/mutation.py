@@ -10,7 +10,7 @@ from pathlib import Path
 
 from support.repository import ROOT
 
-COPIED = ("sdk", "services", "worker", "tests", "benchmarks", "examples", "pyproject.toml")
+COPIED = ("sdk", "services", "worker", "tests", "benchmarks", "examples", "docs", "pyproject.toml")
 SOURCES = ("", "sdk", "services/common", "services/coordinator", "services/planner", "worker")
 SECONDS = 240
 """That a test without its guard may hang: it has failed then as well."""
