@@ -12,6 +12,7 @@ from unit.coordinator.checkpoint_world import (
     announce,
     checkpointed_world,
     events_of,
+    parts,
     tell,
     write,
     writers,
@@ -65,6 +66,23 @@ async def test_what_a_late_engine_has_said_is_said_again() -> None:
     assert writers(world.run.checkpoints[2]) == part
     await write(world, 2, part)
     assert outcomes(world) == [("checkpoint_written", 2)]
+    await world.stop()
+
+
+async def test_layers_that_a_fence_has_given_to_others_stay_with_them() -> None:
+    """What an engine had taken is heard too late."""
+    world = await checkpointed_world()
+    await world.train()
+    shares = parts(world)
+    (silent, mine), *others = shares.items()
+    for engine_id, layers in others:
+        tell(world, world.engines()[engine_id], 2, CheckpointTaken(layers=layers))
+    await world.kill_node(node_of(others[-1][0]))
+    part = writers(world.run.checkpoints[2])
+    assert not set(mine) <= set(part[silent])
+    tell(world, world.engines()[silent], 2, CheckpointTaken(layers=mine))
+    await world.settle()
+    assert writers(world.run.checkpoints[2]) == part
     await world.stop()
 
 

@@ -10,6 +10,8 @@ _TAKEN_UP = (
     "a job that is taken up knows the steps and the evaluation that were stored beside its run"
 )
 _OUTLIVES = f"{_TESTS}/test_evaluation.py::test_what_is_stored_of_steps_outlives_the_coordinator"
+_ANOTHER_WRITES = "what an engine took counts no more where another writes by now"
+_LATE = f"{_TESTS}/test_late_writers.py"
 _SEEN_TO_DIE = "a node whose engine was seen to die first is told of when its session ends"
 _KNOWN_WHEN_IT_WAITS = (
     f"{_TESTS}/test_waiting.py"
@@ -99,11 +101,18 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        guard="what an engine took counts no more where another writes by now",
+        guard=_ANOTHER_WRITES,
         path=f"{_SOURCE}/domain/checkpointing.py",
         lines="_note_taken(turn, checkpoint, signal.engine_id, layers)",
         without="_note_writers(turn, checkpoint, signal.engine_id, layers)",
-        seen_by=(f"{_TESTS}/test_late_writers.py::test_what_a_late_engine_has_said_is_said_again",),
+        seen_by=(f"{_LATE}::test_what_a_late_engine_has_said_is_said_again",),
+    ),
+    Mutation(
+        guard=_ANOTHER_WRITES,
+        path=f"{_SOURCE}/domain/checkpointing.py",
+        lines="[layer for layer in layers if checkpoint.writers.get(layer) not in engines]",
+        without="list(layers)",
+        seen_by=(f"{_LATE}::test_layers_that_a_fence_has_given_to_others_stay_with_them",),
     ),
     Mutation(
         guard="a job that has ended is taken up while engines of it have yet to stop",
