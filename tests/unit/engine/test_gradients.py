@@ -29,12 +29,13 @@ from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.place import Place, Surroundings, take_place
-from planaria_worker.engine.plan import PipelinePlan
+from planaria_worker.engine.plan import FollowerPlace, PipelinePlan, stage_places
 from planaria_worker.engine.plan_view import view_plan
 from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import (
     CommittedStep,
     RefusedStepError,
+    attempt,
     begin_step,
     compute,
     run_step,
@@ -81,6 +82,7 @@ def take_places(
     plan: Sequence[PipelinePlan],
     kind: type[MemoryGroup] = MemoryGroup,
     *,
+    followers: Sequence[FollowerPlace] = (),
     resumed_step: int | None = None,
 ) -> list[Place]:
     """Every engine of a plan, before the first step."""
@@ -92,9 +94,9 @@ def take_places(
             num_layers=job.num_layers,
             num_microbatches=job.num_microbatches,
             hosted_layers=hosted,
+            followers=followers,
         )
-        for p in plan
-        for place in p.stages
+        for place in (*stage_places(plan), *followers)
     ]
     groups = connect({view.engine_id: view.groups for view in views}, kind)
     places = []
@@ -205,10 +207,30 @@ def run_steps(places: Sequence[Place]) -> list[CommitRecord]:
     """Two steps of every engine of a plan: the second begins with what the first has made."""
 
     def run(place: Place) -> list[CommitRecord]:
-        return [run_step(place, step).record for step in range(2)]
+        kind = follow_step if place.view.is_follower else run_step
+        return [kind(place, step).record for step in range(2)]
 
     with ThreadPoolExecutor(len(places)) as threads:
         return [record for records in threads.map(run, places) for record in records]
+
+
+def follow_step(place: Place, step: int) -> CommittedStep:
+    """What is left of a step for who computes nothing of it."""
+    begin_step(place, step)
+    done = attempt(place)
+    place.around.fence.settle()
+    assert isinstance(done, CommittedStep)
+    return done
+
+
+def test_a_follower_adds_nothing_of_the_step_before(tmp_path: Path) -> None:
+    """Guard: `settle` before a sum; in pieces, the whole one is where its own would be."""
+    job = make_job(tmp_path, MODELS["llama"], reproducible=True)
+    job = dataclasses.replace(job, bucket_bytes=1024)
+    plan = PLANS["deep and flat"]
+    follower = FollowerPlace(engine_id="f", data_address="", layers=(3,))
+    alone = run_steps(take_places(job, plan))
+    assert run_steps(take_places(job, plan, followers=[follower])) == [*alone, *alone[:2]]
 
 
 @pytest.mark.parametrize("resumed_step", [None, 0])
