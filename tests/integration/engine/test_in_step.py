@@ -106,6 +106,7 @@ def test_a_whole_pipeline_finishes_the_step_of_a_broken_one(
     assert reports["a"].HasField("park_time")
     assert {report.committed_steps for report in reports.values()} == {FAILED_STEP}
     assert {reports[name].applied_generation for name in "cd"} == {cluster.generation - 1}
+    assert all(reports[name].microbatch_seconds > 0 for name in "cd")
     cluster.committed_steps = FAILED_STEP
     activate(cluster, followers={"a": LAYERS_OF_A})
     finish(cluster, expected, followers={"a": LAYERS_OF_A})

@@ -135,3 +135,12 @@ def test_an_engine_that_goes_on_has_no_time_at_which_it_stood_still() -> None:
     parked = result_of(report_pb2.DirectiveResult(fence_report=report)).outcome
     assert isinstance(parked, FenceReport)
     assert parked.park_time == NOON
+
+
+def test_a_fenced_engine_says_what_a_microbatch_takes() -> None:
+    fence_time = Timestamp()
+    fence_time.FromDatetime(NOON)
+    report = report_pb2.FenceReport(fence_time=fence_time, microbatch_seconds=0.25)
+    outcome = result_of(report_pb2.DirectiveResult(fence_report=report)).outcome
+    assert isinstance(outcome, FenceReport)
+    assert outcome.microbatch_seconds == 0.25

@@ -90,6 +90,16 @@ TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=80, stateful_step_count=20)
 
 
+def test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums() -> None:
+    ledger = Ledger(step=3, generation=1, finished=[0, 2])
+    ledger.launch([4, 5])
+    ledger.enter([5], 6)
+    assert (ledger.in_flight, ledger.complete) == ({4}, {5: 6})
+    ledger.begin_attempt(2)
+    assert (ledger.generation, ledger.finished) == (2, [0, 2])
+    assert (ledger.in_flight, ledger.complete) == (set(), {})
+
+
 def test_a_ledger_knows_what_a_microbatch_takes() -> None:
     """A step that computed nothing, as a follower's, says nothing of it."""
     ledger = Ledger(step=3, generation=1)

@@ -10,6 +10,8 @@ LAUNCHES = "worker/planaria_worker/engine/launches.py"
 STEP = "worker/planaria_worker/engine/step.py"
 PIPELINE = "worker/planaria_worker/engine/pipeline.py"
 ACCUMULATE = "worker/planaria_worker/engine/numerics/accumulate.py"
+DIRECTIVES = "worker/planaria_worker/engine/directives.py"
+FROM_AGENT = "services/coordinator/planaria_coordinator/entrypoints/grpc/from_agent.py"
 FINISH_STEP = "services/coordinator/planaria_coordinator/domain/finish_step.py"
 
 TEST_FENCE = "tests/unit/engine/test_fence.py"
@@ -18,6 +20,8 @@ TEST_LEDGER = "tests/unit/engine/test_ledger.py"
 TEST_LAUNCHES = "tests/unit/engine/test_launches.py"
 TEST_GRADIENTS = "tests/unit/engine/test_gradients.py"
 TEST_NUMERICS = "tests/unit/worker_math/test_numerics.py"
+TEST_IN_STEP = "tests/integration/engine/test_in_step.py"
+TEST_STEP_MESSAGES = "tests/unit/coordinator/test_step_messages.py"
 TEST_WHO_KEEPS = "tests/unit/coordinator/test_who_keeps_the_step.py"
 
 EXCHANGES = (
@@ -271,21 +275,28 @@ SUMS = (
         path=LEDGER,
         lines="        self.in_flight.clear()\n",
         without="",
-        seen_by=(f"{TEST_LEDGER}::TestSteps",),
+        seen_by=(
+            f"{TEST_LEDGER}::test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums",
+        ),
     ),
     Mutation(
         guard="a new attempt agrees on everything anew, and keeps what is computed",
         path=LEDGER,
         lines="        self.complete.clear()\n",
         without="",
-        seen_by=(f"{TEST_LEDGER}::TestSteps",),
+        seen_by=(
+            f"{TEST_LEDGER}::test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums",
+        ),
     ),
     Mutation(
         guard="a new attempt agrees on everything anew, and keeps what is computed",
         path=LEDGER,
         lines="        self.complete.clear()\n",
         without="        self.complete.clear()\n        self.finished.clear()\n",
-        seen_by=(f"{TEST_LEDGER}::TestSteps",),
+        seen_by=(
+            f"{TEST_LEDGER}::test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums",
+            f"{TEST_LEDGER}::TestSteps",
+        ),
     ),
 )
 
@@ -314,6 +325,22 @@ PASSES = (
         lines="    if all(measured):\n        return measured\n",
         without="",
         seen_by=(f"{TEST_WHO_KEEPS}::test_what_is_lost_goes_to_those_that_are_quick",),
+    ),
+    Mutation(
+        guard="lost microbatches are dealt out by the speed measured",
+        path=FROM_AGENT,
+        lines="        microbatch_seconds=message.microbatch_seconds,\n",
+        without="",
+        seen_by=(f"{TEST_STEP_MESSAGES}::test_a_fenced_engine_says_what_a_microbatch_takes",),
+    ),
+    Mutation(
+        guard="lost microbatches are dealt out by the speed measured",
+        path=DIRECTIVES,
+        lines="            microbatch_seconds=ledger.usual_microbatch_seconds,\n",
+        without="",
+        seen_by=(
+            f"{TEST_IN_STEP}::test_a_whole_pipeline_finishes_the_step_of_a_broken_one[forward]",
+        ),
     ),
     Mutation(
         guard="that speed is the quickest step's of several",
