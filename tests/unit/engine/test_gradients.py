@@ -87,16 +87,17 @@ def take_places(
 ) -> list[Place]:
     """Every engine of a plan, before the first step."""
     hosted = lambda first, count: hosted_layers(job.model, first, count)  # noqa: E731
+    engine_ids = [place.engine_id for place in stage_places(plan)]
     views = [
         view_plan(
             plan,
-            place.engine_id,
+            engine_id,
             num_layers=job.num_layers,
             num_microbatches=job.num_microbatches,
             hosted_layers=hosted,
             followers=followers,
         )
-        for place in (*stage_places(plan), *followers)
+        for engine_id in (*engine_ids, *(follower.engine_id for follower in followers))
     ]
     groups = connect({view.engine_id: view.groups for view in views}, kind)
     places = []

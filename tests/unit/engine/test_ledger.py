@@ -90,6 +90,26 @@ TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=80, stateful_step_count=20)
 
 
+def test_what_was_whole_in_one_generation_is_what_the_next_one_sums() -> None:
+    """Wherever it was left: one of two owners has it, the other one was cut off."""
+    steps = Steps()
+    for row in range(2):
+        steps.make([NUM_LAYERS])
+        steps.pipelines[row].microbatches += MICROBATCHES[row::2]
+    for generation, sums_left in ((1, 0), (2, NUM_PIECES)):
+        hall = steps.meet(NUM_PIECES)
+        for pipeline, left in zip(steps.pipelines, (NUM_PIECES, sums_left), strict=True):
+            (engine,) = pipeline.engines
+            engine.starts_left, engine.sums_left = NUM_PIECES, left
+            engine.begin_attempt(generation, pipeline.microbatches, is_resumed=generation > 1)
+        hall.finish(steps.engines)
+        are_whole = [e.ledger.is_whole(e.layers, NUM_MICROBATCHES) for e in steps.engines]
+        assert are_whole == [True, generation > 1]
+    for engine in steps.engines:
+        for piece in engine.pieces:
+            assert times(engine.sums.totals[piece.layer][piece.start]) == WHOLE
+
+
 def test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums() -> None:
     ledger = Ledger(step=3, generation=1, finished=[0, 2])
     ledger.launch([4, 5])

@@ -182,7 +182,9 @@ SUMS = (
         path=REDUCTION,
         lines="        sums.bring_home(sums.sums)\n",
         without="",
-        seen_by=(f"{TEST_LEDGER}::TestSteps",),
+        seen_by=(
+            f"{TEST_LEDGER}::test_what_was_whole_in_one_generation_is_what_the_next_one_sums",
+        ),
     ),
     Mutation(
         guard="only what holds every microbatch once is whole",
