@@ -135,6 +135,7 @@ class World:
         hall.finish(self.engines)
         for engine, progress in self._expected(allowed, max_in_flight).items():
             self._check(engine, progress, exact)
+        self.check_local_sums()
         self.is_attempted = True
         if all(engine.ledger.is_whole(engine.layers, NUM_MICROBATCHES) for engine in self.engines):
             self.step += 1

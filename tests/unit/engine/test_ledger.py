@@ -5,13 +5,14 @@ Pipelines compute, sum and break off in any order (`unit.engine.steps`).
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from planaria_worker.engine.ledger import NUM_RECENT_STEPS, Ledger
 from unit.engine.steps import World
-from unit.engine.summing import MICROBATCHES, NUM_PIECES
+from unit.engine.summing import MICROBATCHES, NUM_LAYERS, NUM_PIECES
 
 MAX_PIPELINES = 3
 CUTS = ([3], [1, 3], [2, 3], [1, 2, 3])
@@ -90,24 +91,19 @@ TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=80, stateful_step_count=20)
 
 
-def test_what_was_whole_in_one_generation_is_what_the_next_one_sums() -> None:
-    """Wherever it was left: one of two owners has it, the other one was cut off."""
-    steps = Steps()
-    for row in range(2):
-        steps.make([NUM_LAYERS])
-        steps.pipelines[row].microbatches += MICROBATCHES[row::2]
-    for generation, sums_left in ((1, 0), (2, NUM_PIECES)):
-        hall = steps.meet(NUM_PIECES)
-        for pipeline, left in zip(steps.pipelines, (NUM_PIECES, sums_left), strict=True):
-            (engine,) = pipeline.engines
-            engine.starts_left, engine.sums_left = NUM_PIECES, left
-            engine.begin_attempt(generation, pipeline.microbatches, is_resumed=generation > 1)
-        hall.finish(steps.engines)
-        are_whole = [e.ledger.is_whole(e.layers, NUM_MICROBATCHES) for e in steps.engines]
-        assert are_whole == [True, generation > 1]
-    for engine in steps.engines:
-        for piece in engine.pieces:
-            assert times(engine.sums.totals[piece.layer][piece.start]) == WHOLE
+@pytest.mark.parametrize("cut_off", [0, 1])
+def test_what_was_whole_in_one_generation_is_what_the_next_one_sums(cut_off: int) -> None:
+    """Wherever it was left, and whichever of two owners lacks it."""
+    world = World()
+    for _ in range(2):
+        world.make([NUM_LAYERS])
+    world.deal()
+    through = dict.fromkeys(world.engines, (NUM_PIECES, NUM_PIECES))
+    broken = {**through, world.engines[cut_off]: (NUM_PIECES, 0)}
+    for allowed, is_over in ((broken, False), (through, True)):
+        assert is_over == world.attempt(
+            allowed, cut_early=lambda _: False, max_in_flight=NUM_PIECES
+        )
 
 
 def test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums() -> None:

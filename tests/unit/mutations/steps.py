@@ -205,7 +205,9 @@ SUMS = (
         path=REDUCTION,
         lines="while not self._is_next_unheard(attempt):",
         without="while True:",
-        seen_by=(f"{TEST_LEDGER}::TestSteps",),
+        seen_by=(
+            f"{TEST_LEDGER}::test_what_was_whole_in_one_generation_is_what_the_next_one_sums",
+        ),
     ),
     Mutation(
         guard=(
