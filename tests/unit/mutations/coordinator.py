@@ -274,4 +274,45 @@ MUTATIONS = (
             "test_a_job_that_waits_can_be_paused_though_the_nodes_that_were_to_join_are_gone",
         ),
     ),
+    Mutation(
+        guard="a change goes on to its end though who asked for it goes away",
+        path="services/coordinator/planaria_coordinator/application/state.py",
+        lines="return await asyncio.shield(task)",
+        without="return await task",
+        seen_by=(
+            "tests/unit/coordinator/test_services.py"
+            "::test_a_submission_whose_caller_goes_away_is_a_job_or_is_not",
+            "tests/unit/coordinator/test_services.py"
+            "::test_a_drain_whose_caller_goes_away_is_known_where_it_is_stored",
+        ),
+    ),
+    Mutation(
+        guard="plans made ahead are asked for again if that was interrupted",
+        path="services/coordinator/planaria_coordinator/application/contingencies.py",
+        lines="if is_known and not self._was_stopped:",
+        without="if is_known:",
+        seen_by=(
+            "tests/unit/coordinator/test_contingencies.py"
+            "::test_plans_that_were_interrupted_are_asked_for_again",
+        ),
+    ),
+    Mutation(
+        guard="a defect in planning is an answer",
+        path="services/coordinator/planaria_coordinator/application/job_actor.py",
+        lines="self.post(refused(query, PlanariaError(ErrorReason.INTERNAL, message)))",
+        without="pass",
+        seen_by=(
+            "tests/unit/coordinator/test_services.py::test_a_defect_in_planning_is_an_answer",
+        ),
+    ),
+    Mutation(
+        guard="what engines raise or print is stored without NUL",
+        path="services/coordinator/planaria_coordinator/entrypoints/grpc/from_agent.py",
+        lines='return text.replace("\\0", "�")',
+        without="return text",
+        seen_by=(
+            "tests/unit/coordinator/test_worker_service.py"
+            "::test_what_cannot_be_stored_is_not_passed_on",
+        ),
+    ),
 )

@@ -73,4 +73,11 @@ MUTATIONS = (
         without="if version is None:",
         seen_by=(f"{_FOLLOWING_TESTS}::test_a_step_is_never_left_out",),
     ),
+    Mutation(
+        guard="a checkpoint that another engine has sealed meanwhile is sealed",
+        path="worker/planaria_worker/engine/checkpointing/seal.py",
+        lines="        if not _is_sealed(final, manifest.job_id):\n            raise\n",
+        without="        raise\n",
+        seen_by=("tests/unit/engine/test_checkpointing.py::test_somebody_else_seals_it_meanwhile",),
+    ),
 )
