@@ -19,7 +19,7 @@ from planaria.api.worker.v1.worker_service_pb2_grpc import (
     add_WorkerServiceServicer_to_server,
 )
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 
 
 class FakeCoordinator(WorkerServiceServicer):
@@ -82,10 +82,10 @@ class FakeCoordinator(WorkerServiceServicer):
 
     async def next_request(self, *kinds: str) -> SessionRequest:
         """Return the next message of these kinds as it came, dropping the others before it."""
-        while True:
-            message = await asyncio.wait_for(self.messages.get(), TIMEOUT_SECONDS)
-            if message.WhichOneof("message") in kinds:
-                return message
+        async with asyncio.timeout(TIMEOUT_SECONDS):  # heartbeats come for ever
+            while (message := await self.messages.get()).WhichOneof("message") not in kinds:
+                pass
+        return message
 
 
 async def serve(coordinator: FakeCoordinator, port: int = 0) -> tuple[grpc.aio.Server, int]:
