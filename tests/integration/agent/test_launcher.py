@@ -260,9 +260,11 @@ def test_an_agent_that_ends_waits_for_nothing_that_is_loaded(
     with ThreadPoolExecutor(max_workers=1) as executor:
         waiting = executor.submit(slow.fork, tmp_path)
         wait_until(begun.exists)
+        ended = time.monotonic()
         slow.close()
         with pytest.raises(OSError, match="is lost"):
             waiting.result(60.0)
+        assert time.monotonic() < ended + 60.0  # sooner than loading is given up
     with pytest.raises(OSError, match="about to end"):
         slow.fork(tmp_path)
 

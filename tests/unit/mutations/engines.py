@@ -125,6 +125,13 @@ MUTATIONS = (
         guard="an agent that ends waits for nothing that is being loaded",
         path="worker/planaria_worker/agent/zygote.py",
         lines="        self._is_closed = True\n        self._kill()\n",
+        without="        self._is_closed = True\n",
+        seen_by=(f"{_LAUNCHER}::test_an_agent_that_ends_waits_for_nothing_that_is_loaded",),
+    ),
+    Mutation(
+        guard="an agent that ends waits for nothing that is being loaded",
+        path="worker/planaria_worker/agent/zygote.py",
+        lines="        self._is_closed = True\n        self._kill()\n",
         without=(
             "        self._is_closed = True\n        with self._lock:\n            self._kill()\n"
         ),
