@@ -165,7 +165,6 @@ MUTATIONS = (
         seen_by=(
             f"{_CONTROL}::test_reports_come_to_each_agent_until_they_are_stored",
             f"{_AGENT}::test_reports_outlive_the_agent_until_they_are_stored",
-            "tests/e2e/test_failures.py::test_the_coordinator_dies_while_a_job_trains[True]",
         ),
     ),
     Mutation(
