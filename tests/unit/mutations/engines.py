@@ -242,4 +242,14 @@ MUTATIONS = (
         without="if True:",
         seen_by=(f"{_SQLITE}::test_who_gives_up_waiting_holds_up_nobody",),
     ),
+    Mutation(
+        guard="an engine's first pass is given the time that its layers were measured to take",
+        path="worker/planaria_worker/engine/watchdog.py",
+        lines=" or self._model_seconds",
+        without="",
+        seen_by=(
+            "tests/unit/engine/test_watchdog.py"
+            "::test_the_first_action_is_given_the_time_that_the_model_was_measured_to_take",
+        ),
+    ),
 )
