@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria_common.checkpoints import is_due
 from planaria_worker.engine.checkpointing import seal as sealing
-from planaria_worker.engine.checkpointing.assignment import is_due, layers_to_write
+from planaria_worker.engine.checkpointing.assignment import layers_to_write
 from planaria_worker.engine.checkpointing.errors import CheckpointError
 from planaria_worker.engine.checkpointing.layer_file import (
     check_header,

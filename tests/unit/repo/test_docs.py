@@ -146,7 +146,7 @@ def test_guards_name_tests_that_exist_and_every_engine_without_one() -> None:
     """Whoever removes a guard finds out which test must fail."""
     text = (ROOT / "docs" / "verification" / "guards.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+)`", text))
-    definition = re.compile(r"^(?:async )?(?:def |class )?(\w+)(?:\(|:| = )", flags=re.MULTILINE)
+    definition = re.compile(r"^ *(?:async )?(?:def |class )?(\w+)(?:\(|:| = )", flags=re.MULTILINE)
     tests = (ROOT / "tests").rglob("*.py")
     assert named <= {name for path in tests for name in definition.findall(path.read_text())}
     mutants = (ROOT / "tests" / "support" / "mutant_engine.py").read_text(encoding="utf-8")

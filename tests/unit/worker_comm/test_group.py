@@ -252,12 +252,6 @@ def test_a_shut_group_is_dropped_elsewhere(fake: FakeProcessGroup, group: Group)
     assert fake.dropped_by == ["drop-group"]
 
 
-def test_ranks_are_known_by_engine(group: Group) -> None:
-    assert (group.size, group.rank, group.rank_of("1")) == (2, 0, 1)
-    with pytest.raises(ValueError, match="not in tuple"):
-        group.rank_of("2")
-
-
 class TestSetAside:
     """A group outlives its generation where nothing was under way in it."""
 

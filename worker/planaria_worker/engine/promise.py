@@ -22,7 +22,7 @@ class Promise:
     """Those of every later step."""
 
     def after_commit(self) -> "Promise":
-        """Whether it passed the exchange or was told of it, the pipeline begins the next step."""
+        """The promise for the next step, whether it passed the exchange or was told of it."""
         return replace(self, step=self.step + 1, microbatches=self.each_step)
 
     def kept(self, committed_steps: int) -> tuple[int, ...]:

@@ -52,11 +52,6 @@ class Checkpoint:
         return len(self.written) == num_layers
 
 
-def is_due(version: int, *, every_steps: int, num_steps: int) -> bool:
-    """Return whether a version is written: at every multiple, and at the end."""
-    return 0 < version <= num_steps and (version % every_steps == 0 or version == num_steps)
-
-
 def first_due(base_steps: int, *, every_steps: int, num_steps: int) -> int:
     """Return the first version that is written of a job that begins at `base_steps`."""
     return min((base_steps // every_steps + 1) * every_steps, num_steps)

@@ -7,8 +7,9 @@ holds up training, and no engine is lost for being slow with a file.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from planaria_common.checkpoints import is_due
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.checkpoint import Checkpoint, is_due, version_of
+from planaria_coordinator.domain.checkpoint import Checkpoint, version_of
 from planaria_coordinator.domain.directive import (
     DiscardCheckpoint,
     LayerWritten,

@@ -82,7 +82,7 @@ class JobRun:
     """Engines told to stop, and their nodes."""
     pending: dict[str, Pending] = field(default_factory=dict)
     placement: Placement | None = None
-    """The newest plan that engines were told to take their places in at once."""
+    """The newest plan that is in force, as far as is known."""
     candidate: Placement | None = None
     """What they were told to change to behind a commit: whether they have, only they know."""
     left_idle: tuple[str, ...] = ()

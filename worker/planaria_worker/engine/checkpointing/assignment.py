@@ -5,11 +5,6 @@ from collections.abc import Iterable
 from planaria_worker.engine.runs import Run
 
 
-def is_due(version: int, *, every_steps: int, num_steps: int) -> bool:
-    """Whether a version is written: at every multiple, and at the end."""
-    return 0 < version <= num_steps and (version % every_steps == 0 or version == num_steps)
-
-
 def layers_to_write(
     runs: Iterable[Run], engine_id: str, version: int, *, every_steps: int
 ) -> tuple[int, ...]:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from planaria_common.checkpoints import is_due
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
-from planaria_worker.engine.checkpointing.assignment import is_due, layers_to_write
+from planaria_worker.engine.checkpointing.assignment import layers_to_write
 from planaria_worker.engine.checkpointing.errors import (
     CheckpointError,
     LateWriterError,

@@ -68,10 +68,6 @@ class Group:
     def is_aside(self) -> bool:
         return self._is_aside
 
-    def rank_of(self, engine_id: str) -> int:
-        """The rank of a member; ValueError if it is none."""
-        return self.members.index(engine_id)
-
     def send(self, tensor: Tensor, dst: int) -> None:
         """Sends a contiguous tensor to a rank; returns when it may be changed again.
 
