@@ -131,6 +131,32 @@ def test_a_layer_that_raises_costs_an_engine_and_one_that_always_does_is_named(
 
 
 @pytest.mark.slow
+def test_a_model_whose_passes_take_longer_than_the_progress_deadline_trains(
+    text: Path, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one, too: before it is over, nothing but the warm-up says how long one takes."""
+    monkeypatch.syspath_prepend(str(modules))
+    model = {"import_path": "their_model:paced_layers", "arguments": {"sleep_seconds": 3.5}}
+    spec = job_on(
+        text,
+        2,
+        model=model,
+        training__steps=1,
+        training__global_batch_size=4,
+        resources__min_nodes_per_pipeline=2,
+        resilience__fault_tolerance=0,
+    )
+    expected = digest(spec, tmp_path / "oracle")
+    with Cluster(tmp_path / "cluster", progress_deadline_seconds=2.0) as cluster:
+        cluster.start(num_nodes=2, environment={"PYTHONPATH": str(modules)})
+        end = cluster.wait_for_end(cluster.client.submit(spec).id)
+        assert end.state == "SUCCEEDED", end.error
+        assert end.final_digest == expected
+        events = [event.type for event in cluster.client.events(job_id=end.id)]
+    assert "engine_lost" not in events
+
+
+@pytest.mark.slow
 def test_a_tied_weight_outlives_the_hosts_of_either_end(
     cluster: Cluster, text: Path, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
