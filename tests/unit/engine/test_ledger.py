@@ -91,6 +91,17 @@ TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=80, stateful_step_count=20)
 
 
+def test_what_holds_a_microbatch_twice_is_not_whole() -> None:
+    """Two pipelines computed it: a plan that is wrong."""
+    world = World()
+    for _ in range(2):
+        world.make([NUM_LAYERS])
+    world.deal()
+    world.give(world.pipelines[1], 0)
+    through = {engine: (NUM_PIECES, NUM_PIECES) for engine in world.engines}
+    assert not world.attempt(through, cut_early=lambda _: False, max_in_flight=NUM_PIECES)
+
+
 @pytest.mark.parametrize("cut_off", [0, 1])
 def test_what_was_whole_in_one_generation_is_what_the_next_one_sums(cut_off: int) -> None:
     """Wherever it was left, and whichever of two owners lacks it."""

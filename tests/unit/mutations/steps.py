@@ -198,7 +198,7 @@ SUMS = (
         path=REDUCTION,
         lines="(row == bucket.run.whole_count)",
         without="(row >= bucket.run.whole_count)",
-        seen_by=(f"{TEST_LEDGER}::TestSteps",),
+        seen_by=(f"{TEST_LEDGER}::test_what_holds_a_microbatch_twice_is_not_whole",),
     ),
     Mutation(
         guard="no sum starts before its owners have told what they have whole",
