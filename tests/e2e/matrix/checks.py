@@ -128,24 +128,30 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
         return
     lost = {fault.engine for fault in played.losses}
     fault_time = max(fault.seconds for fault in played.losses)
-    healthy: list[float] = []
-    returned: list[float] = []
-    for trace in traces:
-        pipeline = _pipeline_at(trace, fault_time)
-        if trace.engine in lost or pipeline is None:
-            continue
+    alive = [
+        (trace, pipeline)
+        for trace in traces
+        if trace.engine not in lost and (pipeline := _pipeline_at(trace, fault_time)) is not None
+    ]
+    whole = [trace for trace, pipeline in alive if pipeline and lost.isdisjoint(pipeline)]
+    wounded = [trace for trace, pipeline in alive if not pipeline or lost & {*pipeline}]
+
+    def passes_behind(trace: Traced, fenced: float) -> list[float]:
+        return [span["end"] for span in trace.spans(*BUSY) if span["start"] > fenced]
+
+    def fence_time(trace: Traced) -> float:
+        """Nobody is fenced for who was to join, and had no pipeline yet."""
         fences = [at for line in trace.events("fence") if (at := line["at"]) > fault_time]
-        fence_time = min(fences, default=fault_time)
-        after_fence = [s["end"] for s in trace.spans(*BUSY) if s["start"] > fence_time]
-        if pipeline and lost.isdisjoint(pipeline):
-            healthy += after_fence
-        else:
-            places = [line["at"] for line in trace.events("place") if line["num_layers"]]
-            place_time = min((at for at in places if at > fence_time), default=inf)
-            returned += [end for end in after_fence if end > place_time]
+        return min(fences, default=fault_time) if wounded else fault_time
+
+    healthy = [end for trace in whole for end in passes_behind(trace, fence_time(trace))]
     assert healthy, "healthy pipelines computed nothing"
-    if returned:
-        assert min(healthy) < min(returned), "the wounded were back first"
+    for trace in wounded:
+        fenced = fence_time(trace)
+        places = [line["at"] for line in trace.events("place") if line["num_layers"]]
+        place_time = min((at for at in places if at > fenced), default=inf)
+        returned = [end for end in passes_behind(trace, fenced) if end > place_time]
+        assert not returned or min(healthy) < min(returned), "the wounded were back first"
 
 
 def _pipeline_at(trace: Traced, seconds: float) -> list[str] | None:

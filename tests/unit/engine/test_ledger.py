@@ -98,7 +98,7 @@ def test_what_holds_a_microbatch_twice_is_not_whole() -> None:
         world.make([NUM_LAYERS])
     world.deal()
     world.give(world.pipelines[1], 0)
-    through = {engine: (NUM_PIECES, NUM_PIECES) for engine in world.engines}
+    through = dict.fromkeys(world.engines, (NUM_PIECES, NUM_PIECES))
     assert not world.attempt(through, cut_early=lambda _: False, max_in_flight=NUM_PIECES)
 
 
