@@ -122,7 +122,7 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
     """[8] Pipelines that lost nobody finish microbatches before the wounded compute again.
 
     The wounded compute in another place; before that they may, for as long as their loss is not
-    noticed. Not where everybody stands still for a change, nor where an exception only fails it.
+    noticed. Not where everybody stands still for a change, nor where one is only failed or delayed.
     """
     if not played.losses or not played.case.leaves_pipelines_whole:
         return

@@ -158,13 +158,12 @@ class Case:
         """Whether somebody is lost while pipelines train that lose nobody by it.
 
         Where staging has failed, all stand still; behind a switch, who is whole is being changed.
-        An exception beside training fails the change, and nobody is lost.
+        What raises or hangs beside training fails or delays the change, and nobody is lost.
         """
         if self.place.during is not During.CHANGE:
             return True
-        return not (
-            self.place.is_unstaged or self.place.at == "switch" or self.action is Action.RAISE
-        )
+        is_beside = self.action in (Action.RAISE, Action.HANG)
+        return not (self.place.is_unstaged or self.place.at == "switch" or is_beside)
 
     def random(self, seed: int) -> Random:
         """Return what the case's choices are made with."""
