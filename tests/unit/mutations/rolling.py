@@ -95,7 +95,6 @@ _GROUPS = (
         ),
         seen_by=(
             f"{_GROUP_TESTS}::TestSetAside::test_whoever_still_has_it_can_do_nothing_with_it",
-            f"{_IN_STEP_TESTS}::test_a_group_that_lost_nobody_goes_on",
         ),
     ),
     Mutation(
