@@ -186,7 +186,7 @@ UNEVEN = replace(EVEN, cuts=((3,), (1, 3)))
         pytest.param(EVEN, 300, id="even"),
         pytest.param(replace(EVEN, max_in_flight=1), 250, marks=pytest.mark.slow, id="one-by-one"),
         pytest.param(UNEVEN, 450, marks=pytest.mark.slow, id="uneven"),
-        pytest.param(replace(EVEN, num_losses=2), 1000, marks=pytest.mark.slow, id="two-losses"),
+        pytest.param(replace(EVEN, num_losses=2), 800, marks=pytest.mark.slow, id="two-losses"),
     ],
 )
 @pytest.mark.timeout(7200)
