@@ -1,5 +1,6 @@
 """The writer of checkpoints: a disk that hangs is told of, and costs nobody but itself."""
 
+import json
 import os
 import threading
 import time
@@ -9,11 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from planaria_worker.engine.checkpointing.checkpointer import Checkpointer, CheckpointPlan
 from planaria_worker.engine.checkpointing.errors import CheckpointError, LateWriterError
 from planaria_worker.engine.checkpointing.layout import layer_file, partial_folder
 from planaria_worker.engine.checkpointing.manifest import LayerEntry
 from planaria_worker.engine.checkpointing.writer import Part, Writer
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
+from planaria_worker.engine.job import open_job
+from planaria_worker.engine.state import LayerStore
+from planaria_worker.models.state import initial_state
+from support.training_jobs import training_job
 
 TIMEOUT_SECONDS = 30.0
 DEADLINE_SECONDS = 1.0
@@ -132,3 +138,34 @@ def test_a_late_file_that_fails_in_the_end_spoils_nothing(disk: Disk) -> None:
     disk.writer.write(part(6, 0))
     said = disk.listener.wait_for(2)
     assert [(kind, version) for kind, version, _ in said] == [("failed", 2), ("written", 6)]
+
+
+def test_the_copies_of_a_large_stage_are_progress(tmp_path: Path) -> None:
+    """They are made by the thread that trains: it must not be taken to hang meanwhile."""
+    files = training_job(tmp_path, num_blocks=1).files
+    job = open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
+    store = LayerStore()
+    store.install({layer: initial_state(job.model, layer, seed=1) for layer in (0, 1)}, 2)
+    plan = CheckpointPlan(
+        root=tmp_path,
+        every_steps=2,
+        keep=1,
+        deadline_seconds=TIMEOUT_SECONDS,
+        num_steps=4,
+        base_step=0,
+        base_tokens=0,
+        tokens_per_step=1,
+        job_id="job",
+        job_digest="",
+        seed=1,
+        data_digest="",
+        model={},
+    )
+    listener = Listener()
+    checkpointer = Checkpointer(
+        plan, engine_id="me", store=store, listener=listener, failpoints=Failpoints()
+    )
+    copied: list[None] = []
+    checkpointer.take(2, [0, 1], lambda: copied.append(None))
+    assert len(copied) == len(store.tensors(0)) + len(store.tensors(1)) > 2
+    assert [kind for kind, *_ in listener.wait_for(2)] == ["written"] * 2

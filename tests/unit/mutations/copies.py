@@ -80,4 +80,14 @@ MUTATIONS = (
         without="        raise\n",
         seen_by=("tests/unit/engine/test_checkpointing.py::test_somebody_else_seals_it_meanwhile",),
     ),
+    Mutation(
+        guard="the copies of a checkpoint are progress",
+        path="worker/planaria_worker/engine/checkpointing/checkpointer.py",
+        lines="                advanced()\n",
+        without="",
+        seen_by=(
+            "tests/unit/engine/test_checkpoint_writer.py"
+            "::test_the_copies_of_a_large_stage_are_progress",
+        ),
+    ),
 )
