@@ -70,17 +70,14 @@ class Cluster:
         words: str,
     ) -> Node:
         change = partial(self._set_state, node_id, allowed, target, words)
-        await self._state.carry_out(self._once(request_id, method, node_id, change))
+        await self._make(request_id, method, node_id, change)
         return await self.get(node_id)
 
-    async def _once(
+    async def _make(
         self, request_id: str, method: str, node_id: str, change: Callable[[], Awaitable[None]]
     ) -> None:
-        requests = self._state.requests
-        async with requests.once(request_id, method, {"node_id": node_id}, node_id) as request:
-            if request.known is None:
-                await change()
-                await requests.keep(request)
+        state, contents = self._state, {"node_id": node_id}
+        await state.carry_out(state.requests.make(request_id, method, contents, node_id, change))
 
     async def _set_state(
         self, node_id: str, allowed: tuple[NodeState, ...], target: NodeState, words: str
@@ -106,8 +103,7 @@ class Cluster:
 
     async def remove(self, node_id: str, *, request_id: str = "") -> None:
         """Forget a node that is lost or drained. Raises NODE_NOT_FOUND or WRONG_STATE."""
-        forget = partial(self._forget, node_id)
-        await self._state.carry_out(self._once(request_id, "remove_node", node_id, forget))
+        await self._make(request_id, "remove_node", node_id, partial(self._forget, node_id))
 
     async def _forget(self, node_id: str) -> None:
         state = self._state

@@ -34,8 +34,6 @@ class Contingencies:
         self._present: PlanQuery | None = None
         self._answers: dict[str, PlanAnswer] = {}
         self._asking: asyncio.Task[None] | None = None
-        self._was_stopped = False
-        """Before it was through."""
 
     def ask(self, present: PlanQuery) -> None:
         """See to it that there are plans for every single loss from the present plan.
@@ -47,15 +45,19 @@ class Contingencies:
         if is_known and not self._was_stopped:
             return
         self.stop()
-        self._was_stopped = False
         if not is_known:
             self._present, self._answers = present, {}
         self._asking = asyncio.create_task(self._ask(present), name=f"ahead {self._job_id}")
 
     def stop(self) -> None:
         """Ask no further; what is known already stays."""
-        if self._asking is not None and self._asking.cancel():
-            self._was_stopped = True
+        if self._asking is not None:
+            self._asking.cancel()
+
+    @property
+    def _was_stopped(self) -> bool:
+        """Before it was through."""
+        return self._asking is not None and self._asking.cancelling() > 0
 
     def answer_to(self, query: PlanQuery) -> PlanAnswer | None:
         """Return the plan that was made for just this loss, when there is one."""

@@ -288,26 +288,22 @@ class Jobs:
 
     async def cancel(self, job_id: str, *, request_id: str = "") -> Job:
         """End a job. Idempotent. Raises JOB_NOT_FOUND or WRONG_STATE."""
-        return await self._carry_out(job_id, "cancel_job", request_id, CancelWanted())
+        return await self._change(job_id, "cancel_job", request_id, CancelWanted())
 
     async def pause(self, job_id: str, *, request_id: str = "") -> Job:
         """Let a job stand still after a commit. Idempotent. Raises JOB_NOT_FOUND, WRONG_STATE."""
-        return await self._carry_out(job_id, "pause_job", request_id, PauseWanted())
+        return await self._change(job_id, "pause_job", request_id, PauseWanted())
 
     async def resume(self, job_id: str, *, request_id: str = "") -> Job:
         """Let a paused job go on. Idempotent. Raises JOB_NOT_FOUND or WRONG_STATE."""
-        return await self._carry_out(job_id, "resume_job", request_id, ResumeWanted())
-
-    async def _carry_out(self, job_id: str, method: str, request_id: str, signal: Signal) -> Job:
-        change = self._change(job_id, method, request_id, signal)
-        return await self._state.carry_out(change)
+        return await self._change(job_id, "resume_job", request_id, ResumeWanted())
 
     async def _change(self, job_id: str, method: str, request_id: str, signal: Signal) -> Job:
-        requests = self._state.requests
-        async with requests.once(request_id, method, {"job_id": job_id}, job_id) as request:
-            if request.known is None:
-                await self._signal(await self.get(job_id), signal)
-                await requests.keep(request)
+        async def change() -> None:
+            await self._signal(await self.get(job_id), signal)
+
+        state, contents = self._state, {"job_id": job_id}
+        await state.carry_out(state.requests.make(request_id, method, contents, job_id, change))
         return await self.get(job_id)
 
     async def _signal(self, job: Job, signal: Signal) -> None:

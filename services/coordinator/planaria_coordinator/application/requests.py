@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -73,6 +73,20 @@ class Requests:
         async with lock:
             yield Request(record, await self._made_before(record))
 
+    async def make(
+        self,
+        request_id: str,
+        method: str,
+        contents: Mapping[str, Any],
+        resource_id: str,
+        change: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Make a change whose request is kept behind it; see `once`."""
+        async with self.once(request_id, method, contents, resource_id) as request:
+            if request.known is None:
+                await change()
+                await self._keep(request)
+
     async def _made_before(self, record: RequestRecord) -> str | None:
         async with self._database.unit_of_work() as work:
             known = await work.requests.get(record.request_id)
@@ -86,7 +100,7 @@ class Requests:
             )
         return known.resource_id
 
-    async def keep(self, request: Request) -> None:
+    async def _keep(self, request: Request) -> None:
         """Keep a request whose change is stored already; making it again would be harmless."""
         async with self._database.unit_of_work() as work:
             await request.remember(work)
