@@ -5,10 +5,9 @@ Threads and groups in memory: the schedule, the sums and the exchange are the re
 
 import dataclasses
 import gc
-import json
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -20,34 +19,30 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine import pipeline as pipeline_module
-from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.communication import GroupBroken
-from planaria_worker.engine.copying import CommitFeed
-from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.fence import Fence
-from planaria_worker.engine.job import Job, open_job
+from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
-from planaria_worker.engine.place import Place, Surroundings, take_place
-from planaria_worker.engine.plan import FollowerPlace, PipelinePlan, stage_places
-from planaria_worker.engine.plan_view import view_plan
-from planaria_worker.engine.state import LayerStore
+from planaria_worker.engine.place import Place
+from planaria_worker.engine.plan import FollowerPlace
 from planaria_worker.engine.step import (
-    CommittedStep,
     RefusedStepError,
-    attempt,
     begin_step,
     compute,
     run_step,
 )
-from planaria_worker.engine.stopwatch import Stopwatch
-from planaria_worker.models.stage import Microbatch, build_stage, hosted_layers
+from planaria_worker.models.stage import Microbatch, build_stage
 from planaria_worker.models.state import initial_state
-from support.memory_groups import MemoryGroup, MemorySum, connect
-from support.training_jobs import training_job
+from support.memory_groups import MemoryGroup, MemorySum
+from unit.engine.places import (
+    make_job,
+    run_one_step,
+    run_places,
+    run_steps,
+    take_places,
+)
 from unit.engine.plans import pipeline
 
-GENERATION = 1
 PLANS = {
     "one": [pipeline(0, [5], [0, 1, 2, 3, 4])],
     "deep and flat": [pipeline(0, [1, 2, 4, 5], [4, 0, 2]), pipeline(1, [5], [1, 3])],
@@ -68,73 +63,6 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def make_job(folder: Path, model: Mapping[str, Any], *, reproducible: bool) -> Job:
-    files = training_job(
-        folder, num_blocks=3, num_microbatches=5, reproducible=reproducible, **model
-    ).files
-    return open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
-
-
-def take_places(
-    job: Job,
-    plan: Sequence[PipelinePlan],
-    kind: type[MemoryGroup] = MemoryGroup,
-    *,
-    followers: Sequence[FollowerPlace] = (),
-    resumed_step: int | None = None,
-) -> list[Place]:
-    """Every engine of a plan, before the first step."""
-    hosted = lambda first, count: hosted_layers(job.model, first, count)  # noqa: E731
-    engine_ids = [place.engine_id for place in stage_places(plan)]
-    views = [
-        view_plan(
-            plan,
-            engine_id,
-            num_layers=job.num_layers,
-            num_microbatches=job.num_microbatches,
-            hosted_layers=hosted,
-            followers=followers,
-        )
-        for engine_id in (*engine_ids, *(follower.engine_id for follower in followers))
-    ]
-    groups = connect({view.engine_id: view.groups for view in views}, kind)
-    places = []
-    for view in views:
-        store = LayerStore()
-        states = {x: initial_state(job.model, x, seed=job.seed) for x in view.hosted_layers}
-        store.install(states, 0)
-        places.append(
-            take_place(
-                Surroundings(
-                    job=job,
-                    store=store,
-                    feed=CommitFeed(),
-                    fence=Fence(GENERATION),
-                    stopwatch=Stopwatch(),
-                    failpoints=Failpoints(),
-                ),
-                view=view,
-                generation=GENERATION,
-                step=0,
-                groups=groups[view.engine_id],
-                states=store.states,
-                resumed_step=resumed_step,
-            )
-        )
-    return places
-
-
-def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, CommittedStep]]:
-    """One step of every engine of a plan, each on a thread."""
-    return run_places(take_places(job, plan))
-
-
-def run_places(places: Sequence[Place]) -> list[tuple[Place, CommittedStep]]:
-    with ThreadPoolExecutor(len(places)) as threads:
-        done = list(threads.map(lambda place: run_step(place, 0), places))
-    return list(zip(places, done, strict=True))
 
 
 class WatchedGroup(MemoryGroup):
@@ -202,26 +130,6 @@ def test_layers_that_travel_apart_have_the_same_sums(
         buckets_in_flight=job.buckets_in_flight if has_room else 1,
     )
     assert run_steps(take_places(job, PLANS["three cuts"])) == together
-
-
-def run_steps(places: Sequence[Place]) -> list[CommitRecord]:
-    """Two steps of every engine of a plan: the second begins with what the first has made."""
-
-    def run(place: Place) -> list[CommitRecord]:
-        kind = follow_step if place.view.is_follower else run_step
-        return [kind(place, step).record for step in range(2)]
-
-    with ThreadPoolExecutor(len(places)) as threads:
-        return [record for records in threads.map(run, places) for record in records]
-
-
-def follow_step(place: Place, step: int) -> CommittedStep:
-    """What is left of a step for who computes nothing of it."""
-    begin_step(place, step)
-    done = attempt(place)
-    place.around.fence.settle()
-    assert isinstance(done, CommittedStep)
-    return done
 
 
 def test_a_follower_adds_nothing_of_the_step_before(tmp_path: Path) -> None:

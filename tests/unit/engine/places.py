@@ -1,0 +1,119 @@
+"""Places of every engine of a plan, with groups in memory, each on a thread."""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.copying import CommitFeed
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.job import Job, open_job
+from planaria_worker.engine.place import Place, Surroundings, take_place
+from planaria_worker.engine.plan import FollowerPlace, PipelinePlan, stage_places
+from planaria_worker.engine.plan_view import view_plan
+from planaria_worker.engine.state import LayerStore
+from planaria_worker.engine.step import (
+    CommittedStep,
+    attempt,
+    begin_step,
+    run_step,
+)
+from planaria_worker.engine.stopwatch import Stopwatch
+from planaria_worker.models.stage import hosted_layers
+from planaria_worker.models.state import initial_state
+from support.memory_groups import MemoryGroup, connect
+from support.training_jobs import training_job
+
+GENERATION = 1
+
+
+def make_job(folder: Path, model: Mapping[str, Any], *, reproducible: bool) -> Job:
+    files = training_job(
+        folder, num_blocks=3, num_microbatches=5, reproducible=reproducible, **model
+    ).files
+    return open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
+
+
+def take_places(
+    job: Job,
+    plan: Sequence[PipelinePlan],
+    kind: type[MemoryGroup] = MemoryGroup,
+    *,
+    followers: Sequence[FollowerPlace] = (),
+    resumed_step: int | None = None,
+) -> list[Place]:
+    """Every engine of a plan, before the first step."""
+    hosted = lambda first, count: hosted_layers(job.model, first, count)  # noqa: E731
+    engine_ids = [place.engine_id for place in stage_places(plan)]
+    views = [
+        view_plan(
+            plan,
+            engine_id,
+            num_layers=job.num_layers,
+            num_microbatches=job.num_microbatches,
+            hosted_layers=hosted,
+            followers=followers,
+        )
+        for engine_id in (*engine_ids, *(follower.engine_id for follower in followers))
+    ]
+    groups = connect({view.engine_id: view.groups for view in views}, kind)
+    places = []
+    for view in views:
+        store = LayerStore()
+        states = {x: initial_state(job.model, x, seed=job.seed) for x in view.hosted_layers}
+        store.install(states, 0)
+        places.append(
+            take_place(
+                Surroundings(
+                    job=job,
+                    store=store,
+                    feed=CommitFeed(),
+                    fence=Fence(GENERATION),
+                    stopwatch=Stopwatch(),
+                    failpoints=Failpoints(),
+                ),
+                view=view,
+                generation=GENERATION,
+                step=0,
+                groups=groups[view.engine_id],
+                states=store.states,
+                resumed_step=resumed_step,
+            )
+        )
+    return places
+
+
+def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, CommittedStep]]:
+    """One step of every engine of a plan, each on a thread."""
+    return run_places(take_places(job, plan))
+
+
+def run_places(places: Sequence[Place]) -> list[tuple[Place, CommittedStep]]:
+    with ThreadPoolExecutor(len(places)) as threads:
+        done = list(threads.map(lambda place: run_step(place, 0), places))
+    return list(zip(places, done, strict=True))
+
+
+def run_steps(places: Sequence[Place]) -> list[CommitRecord]:
+    """Two steps of every engine of a plan: the second begins with what the first has made."""
+
+    def run(place: Place) -> list[CommitRecord]:
+        kind = follow_step if place.view.is_follower else run_step
+        return [kind(place, step).record for step in range(2)]
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        return [record for records in threads.map(run, places) for record in records]
+
+
+def follow_step(place: Place, step: int) -> CommittedStep:
+    """What is left of a step for who computes nothing of it."""
+    begin_step(place, step)
+    done = attempt(place)
+    place.around.fence.settle()
+    assert isinstance(done, CommittedStep)
+    return done
