@@ -80,6 +80,9 @@ class MemoryGroup:
             self._shared.is_cut = True
             self._shared.changed.notify_all()
 
+    def give_up(self, reason: str) -> None:
+        self.cut()
+
     def send(self, tensor: Tensor, dst: int) -> None:
         self._shared.mail[self.rank, dst].put(tensor.clone())
 
@@ -89,6 +92,9 @@ class MemoryGroup:
 
     def recv(self, tensor: Tensor, src: int) -> None:
         tensor.copy_(self._shared.mail[src, self.rank].get(timeout=TIMEOUT_SECONDS))
+
+    def has_message(self, src: int) -> bool:
+        return not self._shared.mail[src, self.rank].empty()
 
     def all_reduce(self, tensor: Tensor) -> None:
         self.iall_reduce(tensor).wait()

@@ -68,7 +68,7 @@ def _key(value: Any) -> Any:
 _BOOKKEEPING = frozenset(
     (
         *("job_id", "requirements", "create_time", "ledger", "num_directives", "pending"),
-        *("num_losses", "last_loss"),
+        *("num_losses", "last_loss", "error"),
     )
 )
 
@@ -80,7 +80,7 @@ def run_key(run: JobRun) -> Any:
         for p in run.pending.values()
     )
     told = tuple(_key(getattr(run, f.name)) for f in fields(run) if f.name not in _BOOKKEEPING)
-    return (waits, told)
+    return (waits, told, None if run.error is None else run.error.reason)
 
 
 class Model(Engines):

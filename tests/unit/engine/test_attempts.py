@@ -1,5 +1,7 @@
 """Attempts one after another in the same groups: each leaves them as empty as it found them.
 
+But for what is left by who calls an attempt off: that is dropped before the next one.
+
 Ranks are threads, groups are mailboxes in memory, the exchange is the real one. Each rank's attempt
 is disturbed, or not, at any of the places where a fence or a broken sum can meet it.
 """
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from planaria_worker.engine.agreement import Agreed, Agreement
 from planaria_worker.engine.communication import Group
 from planaria_worker.engine.exchange import ExchangeFormat, LayerClaim, Message, Verdict
+from planaria_worker.engine.exchange_line import ExchangeLine
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.plan import FollowerPlace, PipelinePlan
@@ -37,6 +40,8 @@ class Event(Enum):
     """Between its sums and the exchange."""
     FENCED_IN_THE_EXCHANGE = auto()
     """Its claim is up, the verdict on its way."""
+    CALLED_OFF = auto()
+    """It knows how the attempt will end, and waits for nobody."""
 
 
 class CountingGroup(MemoryGroup):
@@ -44,8 +49,9 @@ class CountingGroup(MemoryGroup):
 
     @property
     def num_waiting(self) -> int:
-        """Messages that somebody sent and nobody received."""
-        return sum(box.qsize() for box in self._shared.mail.values())
+        """Messages that were sent to this rank, and that it has not received."""
+        boxes = self._shared.mail.items()
+        return sum(box.qsize() for (_, destination), box in boxes if destination == self.rank)
 
 
 class FenceInTheExchange(Fence):
@@ -61,27 +67,34 @@ class Rank:
     """One engine, between attempts."""
 
     view: PlanView
+    line: ExchangeLine
     groups: Mapping[str, Group]
     last_ranks: CountingGroup | None = field(default=None)
+    num_left: int = 0
+    """Attempts that it has called off since the last one that it saw the end of."""
 
-    def attempt(self, event: Event, generation: int, step: int, form: ExchangeFormat) -> Agreed:
+    def attempt(
+        self, event: Event, generation: int, step: int, form: ExchangeFormat
+    ) -> Agreed | None:
         in_exchange = event is Event.FENCED_IN_THE_EXCHANGE
         fence = FenceInTheExchange(generation) if in_exchange else Fence(generation)
         if event is Event.FENCED_WITH_ITS_SUMS:
             fence.fence(generation + 1)
-        forward = self.view.forward_group
-        group = self.groups[forward.name] if forward else None
         agreement = Agreement(
             view=self.view,
             generation=generation,
             exchange_format=form,
-            forward_group=group,
-            backward_group=group,
+            line=self.line,
             last_ranks_group=cast(Group, self.last_ranks) if self.last_ranks else None,
             fence=fence,
             device=torch.device("cpu"),
             failpoints=Failpoints(),
         )
+        if event is Event.CALLED_OFF:
+            agreement.call_off(step)
+            if self.last_ranks is not None:
+                self.last_ranks.cut()
+            return None
         agreed = agreement.run(self._claim(event, generation, step, form), step)
         went_across = agreed.is_passed or (in_exchange and isinstance(agreed.cause, FencedError))
         if self.last_ranks is not None and not went_across:
@@ -121,7 +134,22 @@ def ranks(
         for engine_id in [*engines, *(follower.engine_id for follower in followers)]
     ]
     groups = connect({view.engine_id: view.pipeline_groups for view in views}, CountingGroup)
-    return [Rank(view=view, groups=groups[view.engine_id]) for view in views]
+    return [
+        Rank(
+            view=view,
+            line=ExchangeLine(
+                groups[view.engine_id][view.exchange_group.name] if view.exchange_group else None,
+                view.stage_index,
+                1 if view.is_follower else len(view.pipeline.stages),
+            ),
+            groups=groups[view.engine_id],
+        )
+        for view in views
+    ]
+
+
+def num_waiting_for(rank: Rank) -> int:
+    return sum(cast(CountingGroup, group).num_waiting for group in rank.groups.values())
 
 
 def meet_last_ranks(all_ranks: Sequence[Rank]) -> None:
@@ -138,7 +166,9 @@ def expected_passes(all_ranks: Sequence[Rank], events: Sequence[Event]) -> list[
     """Who passes, by the rules alone."""
     stopping = (Event.BROKEN_SUM, Event.FENCED_WITH_ITS_SUMS)
     for rank, event in zip(all_ranks, events, strict=True):
-        if event is Event.BROKEN_SUM or (rank.view.is_last and event in stopping):
+        if event in (Event.BROKEN_SUM, Event.CALLED_OFF) or (
+            rank.view.is_last and event in stopping
+        ):
             return [False] * len(all_ranks)  # its row does not go across
     lasts = {
         rank.view.row: event
@@ -190,9 +220,13 @@ def test_every_attempt_sends_one_message_up_and_one_down(
                 for rank, event in zip(all_ranks, drawn, strict=True)
             ]
             agreed = [attempt.result() for attempt in running]
-            passes = [one.is_passed for one in agreed]
+            passes = [one is not None and one.is_passed for one in agreed]
             assert passes == expected_passes(all_ranks, drawn)
-            assert all(one.outcome.verdict in (Verdict.COMMIT, Verdict.FENCED) for one in agreed)
-            groups = [group for rank in all_ranks for group in rank.groups.values()]
-            assert not any(cast(CountingGroup, group).num_waiting for group in groups)
+            verdicts = {one.outcome.verdict for one in agreed if one is not None}
+            assert verdicts <= {Verdict.COMMIT, Verdict.FENCED}
+            for rank, event in zip(all_ranks, drawn, strict=True):
+                is_left = event is Event.CALLED_OFF
+                rank.num_left = rank.num_left + 1 if is_left else 0
+                unread = rank.num_left * len({rank.line.above, rank.line.below} - {None})
+                assert num_waiting_for(rank) == unread
             step += any(passes)  # the others are rolled forward

@@ -125,8 +125,9 @@ def test_directions_have_groups_of_their_own_where_the_transport_needs_it() -> N
         )
         for separate in (False, True)
     )
-    assert [group.name for group in one.groups] == ["forward-0"]
-    assert [group.name for group in two.groups] == ["forward-0", "backward-0"]
+    assert [group.name for group in one.groups] == ["forward-0", "exchange-0"]
+    assert [group.name for group in two.groups] == ["forward-0", "backward-0", "exchange-0"]
+    assert [group.is_on_host for group in two.groups] == [False, False, True]
 
 
 GOOD = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])]

@@ -54,6 +54,9 @@ class NoBackend:
     def all_reduce(self, tensor: Tensor) -> Pending:
         raise AssertionError("nothing is started")
 
+    def has_message(self, src: int) -> bool:
+        raise AssertionError("nothing is received")
+
     def cut(self) -> None: ...
 
 

@@ -62,6 +62,9 @@ class FakeBackend:
     def all_reduce(self, tensor: Tensor) -> Pending:
         return self.send(tensor, 0)
 
+    def has_message(self, src: int) -> bool:
+        return src == 0
+
     def cut(self) -> None:
         self.is_cut = True
 

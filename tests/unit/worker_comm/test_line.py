@@ -4,6 +4,7 @@ import contextlib
 import gc
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -74,6 +75,13 @@ def build_line(elsewhere: ThreadPoolExecutor) -> Iterator[BuildLine]:
         group.shut()
 
 
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def until_blocked(future: Future[Any]) -> None:
     """Lets a thread that has begun come to where it waits, if it is not there yet."""
     assert not future.done()
@@ -113,6 +121,23 @@ def test_receipts_are_filled_in_the_order_of_the_calls(build_line: BuildLine) ->
     for work in reversed(works):
         work.wait()
     assert (first.tolist(), second.tolist()) == ([1, 1], [2, 2, 2])
+
+
+def test_whether_a_message_has_come(build_line: BuildLine) -> None:
+    """One for each that was sent, whoever of the neighbours it was; and none when all are read."""
+    below, middle, above = build_line(3)
+    assert not middle.has_message(0)
+    for _ in range(2):
+        below.send(torch.ones(5), dst=1)
+    for _ in range(2):
+        until(lambda: middle.has_message(0))
+        middle.recv(torch.empty(5), src=0)
+    assert not middle.has_message(0)
+    above.shut()
+    until(lambda: middle.has_message(2))  # who receives it now learns that there will be none
+    assert not middle.has_message(0)
+    middle.shut()
+    assert middle.has_message(0)
 
 
 def test_two_may_send_more_than_fits_to_each_other(build_line: BuildLine) -> None:

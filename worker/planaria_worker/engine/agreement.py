@@ -4,9 +4,9 @@ Claims go up the pipeline, side by side across the last ranks, and the verdict c
 it on or not is decided under the fence: this is the one place where a step becomes committed.
 
 Whatever comes of an attempt, each rank of a pipeline sends one message up and one down
-(ALGORITHMS.md 6): what is left of an attempt in a group would be taken for the next one's. Whoever
-cannot go on says `fenced` in place of its claim; then the last rank does not go across, and answers
-`fenced`.
+(ALGORITHMS.md 6): what is left of an attempt would be taken for the next one's. Whoever cannot go
+on says `fenced` in place of its claim; then the last rank does not go across, and answers `fenced`.
+Whoever knows beforehand how it will end says `fenced` both ways, and does not wait for the end.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from planaria_worker.engine.exchange import (
     Outcome,
     Verdict,
 )
+from planaria_worker.engine.exchange_line import ExchangeLine
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.plan_view import PlanView
@@ -50,8 +51,7 @@ class Agreement:
         view: PlanView,
         generation: int,
         exchange_format: ExchangeFormat,
-        forward_group: Group | None,
-        backward_group: Group | None,
+        line: ExchangeLine,
         last_ranks_group: Group | None,
         fence: Fence,
         device: torch.device,
@@ -59,13 +59,10 @@ class Agreement:
     ) -> None:
         self._generation = generation
         self._format = exchange_format
-        self._below = None if view.is_first else view.stage_index - 1
-        self._above = None if view.is_last else view.stage_index + 1
+        self._line = line
         self._row = view.row
         self._num_followers = len(view.followers)
         self._num_rows = len(view.pipelines) + len(view.followers)
-        self._forward_group = forward_group
-        self._backward_group = backward_group
         self._last_ranks_group = last_ranks_group
         self._fence = fence
         self._device = device
@@ -80,7 +77,8 @@ class Agreement:
         """
         self._failpoints.hit("before_exchange", step)
         claim = self._up(claim)
-        outcome, cause = self._across(claim, step) if self._above is None else self._down(step)
+        above = self._line.above
+        outcome, cause = self._across(claim, step) if above is None else self._down(above, step)
         is_passed = False
         if outcome.verdict is Verdict.COMMIT:
             try:
@@ -88,7 +86,7 @@ class Agreement:
                 is_passed = True
             except FencedError as error:
                 cause = error.with_traceback(None)
-                if self._above is None:  # had it said so below, others would be a step ahead of it
+                if above is None:  # had it said so below, others would be a step ahead of it
                     outcome = Outcome.fenced(self._generation, step)
         if is_passed:
             self._failpoints.hit("after_exchange", step)
@@ -99,13 +97,25 @@ class Agreement:
             broken=self._tell_below(outcome, is_passed=is_passed),
         )
 
+    def call_off(self, step: int) -> None:
+        """Has an attempt end that is void whatever comes, and waits for nobody.
+
+        Raises:
+            GroupBroken: the pipeline's group is lost.
+        """
+        self._failpoints.hit("before_exchange", step)
+        self._line.call_off(
+            self._format.fenced(generation=self._generation, step=step),
+            Outcome.fenced(self._generation, step).encode(),
+        )
+
     def _up(self, claim: Message) -> Message:
         """Adds this engine's claim to those of the stages before, and passes it on."""
-        if self._below is not None:
-            below = self._receive(self._forward_group, self._below, self._format.length)
-            claim = self._format.merge(below, claim)
-        if self._above is not None:
-            self._send(self._forward_group, self._above, claim)
+        line = self._line
+        if line.below is not None:
+            claim = self._format.merge(line.receive(self._format.length, line.below), claim)
+        if line.above is not None:
+            line.send(claim, line.above)
         return claim
 
     def _across(
@@ -131,37 +141,22 @@ class Agreement:
             return rows
         tensor = torch.from_numpy(rows).to(self._device)
         self._last_ranks_group.all_reduce(tensor)  # zeros elsewhere: the sum is the row itself
-        return _arrived(tensor, self._last_ranks_group)
+        gathered = np.asarray(tensor.cpu().numpy())
+        require_open(self._last_ranks_group, "the exchange")
+        return gathered
 
-    def _down(self, step: int) -> tuple[Outcome, None]:
-        assert self._above is not None  # noqa: S101 - the last rank finds the verdict itself
-        message = self._receive(self._backward_group, self._above, VERDICT_LENGTH)
+    def _down(self, above: int, step: int) -> tuple[Outcome, None]:
+        message = self._line.receive(VERDICT_LENGTH, above)
         return Outcome.decode(message, generation=self._generation, step=step), None
 
     def _tell_below(self, outcome: Outcome, *, is_passed: bool) -> GroupBroken | None:
         """Passes the verdict on; a commit that was passed stands even if they are gone."""
-        if self._below is not None:
+        below = self._line.below
+        if below is not None:
             try:
-                self._send(self._backward_group, self._below, outcome.encode())
+                self._line.send(outcome.encode(), below)
             except GroupBroken as error:
                 if not is_passed:
                     raise
                 return error.with_traceback(None)  # which would keep this frame, and be kept by it
         return None
-
-    def _send(self, group: Group | None, destination: int, message: Message) -> None:
-        assert group is not None  # noqa: S101 - a pipeline of one stage has no neighbours
-        group.send(torch.from_numpy(message).to(self._device), destination)
-
-    def _receive(self, group: Group | None, source: int, length: int) -> Message:
-        assert group is not None  # noqa: S101 - a pipeline of one stage has no neighbours
-        tensor = torch.empty(length, dtype=torch.int64, device=self._device)
-        group.recv(tensor, source)
-        return _arrived(tensor, group)
-
-
-def _arrived(tensor: torch.Tensor, group: Group) -> Message:
-    """A message in host memory."""
-    message = np.asarray(tensor.cpu().numpy())
-    require_open(group, "the exchange")
-    return message

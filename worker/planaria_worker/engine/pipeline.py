@@ -42,8 +42,10 @@ class _LastBackward:
 class PipelineStage:
     """Runs a stage's microbatches and adds up their gradients.
 
-    A step may take several passes: its own microbatches, then others that a lost pipeline has left.
-    All stages make the same passes.
+    A step may take several runs: its own microbatches, then others that a lost pipeline has left.
+    All stages make the same runs. Where a stage knows the next one, it begins it in the room that
+    the end of the present one leaves, so that the pipeline stays full: forward passes only, whose
+    results wait for the next run. A neighbour that does not know it yet finds its messages then.
 
     Tensors that are received go into buffers made once: an input is needed until its microbatch's
     backward pass, a gradient only until it has been used.
@@ -74,24 +76,29 @@ class PipelineStage:
         self._failpoints = failpoints
         self._rank = view.stage_index
         self._num_stages = num_stages
-        self._places: dict[int, int] = {}
         first, last = stage.first_layer, stage.first_layer + stage.num_layers - 1
         num_inputs = max_in_flight(job.num_microbatches, self._rank, num_stages)
         self._input_buffers = [] if view.is_first else self._allocate(first - 1, num_inputs)
         self._gradient_buffers = [] if view.is_last else self._allocate(last, 1)
+        self._num_received = 0
         self._sends: deque[tuple[Work, Tensor]] = deque()
+        self._sends_ahead: deque[tuple[Work, Tensor]] = deque()
         self._max_sends = num_stages
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
         self._ledger = Ledger(step=-1, generation=-1)
         self._last: _LastBackward | None = None
+        self._ahead: Callable[[], Sequence[int]] = tuple
+        self._room_ahead = 0
+        self._started: list[int] = []
 
     def run(
         self,
         ledger: Ledger,
         microbatches: Sequence[int],
         *,
+        ahead: Callable[[], Sequence[int]],
         before_last: Callable[[], None],
         when_summed: Callable[[int], None],
     ) -> None:
@@ -100,6 +107,7 @@ class PipelineStage:
         Args:
             ledger: of the step.
             microbatches: in the order of their backward passes.
+            ahead: those of the step's next run, as far as it is known; once it is, it is that.
             before_last: called before the last backward pass; must wait for nobody.
             when_summed: called for each layer within the last backward pass, as soon as its local
                 sum holds all these microbatches.
@@ -107,7 +115,7 @@ class PipelineStage:
         Raises:
             GroupBroken: a neighbour is gone, the group was shut, or the stage was halted.
         """
-        self._ledger = ledger
+        num_started = self._take_up(ledger, microbatches)
         self._evaluate(microbatches)
         if self._job.is_closing(ledger.step):
             self._train_nothing(microbatches)
@@ -115,24 +123,62 @@ class PipelineStage:
         self._last = _LastBackward(
             microbatch=microbatches[-1], before=before_last, when_summed=when_summed
         )
-        self._places = {microbatch: place for place, microbatch in enumerate(microbatches)}
+        self._ahead, self._room_ahead = ahead, 0
         try:
             for action in one_forward_one_backward(
-                tuple(microbatches), self._rank, self._num_stages
+                tuple(microbatches), self._rank, self._num_stages, num_started
             ):
                 self._check_halt()
                 self._do(action)
         finally:
-            self._last = None  # which may know what knows this stage
+            self._last, self._ahead = None, tuple  # which may know what knows this stage
         self._finish_computing()
         self._ledger.out_of_range.update(self._sums.out_of_range())
         self._finish_sends(0)
         self._stopwatch.lap("wait")
 
+    def _take_up(self, ledger: Ledger, microbatches: Sequence[int]) -> int:
+        """Begins a run; returns how many of its forward passes the one before has made."""
+        started, self._started = self._started, []
+        is_of_step = ledger.step == self._ledger.step
+        if started and (not is_of_step or [*microbatches[: len(started)]] != started):
+            raise RuntimeError(f"microbatches {started} were begun, and are not what comes next")
+        self._ledger = ledger
+        self._sends.extend(self._sends_ahead)
+        self._sends_ahead.clear()
+        return len(started)
+
+    @property
+    def _is_evaluating(self) -> bool:
+        evaluation = self._job.evaluation
+        return evaluation is not None and evaluation.plan.is_due(self._ledger.step)
+
+    def _run_ahead(self) -> None:
+        """Begins the next run as far as there is room, and no neighbour has to be waited for.
+
+        The one before may wait for this stage, and know nothing of that run yet. In a step that
+        evaluates the run begins with that, so nothing may be ahead of it.
+        """
+        self._room_ahead += 1
+        while len(self._started) < self._room_ahead and not self._is_evaluating:
+            upcoming = self._ahead()[len(self._started) :]
+            if not upcoming or not self._has_input():
+                return
+            self._started.append(upcoming[0])
+            if not self._stage.is_first:
+                self._receive_input(upcoming[0])
+            self._forward(upcoming[0])
+            outputs = self._outputs[upcoming[0]].detach().contiguous()
+            self._begin_to_send(self._sends_ahead, self._forward_group, outputs, self._rank + 1)
+
+    def _has_input(self) -> bool:
+        group = self._forward_group
+        return self._stage.is_first or (group is not None and group.has_message(self._rank - 1))
+
     def _evaluate(self, microbatches: Sequence[int]) -> None:
         """Runs what rides on the microbatches of this pass, if the step evaluates: forward only."""
         evaluation = self._job.evaluation
-        if evaluation is None or not evaluation.plan.is_due(self._ledger.step):
+        if evaluation is None or not self._is_evaluating:
             return
         with self._stage.evaluating():
             for index in evaluation.plan.carried_by(microbatches):
@@ -181,9 +227,12 @@ class PipelineStage:
                 self._backward(action.microbatch)
             case Verb.SEND_GRADIENT:
                 self._send_gradient(action.microbatch)
+            case Verb.RUN_AHEAD:
+                self._run_ahead()
 
     def _receive_input(self, microbatch: int) -> None:
-        place = self._places[microbatch] % len(self._input_buffers)
+        place = self._num_received % len(self._input_buffers)
+        self._num_received += 1
         buffer = self._input_buffers[place].detach()  # a leaf of its own, the same memory
         self._receive(self._forward_group, buffer, self._rank - 1, microbatch)
         self._inputs[microbatch] = buffer.requires_grad_()
@@ -256,10 +305,19 @@ class PipelineStage:
         self._stopwatch.lap("wait")
 
     def _send(self, group: Group | None, tensor: Tensor, destination: int) -> None:
-        assert group is not None  # noqa: S101 - only the schedule of several stages sends
-        self._sends.append((group.isend(tensor, destination), tensor))
+        self._begin_to_send(self._sends, group, tensor, destination)
         self._finish_sends(self._max_sends)
         self._stopwatch.lap("wait")
+
+    def _begin_to_send(
+        self,
+        sends: deque[tuple[Work, Tensor]],
+        group: Group | None,
+        tensor: Tensor,
+        destination: int,
+    ) -> None:
+        assert group is not None  # noqa: S101 - only the schedule of several stages sends
+        sends.append((group.isend(tensor, destination), tensor))
 
     def _finish_sends(self, num_allowed: int) -> None:
         while len(self._sends) > num_allowed:

@@ -1,14 +1,16 @@
 """An engine's place in a plan, ready to train: stage, groups, sums and the four parts of a step."""
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from planaria_worker.engine.agreement import Agreement
 from planaria_worker.engine.communication import Communicators, Group
 from planaria_worker.engine.copying import CommitFeed
+from planaria_worker.engine.exchange_line import ExchangeLine
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
@@ -52,6 +54,7 @@ class Place:
     pipeline: PipelineStage | None
     """None for a follower."""
     pipeline_groups: tuple[Group, ...]
+    exchange_line: ExchangeLine
     sum_groups: tuple[Group, ...]
     """Those across the pipelines, of this generation."""
     awaited: Communicators | None
@@ -64,6 +67,10 @@ class Place:
     """Set by anybody: the pipeline stops at its next action, for good."""
     resumed_step: int | None = None
     """The step that other generations may have begun: some may have whole sums of it."""
+    upcoming: deque[PlanView] = field(default_factory=deque)
+    """Plans that finish the step in flight with this place, accepted and not yet taken up. While
+    there is one, everybody is fenced, and nobody can commit in the generation that the place has.
+    """
 
     @property
     def reduced(self) -> Mapping[int, Tensor]:
@@ -73,6 +80,13 @@ class Place:
     @property
     def is_resuming(self) -> bool:
         return self.ledger.step == self.resumed_step
+
+    def microbatches_ahead(self, microbatches: Sequence[int]) -> tuple[int, ...]:
+        """What the next plan of the same step has to be computed here behind these microbatches."""
+        if not self.upcoming:
+            return ()
+        missing = self.ledger.missing(self.upcoming[0].pipeline.first_microbatches)
+        return tuple(m for m in missing if m not in microbatches)
 
     def trace(self) -> None:
         """Tells which layers it computes from now on, and with whom."""
@@ -107,6 +121,12 @@ def take_place(
 ) -> Place:
     """Puts a place together from the states of its layers and the groups that stand."""
     job = around.job
+    exchange = view.exchange_group
+    line = ExchangeLine(
+        groups[exchange.name] if exchange else None,
+        view.stage_index,
+        1 if view.is_follower else len(view.pipeline.stages),
+    )
     layouts = [job.layouts[layer] for layer in view.hosted_layers]
     sums = GradientSums(layouts, job.accumulation, str(job.device))
     halt = threading.Event()
@@ -117,10 +137,11 @@ def take_place(
         sums=sums,
         pipeline=None if view.is_follower else _pipeline(around, view, sums, groups, states, halt),
         pipeline_groups=tuple(groups[spec.name] for spec in view.pipeline_groups),
+        exchange_line=line,
         sum_groups=tuple(groups[spec.name] for spec in view.sum_groups),
         awaited=None,
         reduction=_reduction(around, view, sums, groups),
-        agreement=_agreement(around, view, generation, groups),
+        agreement=_agreement(around, view, generation, groups, line),
         ledger=Ledger(step=step, generation=generation),
         halt=halt,
         resumed_step=resumed_step,
@@ -148,7 +169,7 @@ def renew_place(
     place.awaited, place.sum_groups = awaited, ()
     place.resumed_step = resumed_step
     place.reduction = None  # its buckets are those of the groups before
-    place.agreement = _agreement(place.around, view, generation, _kept_groups(place))
+    place.agreement = _agreement(place.around, view, generation, {}, place.exchange_line)
 
 
 def join_sums(place: Place) -> Reduction:
@@ -164,17 +185,10 @@ def join_sums(place: Place) -> Reduction:
     built = place.awaited.wait()
     place.awaited = None
     place.sum_groups = tuple(built.values())
-    groups = {**built, **_kept_groups(place)}
     around, view = place.around, place.view
-    place.reduction = _reduction(around, view, place.sums, groups)
-    place.agreement = _agreement(around, view, place.generation, groups)
+    place.reduction = _reduction(around, view, place.sums, built)
+    place.agreement = _agreement(around, view, place.generation, built, place.exchange_line)
     return place.reduction
-
-
-def _kept_groups(place: Place) -> dict[str, Group]:
-    """The groups along the pipeline, by the names that the newest plan has for them."""
-    names = (spec.name for spec in place.view.pipeline_groups)
-    return dict(zip(names, place.pipeline_groups, strict=True))
 
 
 def _pipeline(
@@ -229,7 +243,11 @@ def _reduction(
 
 
 def _agreement(
-    around: Surroundings, view: PlanView, generation: int, groups: Mapping[str, Group]
+    around: Surroundings,
+    view: PlanView,
+    generation: int,
+    groups: Mapping[str, Group],
+    line: ExchangeLine,
 ) -> Agreement:
     """Without the last ranks' group it does for an attempt that does not go across."""
     last_ranks = view.last_ranks_group
@@ -237,8 +255,7 @@ def _agreement(
         view=view,
         generation=generation,
         exchange_format=around.job.exchange_format,
-        forward_group=groups[view.forward_group.name] if view.forward_group else None,
-        backward_group=groups[view.backward_group.name] if view.backward_group else None,
+        line=line,
         last_ranks_group=groups.get(last_ranks.name) if last_ranks else None,
         fence=around.fence,
         device=around.job.device,

@@ -30,6 +30,8 @@ class GroupSpec:
     """Whether messages go to the rank before; otherwise, or also, they go to the rank behind."""
     is_brief: bool = False
     """Whether what is summed is so small that hops count, and not bytes."""
+    is_on_host: bool = False
+    """Whether the tensors are in host memory, whatever the device."""
 
     def rank(self, engine_id: str) -> int:
         return self.members.index(engine_id)
@@ -50,9 +52,12 @@ class PlanView:
     runs: tuple[Run, ...]
     """Those this engine sums, in the order in which everybody sums them."""
     forward_group: GroupSpec | None
-    """Activations, and the exchange on its way up; None for a pipeline of one stage."""
+    """Activations; None for a pipeline of one stage."""
     backward_group: GroupSpec | None
-    """Gradients, and the verdict on its way down; the same group unless directions are separate."""
+    """Gradients; the same group unless directions are separate."""
+    exchange_group: GroupSpec | None
+    """The exchange on its way up and down: a stage may send activations of a next run of the step
+    before it has told how an attempt ended, so neither may wait behind the other."""
     owner_groups: tuple[GroupSpec, ...]
     """All-reduce of runs; one for each set of owners with more than one member."""
     last_ranks_group: GroupSpec | None
@@ -99,7 +104,7 @@ class PlanView:
     @property
     def pipeline_groups(self) -> tuple[GroupSpec, ...]:
         """Those along the pipeline: they outlive the generation when the pipeline is kept."""
-        return _once(self.forward_group, self.backward_group)
+        return _once(self.forward_group, self.backward_group, self.exchange_group)
 
     @property
     def sum_groups(self) -> tuple[GroupSpec, ...]:
@@ -158,8 +163,8 @@ def view_plan(
     else:
         hosted = followers[row - len(pipelines)].layers
     runs = find_runs(pipelines, num_layers, hosted_layers, followers)
-    forward_group = _pipeline_group(pipelines, row, "forward")
-    backward_group = _pipeline_group(pipelines, row, "backward")
+    forward_group = _line(pipelines, row, "forward")
+    backward_group = _line(pipelines, row, "backward") if separate_directions else forward_group
     return PlanView(
         engine_id=engine_id,
         pipelines=tuple(pipelines),
@@ -169,7 +174,8 @@ def view_plan(
         hosted_layers=hosted,
         runs=tuple(run for run in runs if engine_id in run.owners),
         forward_group=forward_group,
-        backward_group=backward_group if separate_directions else forward_group,
+        backward_group=backward_group,
+        exchange_group=_line(pipelines, row, "exchange"),
         owner_groups=tuple(g for g in _owner_groups(runs) if engine_id in g.members),
         last_ranks_group=_last_ranks_group(pipelines, followers, engine_id),
     )
@@ -189,19 +195,18 @@ def _find(
     raise PlanError(f"engine_id: the plan has no place for {engine_id}")
 
 
-def _pipeline_group(
-    pipelines: Sequence[PipelinePlan], row: int, direction: str
-) -> GroupSpec | None:
+def _line(pipelines: Sequence[PipelinePlan], row: int, what: str) -> GroupSpec | None:
     if row >= len(pipelines):
         return None
     members = tuple(place.engine_id for place in pipelines[row].stages)
     if len(members) < 2:
         return None
     return GroupSpec(
-        name=f"{direction}-{row}",
+        name=f"{what}-{row}",
         members=members,
         is_line=True,
-        is_downward=direction == "backward",
+        is_downward=what == "backward",
+        is_on_host=what == "exchange",
     )
 
 

@@ -4,6 +4,9 @@ PipeDream-Flush, as in ALGORITHMS.md 6: a stage starts as many microbatches as t
 behind it, then does one forward and one backward pass in turn, so that it never keeps the
 activations of more than that many and one. Sends do not wait for their receiver: two neighbours
 send to each other at the same moment in the steady state.
+
+A step may take several runs, one behind another: a stage's cool-down is then the warm-up of its
+next run, as in one long run of both.
 """
 
 from collections.abc import Iterator
@@ -21,6 +24,8 @@ class Verb(Enum):
     RECEIVE_GRADIENT = auto()
     BACKWARD = auto()
     SEND_GRADIENT = auto()
+    RUN_AHEAD = auto()
+    """Room for one forward pass of the next run, before the backward pass of this microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +38,16 @@ class Action:
 
 @lru_cache(maxsize=8)
 def one_forward_one_backward(
-    microbatches: tuple[int, ...], stage: int, num_stages: int
+    microbatches: tuple[int, ...], stage: int, num_stages: int, num_started: int = 0
 ) -> tuple[Action, ...]:
-    """Returns what a stage does in a step, in order; most steps are like the one before."""
-    num_warmup = min(num_stages - 1 - stage, len(microbatches))
+    """Returns what a stage does in a run, in order; most steps are like the one before.
+
+    Args:
+        microbatches: of the run.
+        stage: whose actions.
+        num_stages: of the pipeline.
+        num_started: of how many microbatches the run before has done the forward pass.
+    """
     is_first, is_last = stage == 0, stage == num_stages - 1
 
     def forward(microbatch: int) -> Iterator[Action]:
@@ -54,12 +65,14 @@ def one_forward_one_backward(
             yield Action(Verb.SEND_GRADIENT, microbatch)
 
     def actions() -> Iterator[Action]:
-        for microbatch in microbatches[:num_warmup]:
-            yield from forward(microbatch)
-        for ahead, microbatch in zip(microbatches[num_warmup:], microbatches, strict=False):
-            yield from forward(ahead)
-            yield from backward(microbatch)
-        for microbatch in microbatches[len(microbatches) - num_warmup :]:
+        room = num_started
+        for num_finished, microbatch in enumerate(microbatches):
+            while room < num_finished + num_stages - stage:
+                if room < len(microbatches):
+                    yield from forward(microbatches[room])
+                else:
+                    yield Action(Verb.RUN_AHEAD, microbatch)
+                room += 1
             yield from backward(microbatch)
 
     return tuple(actions())

@@ -131,8 +131,11 @@ class Standing:
 
     def require_promise(
         self, activation: Activation, view: PlanView, links: Links, fence: Fence
-    ) -> None:
+    ) -> Place:
         """An engine that is told to keep what it has not would compute something else.
+
+        Returns:
+            The place that it keeps.
 
         Raises:
             PlanariaError: says what the engine has not.
@@ -149,7 +152,7 @@ class Standing:
         elif not set(promise.microbatches) <= set(view.pipeline.first_microbatches):
             lack = f"it has microbatches {promise.microbatches}, and some are given to others"
         else:
-            return
+            return place
         raise PlanariaError(
             ErrorReason.WRONG_STATE,
             f"keeps_step: the engine cannot keep what it has computed: {lack}",

@@ -96,7 +96,11 @@ def compute(place: Place, microbatches: Sequence[int]) -> None:
 
     with place.around.fence.computing():
         place.pipeline.run(
-            place.ledger, microbatches, before_last=before_last, when_summed=when_summed
+            place.ledger,
+            microbatches,
+            ahead=lambda: place.microbatches_ahead(microbatches),
+            before_last=before_last,
+            when_summed=when_summed,
         )
         if place.halt.is_set():
             raise GroupBroken("the pipeline was halted")
@@ -106,6 +110,7 @@ def attempt(place: Place) -> CommittedStep | VoidAttempt:
     """Sums the local gradients of all owners, agrees on them, and applies them.
 
     After a commit the fence is not settled: the caller enters the commit in its account first.
+    Where the next plan of the step is there, all of it is over at once, void.
 
     Raises:
         GroupBroken: the pipeline is not whole any more; nothing was applied.
@@ -113,6 +118,10 @@ def attempt(place: Place) -> CommittedStep | VoidAttempt:
         RefusedStepError: the step must not be committed by anybody.
     """
     step, stopwatch = place.ledger.step, place.around.stopwatch
+    if place.upcoming:
+        place.shut_sums("the step is finished in another generation")
+        place.agreement.call_off(step)
+        return VoidAttempt(cause=None)
     claim, cause = _reduce(place)
     agreed = place.agreement.run(claim, step)
     stopwatch.lap("exchange")

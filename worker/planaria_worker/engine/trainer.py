@@ -243,16 +243,17 @@ class Trainer:
     ) -> Callable[[], None]:
         communicators = self._builder.communicators()
         with self._standing.lock:
-            self._standing.require_promise(activation, view, self._links, self._fence)
+            place = self._standing.require_promise(activation, view, self._links, self._fence)
             self._begin(communicators, activation, view)
             self._standing.promise = promised(activation, view)
+            place.upcoming.append(view)
         self.handover.watch(view)
 
         self._builder.start(communicators, view.sum_groups, activation, answer)
         self._fence.resume()
-        return lambda: self._continue(activation, view, communicators)
+        return lambda: self._continue(activation, communicators)
 
-    def _continue(self, activation: Activation, view: PlanView, awaited: Communicators) -> None:
+    def _continue(self, activation: Activation, awaited: Communicators) -> None:
         """Finishes the step in flight in another generation, and trains on.
 
         Fenced again or not, the engine makes its passes and the attempt: its pipeline does.
@@ -266,7 +267,7 @@ class Trainer:
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._stopwatch.lap("idle")
             self._standing.sums = None
-            self._loop.train_renewed(view, activation.generation, awaited)
+            self._loop.train_renewed(activation.generation, awaited)
 
     def _catch_up(self) -> None:
         """Having been told of a commit, begins the next step, as those do who passed it."""

@@ -13,7 +13,6 @@ from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.listener import Teller
 from planaria_worker.engine.place import Place, renew_place
-from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.staging import NextPlace
 from planaria_worker.engine.standing import Standing
 from planaria_worker.engine.step import CommittedStep, VoidAttempt, attempt, begin_step, compute
@@ -52,18 +51,19 @@ class TrainingLoop:
         self._begin_step(self._place())
         self.train()
 
-    def train_renewed(self, view: PlanView, generation: int, awaited: Communicators) -> None:
+    def train_renewed(self, generation: int, awaited: Communicators) -> None:
         """Finishes the step in flight of a place that is kept in another generation, and trains on.
 
+        Its plan is the next one of those that the place has ahead.
+
         Args:
-            view: the new plan.
             generation: the new one.
             awaited: its groups across the pipelines, which are being built.
         """
         place = self._place()
         renew_place(
             place,
-            view=view,
+            view=place.upcoming.popleft(),
             generation=generation,
             awaited=awaited,
             resumed_step=place.ledger.step,

@@ -42,6 +42,10 @@ class GroupBackend(Protocol):
 
     def all_reduce(self, tensor: Tensor) -> Pending: ...
 
+    def has_message(self, src: int) -> bool:
+        """Whether it is known that one has begun to arrive, or that none will any more."""
+        ...
+
     def cut(self) -> None:
         """Makes every operation of this group fail, here and at the peers. Never raises."""
         ...
@@ -88,10 +92,11 @@ def open_connector(
     is_line: bool,
     is_downward: bool,
     is_brief: bool = False,
+    is_on_host: bool = False,
     operation_timeout_seconds: float,
 ) -> Connector:
     """Opens this rank's end of a new group, by how it is used."""
-    if transport == "nccl":
+    if transport == "nccl" and not is_on_host:
         from planaria_worker.engine.communication.nccl import NcclConnector
 
         return NcclConnector(
@@ -106,7 +111,7 @@ def open_connector(
         from planaria_worker.engine.communication.gloo import GlooConnector
 
         connector = GlooConnector(host, operation_timeout_seconds)
-    if transport == "gloo_via_host":
+    if transport == "gloo_via_host" and not is_on_host:
         from planaria_worker.engine.communication.host_memory import HostMemoryConnector
 
         return HostMemoryConnector(connector)

@@ -213,6 +213,7 @@ class Communicators:
             is_line=spec.is_line,
             is_downward=spec.is_downward,
             is_brief=spec.is_brief,
+            is_on_host=spec.is_on_host,
             operation_timeout_seconds=self._operation_timeout_seconds,
         )
         with self._lock:

@@ -99,6 +99,9 @@ class GlooBackend:
 
     recv = send
 
+    def has_message(self, src: int) -> bool:  # noqa: ARG002 - the protocol's
+        return False
+
     def all_reduce(self, tensor: Tensor) -> Pending:
         work = self._process_group.allreduce([tensor], self._options)
         return _AllReduce(work, self._connections)

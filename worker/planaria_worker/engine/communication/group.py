@@ -111,6 +111,11 @@ class Group:
         """Starts to sum; several may be under way, started in the same order on all ranks."""
         return self._start(lambda backend: backend.all_reduce(tensor), tensor, "all-reduce")
 
+    def has_message(self, src: int) -> bool:
+        """Whether who receives now from a rank would wait for nobody, as far as that is known."""
+        backend = self._backend
+        return backend is None or backend.has_message(src)
+
     def shut(self, reason: str = "shut") -> None:
         """Ends the group: whoever is blocked in it, here or at a peer, returns with GroupBroken.
 

@@ -53,6 +53,9 @@ class HostMemoryBackend:
         buffer = _copied(tensor)
         return _Arriving(self._backend.all_reduce(buffer), buffer, tensor)
 
+    def has_message(self, src: int) -> bool:
+        return self._backend.has_message(src)
+
     def cut(self) -> None:
         self._backend.cut()
 

@@ -119,6 +119,9 @@ class LineBackend:
         self._last_sum = _Sum(tensor, tuple(self._lines.values()), before)
         return self._last_sum
 
+    def has_message(self, src: int) -> bool:
+        return self._lines[src].has_message()
+
     def cut(self) -> None:
         for line in self._lines.values():
             line.cut()
@@ -160,6 +163,12 @@ class _Line:
         before = None if last is None or last.is_over() else last
         self._last_receipt = _Receipt(_bytes_of(tensor), self._connection, before)
         return self._last_receipt
+
+    def has_message(self) -> bool:
+        """Whether one has begun to arrive, or the connection has ended; those before are read."""
+        poll = select.poll()
+        poll.register(self.reader, select.POLLIN)
+        return bool(poll.poll(0))
 
     def cut(self) -> None:
         self._is_cut = True

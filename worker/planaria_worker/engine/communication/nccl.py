@@ -133,6 +133,9 @@ class NcclBackend:
     def recv(self, tensor: Tensor, src: int) -> Pending:
         return _Operation(self._process_group.recv([tensor], src, _TAG))
 
+    def has_message(self, src: int) -> bool:  # noqa: ARG002 - NCCL does not say
+        return False
+
     def all_reduce(self, tensor: Tensor) -> Pending:
         return _Operation(self._process_group.allreduce([tensor], AllreduceOptions()))
 

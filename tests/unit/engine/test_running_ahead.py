@@ -1,0 +1,332 @@
+"""A pipeline whose stages learn at different moments that they are to finish the step of others.
+
+Threads and groups in memory; schedule, stage and exchange are the real ones. The plans that follow
+each other within a step are told to each stage at any of its actions, or when it stands still.
+Whenever that is, each stage receives what its neighbour sent for this very pass, nobody waits for
+ever, and the model is that of a pipeline that had all of it from the start.
+"""
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from planaria_worker.engine.commit import CommitRecord
+from planaria_worker.engine.communication import Communicators, Group, GroupBroken
+from planaria_worker.engine.job import Job
+from planaria_worker.engine.ledger import Ledger
+from planaria_worker.engine.place import Place, renew_place
+from planaria_worker.engine.plan import PipelinePlan
+from planaria_worker.engine.plan_view import view_plan
+from planaria_worker.engine.step import CommittedStep, attempt, begin_step, compute
+from support import memory_groups
+from support.memory_groups import MemoryGroup
+from unit.engine.places import GENERATION, make_job, run_one_step, take_places
+from unit.engine.plans import pipeline, untied
+
+ALL = (0, 1, 2, 3, 4)
+PLANS = ((0, 3), (0, 2, 3), ALL)
+"""What the pipeline has in each plan of the step: its own, and what is lost twice."""
+LOST = [pipeline(1, [5], [])]
+CUTS = {2: [2, 5], 3: [1, 3, 5], 4: [1, 2, 3, 5]}
+AT_REST = 1_000
+"""Told of a plan only when nothing is left to do."""
+
+
+class DeafGroup(MemoryGroup):
+    """Of a transport that does not say whether a message has come."""
+
+    def has_message(self, src: int) -> bool:
+        return False
+
+
+class SlowGroup(MemoryGroup):
+    """Whose messages leave when they are received: they are larger than what lies between."""
+
+    def __init__(self, *shared_and_rank: Any) -> None:
+        super().__init__(*shared_and_rank)
+        self._num_sent: Counter[int] = Counter()
+
+    def isend(self, tensor: Tensor, dst: int) -> Any:
+        self.send(tensor, dst)
+        self._num_sent[dst] += 1
+        return Sending(group=self, dst=dst, number=self._num_sent[dst])
+
+    def num_received(self, dst: int) -> int:
+        """How many of the messages to a rank it has taken."""
+        return self._num_sent[dst] - self._shared.mail[self.rank, dst].qsize()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sending:
+    """A message that has not left before it is received."""
+
+    group: SlowGroup
+    dst: int
+    number: int
+
+    @property
+    def is_over(self) -> bool:
+        return self.group.num_received(self.dst) >= self.number
+
+    def wait(self) -> None:
+        end = time.monotonic() + memory_groups.TIMEOUT_SECONDS
+        while not self.is_over:
+            assert time.monotonic() < end, "nobody receives it"
+            time.sleep(0.0002)
+
+
+KINDS = (MemoryGroup, DeafGroup, SlowGroup)
+
+
+class Awaited:
+    """The groups across the pipelines, of which there are none, or which are lost."""
+
+    is_over = True
+
+    def __init__(self, *, are_lost: bool) -> None:
+        self._are_lost = are_lost
+
+    def wait(self) -> dict[str, Group]:
+        if self._are_lost:
+            raise GroupBroken("another pipeline was lost")
+        return {}
+
+
+class Crew:
+    """A pipeline's engines, and who tells them of plans: each when all have the one before."""
+
+    def __init__(
+        self,
+        job: Job,
+        plans: Sequence[tuple[int, ...]],
+        moments: Sequence[Sequence[int]],
+        kind: type[MemoryGroup] = MemoryGroup,
+    ) -> None:
+        """Takes the places.
+
+        Args:
+            job: five microbatches of five layers.
+            plans: what the pipeline has in each plan of the step.
+            moments: for each stage and each plan but the first, behind how many actions it is told.
+            kind: of groups.
+        """
+        self.job = job
+        self._plans = [_plan(CUTS[len(moments)], microbatches) for microbatches in plans]
+        self.places = take_places(job, self._plans[0], kind)[: len(moments)]
+        self.passes: list[list[tuple[str, int]]] = [[] for _ in moments]
+        self.holds: dict[tuple[int, str, int], tuple[int, str, int]] = {}
+        """Passes of stages that begin only when others have begun."""
+        self._moments = moments
+        self._num_actions = [0] * len(moments)
+        self._num_told = [0] * len(moments)
+        self._changed = threading.Condition()
+        for stage, place in enumerate(self.places):
+            place.around.fence.fence(GENERATION + 1)
+            cast(Any, place.around.failpoints).hit = self._hook(stage)
+
+    def run(self) -> list[CommittedStep]:
+        """The whole step, each stage on a thread."""
+        with ThreadPoolExecutor(len(self.places)) as threads:
+            return list(threads.map(self._run, range(len(self.places))))
+
+    def _run(self, stage: int) -> CommittedStep:
+        place = self.places[stage]
+        begin_step(place, 0)
+        while True:
+            compute(place, place.ledger.missing(place.view.pipeline.first_microbatches))
+            done = attempt(place)
+            if isinstance(done, CommittedStep):
+                place.around.fence.settle()
+                return done
+            if not place.upcoming:
+                self._wait_and_tell(stage)
+            generation = place.generation + 1
+            renew_place(
+                place,
+                view=place.upcoming.popleft(),
+                generation=generation,
+                awaited=cast(Communicators, Awaited(are_lost=generation < self._last)),
+                resumed_step=0,
+            )
+
+    @property
+    def _last(self) -> int:
+        return GENERATION + len(self._plans) - 1
+
+    def _hook(self, stage: int) -> Callable[..., None]:
+        def hit(at: str, step: int | None = None, microbatch: int | None = None) -> None:
+            if at in ("forward", "backward") and microbatch is not None:
+                self.passes[stage].append((at, microbatch))
+            with self._changed:
+                self._num_actions[stage] += 1
+                while self._may_tell(stage, self._num_actions[stage]):
+                    self._tell(stage)
+                self._changed.notify_all()
+                if microbatch is not None and (stage, at, microbatch) in self.holds:
+                    other, *begun = self.holds[stage, at, microbatch]
+                    assert self._changed.wait_for(lambda: (*begun,) in self.passes[other], 5)
+
+        return hit
+
+    def _wait_and_tell(self, stage: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._may_tell(stage, AT_REST), 10)
+            self._tell(stage)
+
+    def _may_tell(self, stage: int, num_actions: int) -> bool:
+        told = self._num_told[stage]
+        is_due = told < len(self._plans) - 1 and self._moments[stage][told] <= num_actions
+        return is_due and min(self._num_told) >= told
+
+    def _tell(self, stage: int) -> None:
+        self._num_told[stage] += 1
+        plan, place = self._plans[self._num_told[stage]], self.places[stage]
+        for each in self.places:  # nobody is told of a plan before all are fenced for it
+            if each.around.fence.newest < GENERATION + self._num_told[stage]:
+                each.around.fence.fence(GENERATION + self._num_told[stage])
+        place.upcoming.append(
+            view_plan(
+                plan,
+                place.view.engine_id,
+                num_layers=self.job.num_layers,
+                num_microbatches=self.job.num_microbatches,
+                hosted_layers=untied,
+            )
+        )
+
+
+def _plan(cuts: Sequence[int], microbatches: tuple[int, ...]) -> list[PipelinePlan]:
+    rest = tuple(m for m in ALL if m not in microbatches)
+    kept = dataclasses.replace(pipeline(0, cuts, microbatches), keeps_step=True)
+    return [kept, *(dataclasses.replace(lost, microbatches=rest) for lost in LOST if rest)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undisturbed:
+    """A job, and what its first step comes to when nothing happens."""
+
+    job: Job
+    parameters: dict[int, Tensor]
+    record: CommitRecord
+
+
+def undisturbed(folder: Path, **options: Any) -> Undisturbed:
+    job = make_job(folder, {"family": "llama", **options}, reproducible=True)
+    done = run_one_step(job, [pipeline(0, CUTS[2], ALL)])
+    found = parameters([place for place, _ in done])
+    return Undisturbed(job=job, parameters=found, record=done[0][1].record)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def evaluating(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    held_out = {"every_steps": 1, "fraction": 0.3, "num_sequences": 14}
+    return undisturbed(tmp_path_factory.mktemp("evaluating"), evaluation=held_out)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_groups, "TIMEOUT_SECONDS", 10.0)
+
+
+def parameters(places: Sequence[Place]) -> dict[int, Tensor]:
+    """Of every layer."""
+    return {
+        layer: state.parameters
+        for place in places
+        for layer, state in place.around.store.states.items()
+    }
+
+
+def check(crew: Crew, expected: Undisturbed) -> None:
+    """Runs the step: everybody makes each pass once, and the model is the undisturbed one."""
+    committed = crew.run()
+    found = parameters(crew.places)
+    assert found.keys() == expected.parameters.keys()
+    assert all(torch.equal(found[layer], each) for layer, each in expected.parameters.items())
+    for step in committed:
+        assert step.record.gradient_norm == expected.record.gradient_norm
+        assert step.record.evaluation_loss == expected.record.evaluation_loss
+    for place, passes in zip(crew.places, crew.passes, strict=True):
+        assert sorted(passes) == sorted((at, m) for m in ALL for at in ("forward", "backward"))
+        in_flight = most = 0
+        for at, _ in passes:
+            in_flight += 1 if at == "forward" else -1
+            most = max(most, in_flight)
+        assert most <= len(crew.places) - place.view.stage_index
+
+
+@pytest.mark.parametrize("kind", [MemoryGroup, SlowGroup])
+def test_whenever_each_of_two_stages_is_told(plain: Undisturbed, kind: type[MemoryGroup]) -> None:
+    num_actions = 8  # of a stage with two microbatches: all places are tried
+    for first in (*range(1, num_actions), AT_REST):
+        for second in (*range(1, num_actions), AT_REST):
+            check(Crew(plain.job, (PLANS[0], ALL), [[first], [second]], kind), plain)
+
+
+MOMENTS = st.one_of(st.integers(1, 30), st.just(AT_REST))
+
+
+@settings(max_examples=50, deadline=None, phases=(Phase.reuse, Phase.generate))
+@given(num_stages=st.integers(2, 4), data=st.data())
+def test_whenever_each_stage_is_told_and_told_again(
+    plain: Undisturbed, num_stages: int, data: st.DataObject
+) -> None:
+    plans = data.draw(st.sampled_from([PLANS, (PLANS[0], ALL), ((3,), PLANS[1], ALL)]))
+    moments = [[data.draw(MOMENTS) for _ in plans[1:]] for _ in range(num_stages)]
+    check(Crew(plain.job, plans, moments, data.draw(st.sampled_from(KINDS))), plain)
+
+
+def test_the_pipeline_stays_full(plain: Undisturbed) -> None:
+    """Told in time, a stage begins what was lost before its own last backward pass, and the one
+    behind goes on with it at once. Guard: an attempt that is void whatever comes is called off."""
+    crew = Crew(plain.job, (PLANS[0], ALL), [[1], [1]])
+    crew.holds[0, "backward", 3] = 1, "forward", 1
+    check(crew, plain)
+    assert [m for at, m in crew.passes[1] if at == "backward"] == [0, 3, 1, 2, 4]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_is_told_does_not_wait_for_a_stage_that_is_not(
+    plain: Undisturbed, kind: type[MemoryGroup]
+) -> None:
+    """Guards: a stage begins another run only with what has come, since the one before may wait for
+    it; and does not wait until what it sends ahead is received, since the one behind may do so."""
+    for told in ([AT_REST, 1, 1, AT_REST], [1, AT_REST, AT_REST, AT_REST]):
+        check(Crew(plain.job, (PLANS[0], ALL), [[moment] for moment in told], kind), plain)
+
+
+def test_nothing_is_ahead_of_an_evaluation(evaluating: Undisturbed) -> None:
+    """Guard: a run begins with what is evaluated, so no activations may have been sent before."""
+    for first in (1, AT_REST):
+        for second in (1, AT_REST):
+            check(Crew(evaluating.job, (PLANS[0], ALL), [[first], [second]]), evaluating)
+
+
+def test_what_was_begun_is_what_comes_next(plain: Undisturbed) -> None:
+    """Guard: else a stage would take the activations of one microbatch for those of another."""
+    (place, *_) = take_places(plain.job, [pipeline(0, CUTS[2], ALL)])
+    begin_step(place, 0)
+    assert place.pipeline is not None
+    for step, begun in [(0, [3]), (1, [1])]:  # the other microbatch; the one of another step
+        place.pipeline._started = begun
+        place.pipeline._ledger = Ledger(step=0, generation=GENERATION)
+        begin_step(place, step)
+        with pytest.raises(RuntimeError, match="begun"):
+            compute(place, (1, 3))
