@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from support.repository import ROOT
-from unit.mutations import coordinator, copies, engines, rolling, steps
+from unit.mutations import ahead, coordinator, copies, engines, rolling, steps
 from unit.mutations.mutation import Copy, Mutation, has_failed
 
 MUTATIONS = (
+    *ahead.MUTATIONS,
     *steps.MUTATIONS,
     *rolling.MUTATIONS,
     *copies.MUTATIONS,
