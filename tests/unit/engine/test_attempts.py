@@ -138,9 +138,7 @@ def ranks(
         Rank(
             view=view,
             line=ExchangeLine(
-                groups[view.engine_id][view.exchange_group.name] if view.exchange_group else None,
-                view.stage_index,
-                1 if view.is_follower else len(view.pipeline.stages),
+                groups[view.engine_id][view.exchange_group.name] if view.exchange_group else None
             ),
             groups=groups[view.engine_id],
         )

@@ -21,12 +21,13 @@ class ExchangeLine:
         above: rank of the stage behind; None for the last.
     """
 
-    def __init__(self, group: Group | None, rank: int, num_stages: int) -> None:
+    def __init__(self, group: Group | None) -> None:
         """Begins with nothing under way; `group` is None for a pipeline of one stage."""
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
         self.below = rank - 1 if rank > 0 else None
-        self.above = rank + 1 if rank + 1 < num_stages else None
+        self.above = rank + 1 if rank + 1 < size else None
         self._group = group
-        self._num_unread = {rank: 0 for rank in (self.above, self.below) if rank is not None}
+        self._num_unread = {peer: 0 for peer in (self.above, self.below) if peer is not None}
         self._under_way: deque[Work] = deque()
 
     def send(self, message: Message, neighbour: int) -> None:

@@ -107,7 +107,7 @@ class PipelineStage:
         Args:
             ledger: of the step.
             microbatches: in the order of their backward passes.
-            ahead: those of the step's next run, as far as it is known; once it is, it is that.
+            ahead: those of the step's next run; none while it is unknown, and then always these.
             before_last: called before the last backward pass; must wait for nobody.
             when_summed: called for each layer within the last backward pass, as soon as its local
                 sum holds all these microbatches.
@@ -154,10 +154,11 @@ class PipelineStage:
         return evaluation is not None and evaluation.plan.is_due(self._ledger.step)
 
     def _run_ahead(self) -> None:
-        """Begins the next run as far as there is room, and no neighbour has to be waited for.
+        """Begins the next run as far as there is room, and its input has begun to arrive.
 
-        The one before may wait for this stage, and know nothing of that run yet. In a step that
-        evaluates the run begins with that, so nothing may be ahead of it.
+        What has not, may never: the stage before may wait for this one, and know nothing of that
+        run yet. In a step that evaluates the run begins with that, so nothing may be ahead of it.
+        The last stage never gets here: its backward passes follow their forward passes.
         """
         self._room_ahead += 1
         while len(self._started) < self._room_ahead and not self._is_evaluating:

@@ -68,8 +68,9 @@ class Place:
     resumed_step: int | None = None
     """The step that other generations may have begun: some may have whole sums of it."""
     upcoming: deque[PlanView] = field(default_factory=deque)
-    """Plans that finish the step in flight with this place, accepted and not yet taken up. While
-    there is one, everybody is fenced, and nobody can commit in the generation that the place has.
+    """Plans that finish the step in flight with this place: the thread that accepts directives adds
+    them, the training thread takes them up. While there is one, everybody is fenced, and nobody can
+    commit in the generation that the place has.
     """
 
     @property
@@ -82,7 +83,7 @@ class Place:
         return self.ledger.step == self.resumed_step
 
     def microbatches_ahead(self, microbatches: Sequence[int]) -> tuple[int, ...]:
-        """What the next plan of the same step has to be computed here behind these microbatches."""
+        """What is to be computed here, behind these microbatches, by the next plan of the step."""
         if not self.upcoming:
             return ()
         missing = self.ledger.missing(self.upcoming[0].pipeline.first_microbatches)
@@ -122,11 +123,7 @@ def take_place(
     """Puts a place together from the states of its layers and the groups that stand."""
     job = around.job
     exchange = view.exchange_group
-    line = ExchangeLine(
-        groups[exchange.name] if exchange else None,
-        view.stage_index,
-        1 if view.is_follower else len(view.pipeline.stages),
-    )
+    line = ExchangeLine(groups[exchange.name] if exchange else None)
     layouts = [job.layouts[layer] for layer in view.hosted_layers]
     sums = GradientSums(layouts, job.accumulation, str(job.device))
     halt = threading.Event()

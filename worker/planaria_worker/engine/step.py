@@ -43,7 +43,7 @@ class VoidAttempt:
     """An attempt that was not committed here: the local gradients wait for the next one."""
 
     cause: Exception | None
-    """What kept this engine from it; None: somebody else."""
+    """What kept this engine from it; None: somebody else, or the next plan of the step."""
 
 
 def run_step(place: Place, step: int) -> CommittedStep:
@@ -84,7 +84,7 @@ def compute(place: Place, microbatches: Sequence[int]) -> None:
         return
 
     def before_last() -> None:
-        if place.awaited is None or place.awaited.is_over:
+        if not place.upcoming and (place.awaited is None or place.awaited.is_over):
             try:
                 _begin_sums(place, microbatches[-1:])
             except (GroupBroken, PlanariaError) as error:

@@ -246,11 +246,11 @@ class Trainer:
             place = self._standing.require_promise(activation, view, self._links, self._fence)
             self._begin(communicators, activation, view)
             self._standing.promise = promised(activation, view)
-            place.upcoming.append(view)
         self.handover.watch(view)
 
         self._builder.start(communicators, view.sum_groups, activation, answer)
         self._fence.resume()
+        place.upcoming.append(view)
         return lambda: self._continue(activation, communicators)
 
     def _continue(self, activation: Activation, awaited: Communicators) -> None:

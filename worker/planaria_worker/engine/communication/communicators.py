@@ -44,7 +44,7 @@ class Communicators:
         Args:
             engine_id: this engine, among the members of each group.
             host: address on which peers connect.
-            device: where the tensors are.
+            device: where the tensors are, but for groups that are on the host.
             transport: what moves them; the same on all engines.
             operation_timeout_seconds: bound of every wait, the last resort: whoever learns of a
                 loss shuts the groups long before.

@@ -112,7 +112,7 @@ class Group:
         return self._start(lambda backend: backend.all_reduce(tensor), tensor, "all-reduce")
 
     def has_message(self, src: int) -> bool:
-        """Whether who receives now from a rank would wait for nobody, as far as that is known."""
+        """Whether a message of a rank is known to have begun to arrive, or never will any more."""
         backend = self._backend
         return backend is None or backend.has_message(src)
 
@@ -222,7 +222,7 @@ class Group:
 
 
 class Work:
-    """An operation under way; every one must be waited for."""
+    """An operation under way; every one must be waited for, unless the group ends."""
 
     def __init__(self, group: Group, pending: Pending, what: str, timeout_seconds: float) -> None:
         self._group = group
