@@ -166,6 +166,35 @@ def test_a_writer_that_is_killed_leaves_a_gap_that_a_replica_fills(
         assert cluster.digest(ALONE) == expected.digest
 
 
+def test_copies_that_take_long_hold_up_no_report(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote, expected: ReferenceResult
+) -> None:
+    """b dies while a copies for the checkpoint of step 2. Guard: a is not waited for, since it can
+    change nothing any more; a large stage is copied for longer than a report may take."""
+    copied = tmp_path / "copied"
+    slow = {"at": "checkpoint_copy", "step": 2, "action": "hold", "until": str(copied)}
+    kill = {"at": "wait_peer", "step": 2, "action": "kill"}
+    files = checkpointed(job.files, tmp_path / "runs")
+    with EngineCluster(tmp_path, files, zygote) as cluster:
+        cluster.prepare("a", "b", "c", failpoints={"a": [slow], "b": [kill]})
+        cluster.train(ON_THREE)
+        cluster.wait_until_dead("b")
+        reports = cluster.fence(lost=["b"])
+        assert reports["a"].HasField("park_time")
+        assert {report.committed_steps for report in reports.values()} == {2}
+        cluster.committed_steps = 2
+        rest = cluster.activation(
+            [Pipeline([("c", 7)], ALONE[0].microbatches, in_flight=ALONE[0].microbatches)],
+            followers={"a": [0, 1, 2]},
+        )
+        asked = {name: cluster.direct(name, activate=rest) for name in "ac"}
+        copied.touch()
+        for name, directive_id in asked.items():
+            assert cluster.wait_for_result(name, directive_id).HasField("activated")
+        cluster.wait_until_finished()
+        assert cluster.digest([Pipeline([("c", 7)], ALONE[0].microbatches)]) == expected.digest
+
+
 def test_a_disk_that_hangs_costs_no_step_and_replicas_write_in_its_place(
     tmp_path: Path, job: TrainingJob, zygote: Zygote, expected: ReferenceResult
 ) -> None:

@@ -1,6 +1,8 @@
 """The loop over steps, with places that do nothing."""
 
+import threading
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from planaria_worker.engine import training
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.communication import GroupBroken
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.step import CommittedStep
 from planaria_worker.engine.training import TrainingLoop
 
@@ -20,6 +23,17 @@ class Place:
 
     view = SimpleNamespace(is_follower=True)
     ledger = SimpleNamespace(missing=lambda _: ())
+
+
+def make_loop(**parts: Any) -> TrainingLoop:
+    """A loop of the parts that a test needs."""
+    names = ("standing", "handover", "checkpointer", "vitals", "teller", "clock")
+    return TrainingLoop(
+        builder=parts.pop("builder", SimpleNamespace(around=None)),
+        halt=lambda _: None,
+        set_aside=lambda: None,
+        **{name: parts.get(name) for name in names},  # type: ignore[arg-type]
+    )
 
 
 def test_a_place_is_gone_when_another_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,18 +57,44 @@ def test_a_place_is_gone_when_another_is_taken(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(training, name, lambda *_: None)
     monkeypatch.setattr(training, "attempt", attempt)
     untold: Any = SimpleNamespace(step_begins=lambda: None)
-    loop = TrainingLoop(
-        builder=SimpleNamespace(around=None),  # type: ignore[arg-type]
-        standing=standing,
-        handover=untold,
-        checkpointer=untold,
-        vitals=standing,
-        teller=untold,
-        clock=untold,
-        halt=lambda _: None,
-        set_aside=lambda: None,
-    )
+    loop = make_loop(standing=standing, vitals=standing, teller=untold)
     monkeypatch.setattr(loop, "_go_on", go_on)
     monkeypatch.setattr(loop, "_break_off", lambda *_: None)
     loop.train_from_start()
     assert in_memory == [True, False]
+
+
+def test_who_is_halted_while_it_copies_for_a_checkpoint_takes_no_other_place() -> None:
+    """Its report was sent meanwhile, and groups of another generation may be in the making."""
+    fence = Fence(1)
+    fence.begin(1)
+    calls: list[str] = []
+    halt = threading.Event()
+
+    def take(*_: object) -> None:
+        halt.set()
+        fence.when_halted(lambda: calls.append("report"))
+        calls.append("copied")
+
+    view = SimpleNamespace(is_last=False, is_follower=False, keeps_step=False)
+    handover: Any = SimpleNamespace(
+        settle_in=lambda _: None,
+        behind=lambda _: SimpleNamespace(view=view),
+        renew=lambda *_: False,
+    )
+    standing: Any = SimpleNamespace(
+        promise_behind=lambda _: None,
+        enter_commit=lambda *_: None,
+        drop=lambda: calls.append("dropped"),
+        is_finished=False,
+    )
+    loop = make_loop(
+        builder=SimpleNamespace(around=SimpleNamespace(fence=fence)),
+        handover=handover,
+        standing=standing,
+        checkpointer=SimpleNamespace(announce=lambda *_: [0], take=take),
+    )
+    place: Any = SimpleNamespace(view=view, halt=halt)
+    record = replace(RECORD, next_generation=2)
+    assert loop._go_on(place, CommittedStep(record=record, broken=None)) is None
+    assert calls == ["report", "copied", "dropped"]

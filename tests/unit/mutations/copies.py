@@ -6,6 +6,11 @@ _COPYING = "worker/planaria_worker/engine/copying"
 _COPYING_TESTS = "tests/unit/worker_comm/test_copying.py"
 _FOLLOWING = "worker/planaria_worker/engine/following.py"
 _FOLLOWING_TESTS = "tests/unit/engine/test_following.py"
+_TRAINING = "worker/planaria_worker/engine/training.py"
+_HALTED_IN_COPIES = (
+    "tests/unit/engine/test_training_loop.py"
+    "::test_who_is_halted_while_it_copies_for_a_checkpoint_takes_no_other_place"
+)
 
 MUTATIONS = (
     Mutation(
@@ -89,5 +94,19 @@ MUTATIONS = (
             "tests/unit/engine/test_checkpoint_writer.py"
             "::test_the_copies_of_a_large_stage_are_progress",
         ),
+    ),
+    Mutation(
+        guard="copies for a checkpoint hold up no report of a loss",
+        path=_TRAINING,
+        lines="with self._around.fence.computing():",
+        without="if True:",
+        seen_by=(_HALTED_IN_COPIES,),
+    ),
+    Mutation(
+        guard="copies for a checkpoint hold up no report of a loss",
+        path=_TRAINING,
+        lines=" and not place.halt.is_set():",
+        without=":",
+        seen_by=(_HALTED_IN_COPIES,),
     ),
 )

@@ -206,7 +206,10 @@ class Fence:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Surrounds the training thread's passes: a halted stage begins no other behind its own."""
+        """Surrounds the training thread's passes, and its copies for a checkpoint.
+
+        A halted engine begins no other pass behind such a one, and takes no other place.
+        """
         with self._lock:
             self._is_computing = True
         try:
@@ -218,8 +221,8 @@ class Fence:
     def when_halted(self, call: Callable[[], None]) -> None:
         """Calls back as soon as an engine that was fenced and halted can change nothing any more.
 
-        Now, in the middle of its last forward or backward pass, or when the training thread stands
-        still.
+        Now, in the middle of its last pass or of copies for a checkpoint, or when the training
+        thread stands still.
         """
         with self._lock:
             if self._num_tasks and not self._is_computing:

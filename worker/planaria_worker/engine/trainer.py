@@ -171,7 +171,8 @@ class Trainer:
                 self._teller.step_done(record)  # those who passed it may all have died untold
                 if todo is RollForward.APPLY and sums is not None:
                     to_write = self._checkpointer.announce(sums.view, record.step + 1)
-                    self._checkpointer.take(record.step + 1, to_write)
+                    with self._fence.computing():
+                        self._checkpointer.take(record.step + 1, to_write)
                 if self._standing.promise is None:
                     self._standing.drop()
                 self._rest()

@@ -144,7 +144,8 @@ class TrainingLoop:
             self._standing.enter_commit(record, promise)
         to_write = self._checkpointer.announce(view, record.step + 1)
         self._around.fence.settle()
-        self._checkpointer.take(record.step + 1, to_write, self._note_copy)
+        with self._around.fence.computing():
+            self._checkpointer.take(record.step + 1, to_write, self._note_copy)
         if place.view.is_last:
             tell = self._teller.step_noted if place.view.is_follower else self._teller.step_done
             tell(record)
@@ -154,7 +155,7 @@ class TrainingLoop:
             self._around.failpoints.hit("switch", record.step)
             self._switched(next_place, self._clock.now(), record)
             return place
-        elif next_place is not None and not next_place.view.keeps_step:
+        elif next_place is not None and not next_place.view.keeps_step and not place.halt.is_set():
             self._standing.drop()
             return self.change_over(next_place, record)
         elif record.ends_generation or self._standing.is_finished:
