@@ -260,6 +260,37 @@ def test_a_second_fence_overtakes_the_plan_of_the_first(
     finish(cluster, expected)
 
 
+def test_a_pipeline_that_is_told_in_time_does_not_run_empty(
+    cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
+) -> None:
+    """d comes to the first of the lost microbatches while c is before its last backward pass.
+
+    It fails there, and nothing of what was begun is in the step.
+    """
+    go, end = tmp_path / "go", tmp_path / "end"
+    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
+    failing = {"at": "forward", "action": "raise", "step": FAILED_STEP, "microbatch": 0}
+    last = {"at": "backward", "action": "hold", "step": FAILED_STEP, "microbatch": KEPT[-1]}
+    cluster.prepare(
+        "a",
+        "b",
+        "c",
+        "d",
+        failpoints={"b": [fatal], "c": [held(go, 4), {**last, "until": str(end)}], "d": [failing]},
+    )
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    cluster.fence(["b"])
+    cluster.committed_steps = FAILED_STEP
+    activate(cluster)
+    go.touch()
+    assert "failpoint at forward" in cluster.wait_for_fault("d").failure.message
+    end.touch()
+    reports = cluster.recover([Pipeline(AFTER[0].stages, range(6))])
+    assert kept(reports) == {"c": [], "d": []}
+    finish(cluster, expected)
+
+
 def test_a_follower_keeps_up_and_may_take_a_place_again(
     cluster: EngineCluster, expected: ReferenceResult
 ) -> None:
