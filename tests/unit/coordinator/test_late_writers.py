@@ -188,7 +188,10 @@ async def test_the_end_of_a_job_does_not_wait_for_a_disk_that_hangs() -> None:
 
 
 async def test_given_back_while_everybody_is_being_fenced() -> None:
-    """One dies; who is late says so before it answers the fence, and others fill both gaps."""
+    """One dies; who is late says so before it answers the fence, and others fill both gaps.
+
+    Guard: what it had taken is said once more, while nobody writes that yet.
+    """
     world = await checkpointed_world(resilience={"fault_tolerance": 0})
     await world.train()
     shares = announce(world, 2)
@@ -199,6 +202,8 @@ async def test_given_back_while_everybody_is_being_fenced() -> None:
         agent.held_kinds.add("quiesce")
     await world.kill_node(node_of(victim))
     give_back(world, late, 2)
+    await world.settle()
+    tell(world, world.engines()[late], 2, CheckpointTaken(layers=shares[late]))
     await world.settle()
     assert 2 in world.run.checkpoints
     for agent in world.agents.values():

@@ -1,6 +1,7 @@
 """A job that waits says for what: in what is read of it, and in one event for each reason."""
 
 import asyncio
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from planaria_coordinator.application.policy import BuiltInPolicy
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
 from unit.coordinator.job_documents import job_document
+from unit.coordinator.protocol_cluster import NOON, first_run
 from unit.coordinator.simulation import World, running_world
 
 IN_THREES = {
@@ -193,6 +196,31 @@ async def test_what_is_lost_while_engines_start_for_a_job_that_waits_is_the_same
     assert sorted(recovery.nodes_lost) == ["n0", "n2", "n4", "n5"]
     assert recovery.pause_seconds > 12
     await world.stop()
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "is_told_later"),
+    [
+        (JobState.WAITING, Cause.NODE_LOST, True),
+        (JobState.WAITING, Cause.NODE_JOINED, False),  # it is about nodes that have come
+        (JobState.RECOVERING, Cause.NODE_LOST, False),  # it is being told
+    ],
+)
+def test_only_what_a_job_waits_with_is_told_when_it_goes_on(
+    state: JobState, cause: Cause, *, is_told_later: bool
+) -> None:
+    story = Story(
+        cause=cause,
+        start_time=NOON,
+        first_open_time=NOON,
+        nodes_lost=("n0",),
+        nodes_joined=("n1",),
+    )
+    transition = Transition(
+        generation=2, phase=Phase.PREPARING, story=story, open_time=NOON, horizon_seconds=1.0
+    )
+    run = replace(first_run(1), state=state, transition=transition)
+    assert run.untold_recovery == (replace(story, nodes_joined=()) if is_told_later else None)
 
 
 async def test_a_job_that_waits_can_be_paused_though_the_nodes_that_were_to_join_are_gone() -> None:

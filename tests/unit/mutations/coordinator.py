@@ -257,6 +257,31 @@ MUTATIONS = (
             f"{_KNOWN_WHEN_IT_WAITS}[engines start]",
         ),
     ),
+    *(
+        Mutation(
+            guard=_KEEPS_ITS_STORY,
+            path=f"{_SOURCE}/domain/run.py",
+            lines="if self.state is not JobState.WAITING or story.cause is Cause.NODE_JOINED:",
+            without=f"if {half}:",
+            seen_by=(
+                f"{_TESTS}/test_waiting.py"
+                f"::test_only_what_a_job_waits_with_is_told_when_it_goes_on[{case}]",
+            ),
+        )
+        for half, case in (
+            ("story.cause is Cause.NODE_JOINED", "RECOVERING-node_lost-False"),
+            ("self.state is not JobState.WAITING", "WAITING-node_joined-False"),
+        )
+    ),
+    Mutation(
+        guard="what an engine gives back is not its part again, though it had taken it",
+        path=f"{_SOURCE}/domain/checkpointing.py",
+        lines=" or engine_id in checkpoint.given_back:",
+        without=":",
+        seen_by=(
+            f"{_TESTS}/test_late_writers.py::test_given_back_while_everybody_is_being_fenced",
+        ),
+    ),
     Mutation(
         guard=_KEEPS_ITS_STORY,
         path=f"{_SOURCE}/domain/preparing.py",
