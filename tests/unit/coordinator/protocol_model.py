@@ -17,6 +17,7 @@ from typing import Any
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.actions import AskPlanner, Send
+from planaria_coordinator.domain.directive import Stop
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.outcome import DirectiveResult, Failure
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
@@ -255,7 +256,10 @@ class Model(Engines):
                 directive = action.directive
                 index = self.index[directive.engine_id]
                 if state.members[index] is not None:
-                    queue = (*state.to_engines[index], (directive.generation, directive.command))
+                    command = directive.command
+                    if isinstance(command, Stop):
+                        command = Stop(reason="")  # whatever it says, the engine ends
+                    queue = (*state.to_engines[index], (directive.generation, command))
                     state = state._replace(to_engines=put(state.to_engines, index, queue))
         return state
 
