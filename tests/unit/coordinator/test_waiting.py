@@ -11,7 +11,8 @@ from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
 from unit.coordinator.job_documents import job_document
-from unit.coordinator.protocol_cluster import NOON, first_run
+from unit.coordinator.protocol_cluster import first_run
+from unit.coordinator.protocol_state import NOON
 from unit.coordinator.simulation import World, running_world
 
 IN_THREES = {
