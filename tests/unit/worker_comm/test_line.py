@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from planaria_worker.engine.communication import Group, GroupBroken, Work
-from planaria_worker.engine.communication.backends import open_connector
 from planaria_worker.engine.communication.line import LineConnector
-from planaria_worker.engine_config import Transport
 
 HOST = "127.0.0.1"
 BOUND_SECONDS = 30.0
@@ -140,20 +138,6 @@ def test_whether_a_message_has_come(build_line: BuildLine) -> None:
     assert not middle.has_message(0)
     middle.shut()
     assert middle.has_message(0)
-
-
-@pytest.mark.parametrize("transport", get_args(Transport))
-def test_what_is_in_host_memory_goes_over_it_whatever_the_device(transport: Transport) -> None:
-    connector = open_connector(
-        transport,
-        torch.device("cuda"),
-        "127.0.0.1",
-        is_line=True,
-        is_downward=False,
-        is_on_host=True,
-        operation_timeout_seconds=1,
-    )
-    assert type(connector) is LineConnector
 
 
 def test_two_may_send_more_than_fits_to_each_other(build_line: BuildLine) -> None:

@@ -65,14 +65,14 @@ def one_forward_one_backward(
             yield Action(Verb.SEND_GRADIENT, microbatch)
 
     def actions() -> Iterator[Action]:
-        room = num_started
-        for num_finished, microbatch in enumerate(microbatches):
-            while room < num_finished + num_stages - stage:
-                if room < len(microbatches):
-                    yield from forward(microbatches[room])
+        num_forward = num_started
+        for num_backward, microbatch in enumerate(microbatches):
+            while num_forward < num_backward + num_stages - stage:
+                if num_forward < len(microbatches):
+                    yield from forward(microbatches[num_forward])
                 else:
                     yield Action(Verb.RUN_AHEAD, microbatch)
-                room += 1
+                num_forward += 1
             yield from backward(microbatch)
 
     return tuple(actions())

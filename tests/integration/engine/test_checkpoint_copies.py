@@ -1,0 +1,92 @@
+"""The copies for a checkpoint, of one version whatever happens beside them."""
+
+from pathlib import Path
+
+import pytest
+
+from oracle.reference import ReferenceResult
+from planaria.api.common.v1.errors_pb2 import ErrorReason
+from planaria.api.worker.v1.directive_pb2 import DigestLayers, WriteCheckpoint
+from planaria.api.worker.v1.report_pb2 import DirectiveResult
+from support.checkpoints import checkpointed
+from support.engine_harness import EngineCluster
+from support.engine_zygote import Zygote
+from support.small_plans import Pipeline
+from support.training_jobs import TrainingJob
+
+pytestmark = pytest.mark.integration
+
+ALL = range(6)
+ON_THREE = [Pipeline([("a", 3), ("b", 4)], [0, 1, 2]), Pipeline([("c", 7)], [3, 4, 5])]
+ON_C = [Pipeline([("c", 7)], ALL, in_flight=ALL)]
+
+
+def test_copies_that_take_long_hold_up_no_report(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote, expected: ReferenceResult
+) -> None:
+    """b dies while a copies for the checkpoint of step 2. Guard: a is not waited for, since it can
+    change nothing any more; a large stage is copied for longer than a report may take."""
+    copied = tmp_path / "copied"
+    slow = {"at": "checkpoint_copy", "step": 2, "action": "hold", "until": str(copied)}
+    kill = {"at": "wait_peer", "step": 2, "action": "kill"}
+    files = checkpointed(job.files, tmp_path / "runs")
+    with EngineCluster(tmp_path, files, zygote) as cluster:
+        cluster.prepare("a", "b", "c", failpoints={"a": [slow], "b": [kill]})
+        cluster.train(ON_THREE)
+        cluster.wait_until_dead("b")
+        reports = cluster.fence(lost=["b"])
+        assert reports["a"].HasField("park_time")
+        assert {report.committed_steps for report in reports.values()} == {2}
+        cluster.committed_steps = 2
+        rest = cluster.activation(ON_C, followers={"a": [0, 1, 2]})
+        asked = {name: cluster.direct(name, activate=rest) for name in "ac"}
+        copied.touch()
+        for name, directive_id in asked.items():
+            assert cluster.wait_for_result(name, directive_id).HasField("activated")
+        cluster.wait_until_finished()
+        assert cluster.digest(ON_C) == expected.digest
+
+
+def let_a_commit_overtake_a_copy(cluster: EngineCluster, folder: Path) -> DirectiveResult:
+    """a is told to write layer 3 of step 3, and commits step 3 between two of its tensors."""
+    go, copied = folder / "go", folder / "copied"
+    hold = {"at": "forward", "step": 3, "action": "hold", "until": str(go)}
+    slow = {"at": "checkpoint_copy", "step": 3, "action": "hold", "until": str(copied)}
+    cluster.prepare("a", failpoints={"a": [hold, slow]})
+    cluster.train([Pipeline([("a", 7)], ALL)])
+    cluster.wait_for_step("a", 2)
+    writing = cluster.direct(
+        "a", cluster.generation, write_checkpoint=WriteCheckpoint(version=3, layers=[3])
+    )
+    cluster.ask("a", digest_layers=DigestLayers(layers=[0]))  # the directive before is taken up
+    go.touch()
+    cluster.wait_for_step("a", 3)
+    copied.touch()
+    return cluster.wait_for_result("a", writing)
+
+
+def overtaken_copies_are_refused(cluster: EngineCluster, folder: Path) -> None:
+    result = let_a_commit_overtake_a_copy(cluster, folder)
+    assert result.failure.reason == ErrorReason.ERROR_REASON_WRONG_STATE, "a torn copy is written"
+    assert "layer 3 is not held in version 3 any more" in result.failure.message
+
+
+def test_a_copy_that_a_commit_overtakes_is_not_written(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote
+) -> None:
+    """Half of it would be of another version, and its checksum right."""
+    files = checkpointed(job.files, tmp_path / "runs")
+    with EngineCluster(tmp_path, files, zygote) as cluster:
+        overtaken_copies_are_refused(cluster, tmp_path)
+
+
+@pytest.mark.slow
+def test_without_a_second_look_at_its_version_a_torn_copy_is_written(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote
+) -> None:
+    files = checkpointed(job.files, tmp_path / "runs")
+    with (
+        EngineCluster(tmp_path, files, zygote, mutant="torn_copy") as cluster,
+        pytest.raises(AssertionError, match="a torn copy is written"),
+    ):
+        overtaken_copies_are_refused(cluster, tmp_path)
