@@ -9,6 +9,7 @@ from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, WriteCheckpoint
 from planaria.api.worker.v1.report_pb2 import DirectiveResult
 from support.checkpoints import checkpointed
+from support.checkpoints import reports as said_of
 from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.small_plans import Pipeline
@@ -45,6 +46,62 @@ def test_copies_that_take_long_hold_up_no_report(
             assert cluster.wait_for_result(name, directive_id).HasField("activated")
         cluster.wait_until_finished()
         assert cluster.digest(ON_C) == expected.digest
+
+
+def test_copies_that_take_long_hold_up_no_answer_to_a_commit(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote, expected: ReferenceResult
+) -> None:
+    """b dies between the phases of step 2, and a copies long when it has rolled forward. Guard: a
+    has answered by then, and reports when it is fenced again: else it would count as lost."""
+    copied = tmp_path / "copied"
+    slow = {"at": "checkpoint_copy", "step": 3, "action": "hold", "until": str(copied)}
+    silent = {"at": "after_exchange", "step": 2, "action": "hold", "until": str(tmp_path / "never")}
+    files = checkpointed(job.files, tmp_path / "runs", every_steps=3)
+    with EngineCluster(tmp_path, files, zygote) as cluster:
+        cluster.prepare("a", "b", "c", "d", failpoints={"a": [slow], "b": [silent]})
+        cluster.train(
+            [Pipeline([("a", 2), ("b", 3), ("c", 2)], [0, 1, 2]), Pipeline([("d", 7)], [3, 4, 5])]
+        )
+        for name in "cd":
+            cluster.wait_for_step(name, 2)
+        cluster.engines["b"].kill()
+        cluster.wait_until_dead("b")
+        held = cluster.roll_forward(cluster.quiesce())
+        assert held["a"] == {0: 3, 1: 3}
+        again = cluster.fence(lost=["b"])
+        assert again["a"].committed_steps == 3
+        assert not copied.exists()
+        copied.touch()
+        after = [Pipeline([("a", 2), ("c", 5)], [0, 2, 4]), Pipeline([("d", 7)], [1, 3, 5])]
+        cluster.copy_missing(after, held)
+        cluster.activate(after)
+        cluster.wait_until_finished("a", "c", "d")
+        assert cluster.digest(after) == expected.digest
+        assert cluster.losses() == expected.losses
+
+
+def test_a_follower_that_is_fenced_while_it_copies_reports_the_step(
+    tmp_path: Path, job: TrainingJob, zygote: Zygote
+) -> None:
+    """c, whose step 2 a follows, dies while both copy for a checkpoint, and has told nobody."""
+    slow = {"at": "checkpoint_copy", "step": 3, "action": "hold", "until": str(tmp_path / "never")}
+    kill = {"at": "wait_peer", "step": 2, "action": "kill"}
+    files = checkpointed(job.files, tmp_path / "runs", every_steps=3)
+    with EngineCluster(tmp_path, files, zygote) as cluster:
+        cluster.prepare("a", "b", "c", failpoints={"a": [slow], "b": [kill], "c": [slow]})
+        cluster.train([Pipeline([("b", 3), ("a", 4)], [0, 1, 2]), Pipeline([("c", 7)], [3, 4, 5])])
+        cluster.wait_until_dead("b")
+        cluster.fence(lost=["b"])
+        cluster.committed_steps = 2
+        rest = cluster.activation(ON_C, followers={"a": [3, 4, 5, 6]})
+        for name in "ac":
+            cluster.direct(name, activate=rest)
+        cluster.wait_for("both to copy", lambda: all(said_of(cluster, 3)[name] for name in "ac"))
+        assert 2 not in {report.record.step for report in cluster.step_reports()}
+        cluster.engines["c"].kill()
+        cluster.wait_until_dead("c")
+        cluster.fence(lost=["c"])
+        assert 2 in {report.record.step for report in cluster.step_reports()}
 
 
 def let_a_commit_overtake_a_copy(cluster: EngineCluster, folder: Path) -> DirectiveResult:

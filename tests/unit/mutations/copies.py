@@ -7,6 +7,11 @@ _COPYING_TESTS = "tests/unit/worker_comm/test_copying.py"
 _FOLLOWING = "worker/planaria_worker/engine/following.py"
 _FOLLOWING_TESTS = "tests/unit/engine/test_following.py"
 _TRAINING = "worker/planaria_worker/engine/training.py"
+_TRAINER = "worker/planaria_worker/engine/trainer.py"
+_COMMITTED_IN_COPIES = (
+    "tests/integration/engine/test_checkpoint_copies.py"
+    "::test_copies_that_take_long_hold_up_no_answer_to_a_commit"
+)
 _HALTED_IN_COPIES = (
     "tests/unit/engine/test_training_loop.py"
     "::test_who_is_halted_while_it_copies_for_a_checkpoint_takes_no_other_place"
@@ -108,5 +113,47 @@ MUTATIONS = (
         lines=" and not place.halt.is_set():",
         without=":",
         seen_by=(_HALTED_IN_COPIES,),
+    ),
+    Mutation(
+        guard="who rolls forward answers, and can be fenced, before it copies for a checkpoint",
+        path=_TRAINER,
+        lines=(
+            "                answer([layer for layer in held if held[layer] != version])\n"
+            "                self._checkpointer.take(version, to_write)\n"
+        ),
+        without=(
+            "                self._checkpointer.take(version, to_write)\n"
+            "                answer([layer for layer in held if held[layer] != version])\n"
+        ),
+        seen_by=(_COMMITTED_IN_COPIES,),
+    ),
+    Mutation(
+        guard="who rolls forward answers, and can be fenced, before it copies for a checkpoint",
+        path=_TRAINER,
+        lines="with self._fence.computing():",
+        without="if True:",
+        seen_by=(_COMMITTED_IN_COPIES,),
+    ),
+    Mutation(
+        guard="a follower that is fenced while it copies for a checkpoint reports the step",
+        path=_TRAINING,
+        lines=(
+            "        if place.view.is_last and place.view.is_follower:\n"
+            "            self._teller.step_noted(record)  # for a fence within the copies\n"
+            "        self._around.fence.settle()\n"
+            "        with self._around.fence.computing():\n"
+            "            self._checkpointer.take(record.step + 1, to_write, self._note_copy)\n"
+        ),
+        without=(
+            "        self._around.fence.settle()\n"
+            "        with self._around.fence.computing():\n"
+            "            self._checkpointer.take(record.step + 1, to_write, self._note_copy)\n"
+            "        if place.view.is_last and place.view.is_follower:\n"
+            "            self._teller.step_noted(record)\n"
+        ),
+        seen_by=(
+            "tests/integration/engine/test_checkpoint_copies.py"
+            "::test_a_follower_that_is_fenced_while_it_copies_reports_the_step",
+        ),
     ),
 )

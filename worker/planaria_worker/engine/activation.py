@@ -93,14 +93,20 @@ class Builder:
                 {"layers": names, "version": str(version)},
             )
 
-    def communicators(self) -> Communicators:
-        """An empty set, to be filled by `start`."""
+    def communicators(self, activation: Activation) -> Communicators:
+        """An empty set, to be filled by `start`.
+
+        Who only follows waits for the passes of others: for as long as they may take until all
+        meet, if that is more than any other wait may.
+        """
         return Communicators(
             engine_id=self.engine_id,
             host=self.host,
             device=self.around.job.device,
             transport=self.transport,
-            operation_timeout_seconds=self.operation_timeout_seconds,
+            operation_timeout_seconds=max(
+                self.operation_timeout_seconds, activation.rebuild_timeout_seconds
+            ),
             failpoints=self.around.failpoints,
         )
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -166,15 +166,13 @@ class Directives:
     def _commit(self, directive: Directive) -> None:
         record = CommitRecord.from_proto(directive.commit.record)
 
+        def answer(stale: Sequence[int]) -> None:
+            committed = Committed(committed_steps=self._vitals.committed_steps, stale_layers=stale)
+            self._finish(directive, committed=committed)
+
         def work() -> None:
             self._failpoints.hit("commit", record.step)
-            stale = self._trainer.commit(directive.generation, record)
-            self._finish(
-                directive,
-                committed=Committed(
-                    committed_steps=self._vitals.committed_steps, stale_layers=stale
-                ),
-            )
+            self._trainer.commit(directive.generation, record, answer)
 
         self._trainer.submit(lambda: self._guarded(directive, work))
 

@@ -72,7 +72,7 @@ class NextPlace:
         self.activation = activation
         self.view = view
         self.is_in_exchange = is_in_exchange
-        self.communicators = builder.communicators()
+        self.communicators = builder.communicators(activation)
         self._builder = builder
         self._layers = FollowedLayers(
             builder.around.job, activation.layers, lambda record: on_commit(self, record)

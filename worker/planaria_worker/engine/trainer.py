@@ -144,8 +144,16 @@ class Trainer:
         """Ends the groups that a lost peer was in: they will never carry a message again."""
         self._links.peer_lost(engine_id)
 
-    def commit(self, generation: int, record: CommitRecord) -> Sequence[int]:
-        """Rolls forward to a witness's record; returns the layers that could not be.
+    def commit(
+        self, generation: int, record: CommitRecord, answer: Callable[[Sequence[int]], None]
+    ) -> None:
+        """Rolls forward to a witness's record.
+
+        Args:
+            generation: of the directive.
+            record: the witness's.
+            answer: told which layers could not be brought there, before the copies for a checkpoint
+                are taken: they may last longer than an answer.
 
         Raises:
             FencedError: the engine has been fenced since.
@@ -153,33 +161,44 @@ class Trainer:
         """
         self._fence.begin_commit(generation)
         try:
-            sums = self._standing.sums
-            todo = roll_forward(
-                record,
-                committed_steps=self._vitals.committed_steps,
-                kept=None if sums is None else sums.key,
-            )
-            if todo is RollForward.APPLY and sums is not None:
-                around = self._around
-                apply_step(around.job, around.store, around.feed, sums.by_layer, record)
-            elif todo is RollForward.STALE:
-                self.halt("its layers are of another step")
-            if todo is not RollForward.NOTHING:
-                self._standing.sums = None
-                self.submit(self._catch_up)  # before the new promise: an Activate comes behind it
-                self._standing.enter_commit(record, self._standing.promise_behind(record))
-                self._teller.step_done(record)  # those who passed it may all have died untold
-                if todo is RollForward.APPLY and sums is not None:
-                    to_write = self._checkpointer.announce(sums.view, record.step + 1)
-                    with self._fence.computing():
-                        self._checkpointer.take(record.step + 1, to_write)
-                if self._standing.promise is None:
-                    self._standing.drop()
-                self._rest()
-            version = self._vitals.committed_steps
-            return [layer for layer, held in self._around.store.held().items() if held != version]
+            to_write = self._roll_forward(record)
+            version, held = self._vitals.committed_steps, self._around.store.held()
+            self._fence.settle()
+            with self._fence.computing():
+                answer([layer for layer in held if held[layer] != version])
+                self._checkpointer.take(version, to_write)
         finally:
             self._fence.end()
+
+    def _roll_forward(self, record: CommitRecord) -> Sequence[int]:
+        """Does what a record asks of this engine; returns the layers to copy for a checkpoint.
+
+        Raises:
+            ValueError: the record is more than one step ahead.
+        """
+        standing, sums = self._standing, self._standing.sums
+        todo = roll_forward(
+            record,
+            committed_steps=self._vitals.committed_steps,
+            kept=None if sums is None else sums.key,
+        )
+        if todo is RollForward.NOTHING:
+            return ()
+        to_write: Sequence[int] = ()
+        if todo is RollForward.STALE:
+            self.halt("its layers are of another step")
+        elif sums is not None:
+            around = self._around
+            apply_step(around.job, around.store, around.feed, sums.by_layer, record)
+            to_write = self._checkpointer.announce(sums.view, record.step + 1)
+        standing.sums = None
+        self.submit(self._catch_up)  # before the new promise: an Activate comes behind it
+        standing.enter_commit(record, standing.promise_behind(record))
+        self._teller.step_done(record)  # those who passed it may all have died untold
+        if standing.promise is None:
+            standing.drop()
+        self._rest()
+        return to_write
 
     def tell_noted(self) -> None:
         """Reports the newest step, if others were to and may have died before they did."""
@@ -207,7 +226,7 @@ class Trainer:
         self._builder.require_layers(view, activation.committed_steps)
         self._standing.require_fenced(self._fence)
         self.halt("the plan changed")
-        communicators = self._builder.communicators()
+        communicators = self._builder.communicators(activation)
         begun: Future[datetime] = Future()
 
         def begin() -> None:
@@ -242,7 +261,7 @@ class Trainer:
     def _accept_kept(
         self, activation: Activation, view: PlanView, answer: Answer
     ) -> Callable[[], None]:
-        communicators = self._builder.communicators()
+        communicators = self._builder.communicators(activation)
         with self._standing.lock:
             place = self._standing.require_promise(activation, view, self._links, self._fence)
             self._begin(communicators, activation, view)

@@ -143,12 +143,13 @@ class TrainingLoop:
             promise = self._standing.promise_behind(record) if done.broken is None else None
             self._standing.enter_commit(record, promise)
         to_write = self._checkpointer.announce(view, record.step + 1)
+        if place.view.is_last and place.view.is_follower:
+            self._teller.step_noted(record)  # for a fence within the copies
         self._around.fence.settle()
         with self._around.fence.computing():
             self._checkpointer.take(record.step + 1, to_write, self._note_copy)
-        if place.view.is_last:
-            tell = self._teller.step_noted if place.view.is_follower else self._teller.step_done
-            tell(record)
+        if place.view.is_last and not place.view.is_follower:
+            self._teller.step_done(record)
         if done.broken is not None:
             self._break_off(done.broken, place)
         elif next_place is not None and is_kept:

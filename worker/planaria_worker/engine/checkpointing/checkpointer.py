@@ -206,7 +206,7 @@ class Checkpointer:
         found = self._trained_version(layer)
         copy: dict[str, Tensor] = {}
         if found == version:
-            for name, tensor in self._store.tensors(layer).items():
+            for name, tensor in self._tensors(layer).items():
                 copy[name] = tensor.detach().to("cpu", copy=True)
                 advanced()
                 self._failpoints.hit("checkpoint_copy", step=version, microbatch=layer)
@@ -218,6 +218,13 @@ class Checkpointer:
                 {"layer": str(layer), "version": str(version)},
             )
         return copy
+
+    def _tensors(self, layer: int) -> dict[str, Tensor]:
+        """Those of a layer; none if it has been dropped meanwhile, which its version tells."""
+        try:
+            return self._store.tensors(layer)
+        except KeyError:
+            return {}
 
     def _trained_version(self, layer: int) -> int | None:
         """The version whose tensors a layer has: that of a closing step has those of the last."""
