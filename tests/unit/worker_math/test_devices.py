@@ -42,8 +42,8 @@ def test_rounded_sums_are_those_of_the_cpu(
     if bad is not None:
         gradient[4] = bad
     there, here = (torch.ones(1000, dtype=torch.int64, device=d) for d in (device, "cpu"))
-    in_range = rule.add(there, gradient.to(device))
-    assert bool(in_range) == rule.add(here, gradient) == (bad is None)
+    in_range = rule.into(there)(gradient.to(device))
+    assert bool(in_range) == rule.into(here)(gradient) == (bad is None)
     assert here[:4].tolist() == [1, 3, 3, 1]
     assert torch.equal(there.cpu()[5:], here[5:])
     assert torch.equal(there.cpu(), here) or bad is not None

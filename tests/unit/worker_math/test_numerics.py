@@ -51,17 +51,17 @@ def test_fixed_point_sums_do_not_depend_on_the_order(random: Random, count: int)
     )
     one, other = torch.zeros(33, dtype=torch.int64), torch.zeros(33, dtype=torch.int64)
     for gradient in gradients:
-        assert rule.add(one, gradient)
+        assert rule.into(one)(gradient)
     random.shuffle(gradients)
     for gradient in gradients:
-        rule.add(other, gradient)
+        rule.into(other)(gradient)
     assert torch.equal(one, other)
 
 
 def test_rounding_is_half_to_even() -> None:
     rule = FixedPoint(unit_exponent=1, limit_exponent=60)
     total = torch.zeros(5, dtype=torch.int64)
-    rule.add(total, torch.tensor([0.25, 0.75, 1.25, -0.25, -0.75]))
+    rule.into(total)(torch.tensor([0.25, 0.75, 1.25, -0.25, -0.75]))
     assert total.tolist() == [0, 2, 2, 0, -2]
 
 
@@ -70,9 +70,9 @@ def test_a_gradient_out_of_range_is_reported(bad: float) -> None:
     rule = FixedPoint(unit_exponent=40, limit_exponent=60)
     gradient = torch.zeros(100)
     gradient[57] = bad
-    assert not rule.add(torch.zeros(100, dtype=torch.int64), gradient)
+    assert not rule.into(torch.zeros(100, dtype=torch.int64))(gradient)
     gradient[57] = 2.0**20 - 1
-    assert rule.add(torch.zeros(100, dtype=torch.int64), gradient)
+    assert rule.into(torch.zeros(100, dtype=torch.int64))(gradient)
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -83,9 +83,14 @@ def test_torch_operations_add_as_the_fused_kernel_does(bad: float | None, is_fir
     if bad is not None:
         gradient[3] = bad
     fused, plain = torch.ones(1000, dtype=torch.int64), torch.ones(1000, dtype=torch.int64)
-    in_range = rule.add(fused, gradient, is_first=is_first)
+    in_range = rule.into(fused)(gradient, is_first=is_first)
     assert in_range == (bad is None)
-    assert bool(add_fixed_point_torch(plain, gradient, 2.0**30, 2.0**60, is_first)) == in_range
+    assert (
+        bool(
+            add_fixed_point_torch(plain, gradient, scale=2.0**30, limit=2.0**60, is_first=is_first)
+        )
+        == in_range
+    )
     assert torch.equal(fused[4:], plain[4:])
     assert torch.equal(fused, plain) or bad is not None
 
@@ -110,7 +115,7 @@ def test_the_largest_allowed_contributions_fill_the_sum_without_wrapping() -> No
     limit = np.float32(2.0 ** (rule.limit_exponent - rule.unit_exponent))
     largest = np.nextafter(limit, np.float32(0))
     for _ in range(4):
-        assert rule.add(total, torch.tensor([float(largest)]))
+        assert rule.into(total)(torch.tensor([float(largest)]))
     assert 0 < total.item() < 2**63 - 1
     assert total.item() * rule.unit == 4 * float(largest)
 

@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,23 @@ MAX_PRECISION_BITS = 48
 """Precision: at most 2^-48 of a mean gradient; beyond that, the bits go to the range."""
 
 
+class Add(Protocol):
+    """Adds gradients to one place of a sum."""
+
+    def __call__(self, gradient: Tensor, *, is_first: bool = False) -> Tensor | bool:
+        """Adds a gradient, in place.
+
+        Args:
+            gradient: of one microbatch.
+            is_first: whatever the place holds is of another step.
+
+        Returns:
+            Whether every element was in range; if not, the sum is void. On an accelerator a tensor,
+            so that nobody waits for it.
+        """
+        ...
+
+
 class Accumulation(Protocol):
     """How gradients are added up; FixedPoint or FloatingPoint."""
 
@@ -40,18 +58,8 @@ class Accumulation(Protocol):
         """The value of a 1 in the buffer, a power of two."""
         ...
 
-    def add(self, total: Tensor, gradient: Tensor, *, is_first: bool = False) -> Tensor | bool:
-        """Adds a gradient to its place in the sum, in place.
-
-        Args:
-            total: the place.
-            gradient: of one microbatch.
-            is_first: whatever the place holds is of another step.
-
-        Returns:
-            Whether every element was in range; if not, the sum is void. On an accelerator a tensor,
-            so that nobody waits for it.
-        """
+    def into(self, total: Tensor) -> Add:
+        """What adds to a place of a sum: made once for as long as the place is."""
         ...
 
 
@@ -70,16 +78,21 @@ class FixedPoint:
     def unit(self) -> float:
         return 2.0**-self.unit_exponent
 
-    def add(self, total: Tensor, gradient: Tensor, *, is_first: bool = False) -> Tensor | bool:
+    def into(self, total: Tensor) -> Add:
         scale, limit = 2.0**self.unit_exponent, 2.0**self.limit_exponent
-        if total.device.type == "cpu":
-            values, place = gradient.float().reshape(-1).numpy(), total.view(-1).numpy()
+        if total.device.type != "cpu":
+            return partial(add_fixed_point_torch, total, scale=scale, limit=limit)
+        place = total.view(-1).numpy()
+
+        def add(gradient: Tensor, *, is_first: bool = False) -> bool:
+            values = gradient.float().numpy().reshape(-1)
             return bool(kernels.add_fixed_point(place, values, scale, limit, is_first))
-        return add_fixed_point_torch(total, gradient, scale, limit, is_first)
+
+        return add
 
 
 def add_fixed_point_torch(
-    total: Tensor, gradient: Tensor, scale: float, limit: float, is_first: bool
+    total: Tensor, gradient: Tensor, *, scale: float, limit: float, is_first: bool = False
 ) -> Tensor:
     """kernels.add_fixed_point in torch operations, for accelerators."""
     scaled = gradient.double().mul_(scale)
@@ -103,12 +116,15 @@ class FloatingPoint:
     def unit(self) -> float:
         return 1.0
 
-    def add(self, total: Tensor, gradient: Tensor, *, is_first: bool = False) -> bool:
-        if is_first:
-            total.copy_(gradient)
-        else:
-            total.add_(gradient)
-        return True
+    def into(self, total: Tensor) -> Add:
+        def add(gradient: Tensor, *, is_first: bool = False) -> bool:
+            if is_first:
+                total.copy_(gradient)
+            else:
+                total.add_(gradient)
+            return True
+
+        return add
 
 
 def choose_fixed_point(
@@ -292,7 +308,8 @@ class GradientSums:
     def _hook(
         self, layer: int, name: str, before_each: Callable[[], None] | None
     ) -> Callable[[Tensor], None]:
-        place, add = self._places[layer, name], self._accumulation.add
+        place, accumulation = self._places[layer, name], self._accumulation
+        add = accumulation.into(place)
         start = place.storage_offset() - self.sums[layer].storage_offset()
         num_whole, outdated = self.num_whole, self._outdated
 
@@ -302,11 +319,12 @@ class GradientSums:
             if before_each is not None:
                 before_each()
             if num_whole.get(layer, 0) <= start:
-                in_range = add(place, gradient, is_first=(layer, name) in outdated)
+                in_range = add(gradient, is_first=(layer, name) in outdated)
                 outdated.discard((layer, name))
             else:
                 num_done = num_whole[layer] - start  # may be more than all of it
-                in_range = add(place.view(-1)[num_done:], gradient.reshape(-1)[num_done:])
+                rest = accumulation.into(place.view(-1)[num_done:])
+                in_range = rest(gradient.reshape(-1)[num_done:])
             if in_range is not True:
                 self._in_range[layer] = in_range & self._in_range.get(layer, True)
             if self._last_pass is not None:
