@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from planaria_common.errors import PlanariaError
 from planaria_worker.engine.checkpointing.checkpointer import Checkpointer, CheckpointPlan
 from planaria_worker.engine.checkpointing.errors import CheckpointError, LateWriterError
 from planaria_worker.engine.checkpointing.layout import layer_file, partial_folder
@@ -140,11 +141,10 @@ def test_a_late_file_that_fails_in_the_end_spoils_nothing(disk: Disk) -> None:
     assert [(kind, version) for kind, version, _ in said] == [("failed", 2), ("written", 6)]
 
 
-def test_the_copies_of_a_large_stage_are_progress(tmp_path: Path) -> None:
-    """They are made by the thread that trains: it must not be taken to hang meanwhile."""
+def checkpointer_of(tmp_path: Path, store: LayerStore, listener: Listener) -> Checkpointer:
+    """Of an engine that holds layers 0 and 1 as they are after two steps."""
     files = training_job(tmp_path, num_blocks=1).files
     job = open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
-    store = LayerStore()
     store.install({layer: initial_state(job.model, layer, seed=1) for layer in (0, 1)}, 2)
     plan = CheckpointPlan(
         root=tmp_path,
@@ -161,11 +161,31 @@ def test_the_copies_of_a_large_stage_are_progress(tmp_path: Path) -> None:
         data_digest="",
         model={},
     )
-    listener = Listener()
-    checkpointer = Checkpointer(
+    return Checkpointer(
         plan, engine_id="me", store=store, listener=listener, failpoints=Failpoints()
     )
+
+
+def test_the_copies_of_a_large_stage_are_progress(tmp_path: Path) -> None:
+    """They are made by the thread that trains: it must not be taken to hang meanwhile."""
+    store, listener = LayerStore(), Listener()
+    checkpointer = checkpointer_of(tmp_path, store, listener)
     copied: list[None] = []
     checkpointer.take(2, [0, 1], lambda: copied.append(None))
     assert len(copied) == len(store.tensors(0)) + len(store.tensors(1)) > 2
     assert [kind for kind, *_ in listener.wait_for(2)] == ["written"] * 2
+
+
+class Dropping(LayerStore):
+    """Drops what it holds just before it is read."""
+
+    def tensors(self, layer: int) -> dict[str, torch.Tensor]:
+        self.keep(())
+        return super().tensors(layer)
+
+
+def test_a_layer_that_is_dropped_before_it_is_copied_is_named(tmp_path: Path) -> None:
+    """A change of the plan has taken it away from whoever is to write in another's place."""
+    checkpointer = checkpointer_of(tmp_path, Dropping(), Listener())
+    with pytest.raises(PlanariaError, match="layer 1 is not held in version 2 any more"):
+        checkpointer.write(2, [1])

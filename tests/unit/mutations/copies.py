@@ -135,6 +135,16 @@ MUTATIONS = (
         seen_by=(_COMMITTED_IN_COPIES,),
     ),
     Mutation(
+        guard="a follower waits as long as the passes of others take",
+        path="worker/planaria_worker/engine/activation.py",
+        lines="self.operation_timeout_seconds, activation.rebuild_timeout_seconds",
+        without="self.operation_timeout_seconds, 0",
+        seen_by=(
+            "tests/unit/engine/test_activation.py"
+            "::test_a_follower_waits_as_long_as_the_passes_of_others_take",
+        ),
+    ),
+    Mutation(
         guard="a follower that is fenced while it copies for a checkpoint reports the step",
         path=_TRAINING,
         lines=(

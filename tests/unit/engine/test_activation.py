@@ -1,0 +1,73 @@
+"""What an Activate asks for, as groups."""
+
+import json
+import threading
+from pathlib import Path
+
+import torch
+
+from planaria_common.clock import SystemClock
+from planaria_worker.engine.activation import Activation, Builder
+from planaria_worker.engine.communication import Communicators, StoreServer
+from planaria_worker.engine.copying import CommitFeed
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.job import open_job
+from planaria_worker.engine.place import Surroundings
+from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine.state import LayerStore
+from planaria_worker.engine.stopwatch import Stopwatch
+from support.training_jobs import training_job
+
+HOST = "127.0.0.1"
+OPERATION_SECONDS = 0.1
+PASS_SECONDS = 0.5
+
+
+def test_a_follower_waits_as_long_as_the_passes_of_others_take(tmp_path: Path) -> None:
+    """Guard: it has nothing to compute, and a step may be longer than any other wait between
+    engines may last."""
+    files = training_job(tmp_path, num_blocks=1).files
+    job = open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
+    around = Surroundings(
+        job=job,
+        store=LayerStore(),
+        feed=CommitFeed(),
+        fence=Fence(1),
+        stopwatch=Stopwatch(),
+        failpoints=Failpoints(),
+    )
+    store = StoreServer(HOST)
+    activation = Activation(
+        generation=1,
+        pipelines=(),
+        committed_steps=0,
+        store_address=store.address,
+        rebuild_timeout_seconds=30,
+    )
+
+    def begin(engine_id: str) -> Communicators:
+        builder = Builder(
+            engine_id=engine_id,
+            host=HOST,
+            transport="gloo",
+            around=around,
+            clock=SystemClock(),
+            operation_timeout_seconds=OPERATION_SECONDS,
+        )
+        communicators = builder.communicators(activation)
+        specs = [GroupSpec(name="sums", members=("follower", "computes"))]
+        builder.start(communicators, specs, activation)
+        return communicators
+
+    begun = [begin("follower"), begin("computes")]
+    follower, computes = [communicators.wait()["sums"] for communicators in begun]
+    late = threading.Timer(PASS_SECONDS, lambda: computes.all_reduce(torch.ones(1)))
+    late.start()
+    total = torch.zeros(1)
+    follower.all_reduce(total)
+    late.join()
+    assert total.item() == 1
+    for communicators in begun:
+        communicators.shut()
+    store.close()
