@@ -82,7 +82,9 @@ def test_another_engine_dies_in_a_phase_of_the_recovery(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("phase", ["prepare", "report", "commit", "stage", "switch", "digest"])
+@pytest.mark.parametrize(
+    "phase", ["prepare", "report", "commit", "rebuild", "stage", "switch", "digest"]
+)
 def test_the_coordinator_dies_in_a_phase_of_a_recovery(
     pool: Pool, spec: JobSpec, expected: ReferenceResult, phase: str
 ) -> None:
