@@ -12,6 +12,8 @@ from planaria_coordinator.domain.directive import (
 from planaria_coordinator.domain.engine import Engine
 from planaria_coordinator.domain.job import JobState
 from planaria_coordinator.domain.ledger import Activity, Ledger
+from planaria_coordinator.domain.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.outcome import Prepared
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.plan import Pipeline, Plan, Stage
 from planaria_coordinator.domain.planning import LayerProfile
@@ -79,12 +81,15 @@ class Cluster:
     training: tuple[str, ...]
     """Those that train at first."""
     spare: tuple[str, ...] = ()
+    """Those that have an engine, and no place."""
+    joiners: tuple[str, ...] = ()
+    """Those that the job may be given."""
     pipelines_of: Cut = pairs
     min_nodes: int = 2
 
     @property
     def engine_ids(self) -> dict[str, str]:
-        nodes = (*self.training, *self.spare)
+        nodes = (*self.training, *self.spare, *self.joiners)
         return {node: f"job/{node}/0/{number}" for number, node in enumerate(nodes, 1)}
 
 
@@ -126,6 +131,27 @@ def requirements(num_steps: int, cluster: Cluster) -> Requirements:
     )
 
 
+def facts_of(node_id: str) -> NodeFacts:
+    return NodeFacts(
+        node_id=node_id, num_accelerators=1, accelerator_kind="cpu", accelerator_memory_bytes=1
+    )
+
+
+def prepared(engine_id: str) -> Prepared:
+    """Return what an engine says that has started."""
+    snapshot = EngineSnapshot(
+        engine_id=engine_id,
+        job_id="job",
+        accelerator=0,
+        generation=0,
+        state=EngineState.PARKED,
+        data_address=engine_id,
+    )
+    return Prepared(
+        engine=snapshot, data_digest="", num_tokens=0, fingerprint={}, measured_layers=()
+    )
+
+
 def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
     """A job that trains."""
     engine_ids = cluster.engine_ids
@@ -134,12 +160,7 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
             id=engine_id, node_id=node_id, accelerator=0, prepared=True, data_address=engine_id
         )
         for node_id, engine_id in engine_ids.items()
-    }
-    facts = {
-        node_id: NodeFacts(
-            node_id=node_id, num_accelerators=1, accelerator_kind="cpu", accelerator_memory_bytes=1
-        )
-        for node_id in engine_ids
+        if node_id not in cluster.joiners
     }
     plan = make_plan(cluster.pipelines_of, list(cluster.training))
     return JobRun(
@@ -151,7 +172,7 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
         start_time=NOON,
         nodes_per_replica=cluster.min_nodes,
         generation=1,
-        nodes=facts,
+        nodes={node: facts_of(node) for node in (*cluster.training, *cluster.spare)},
         engines=engines,
         placement=Placement(
             generation=1, plan=plan, places=assign_places(plan, engines.values()), reason=""

@@ -123,6 +123,27 @@ async def test_a_job_that_has_trained_says_how_many_nodes_it_needs_to_go_on() ->
     await world.stop()
 
 
+async def test_an_engine_that_starts_while_the_planner_refuses_a_plan_without_it_is_used() -> None:
+    """Guard: nothing else would happen any more, and three nodes are what it takes."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
+    await world.add_node("n9", "prepare")
+    world.planner.min_size = 3
+    world.planner.is_open.clear()
+    await lose(world, "n0", "n3")
+    world.agents["n9"].release()
+    await world.settle()
+    world.planner.is_open.set()
+    await world.settle()
+    assert world.run.state is JobState.RUNNING
+    assert sorted(member.id.split("/")[1] for member in world.members()) == [
+        "n1",
+        "n2",
+        "n9",
+    ]
+    assert [each.nodes_joined for each in world.recoveries if each.nodes_joined] == [("n9",)]
+    await world.stop()
+
+
 @pytest.mark.parametrize(
     "is_away",
     [pytest.param(False, id="engines start"), pytest.param(True, id="no engine starts")],

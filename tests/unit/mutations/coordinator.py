@@ -34,6 +34,29 @@ _KEEPS_ITS_STORY = "a job that waits keeps its story while engines start for it"
 
 MUTATIONS = (
     Mutation(
+        guard="a joiner that the planner was asked for and that is lost is planned without",
+        path=f"{_SOURCE}/domain/losses.py",
+        lines=(
+            "    if transition.target is None and not _asked_for(turn).isdisjoint("
+            "map(node_of, gone)):\n"
+        ),
+        without="    if False:\n",
+        seen_by=(
+            f"{_TESTS}/test_lost_joiners.py"
+            "::test_a_joiner_that_the_planner_was_asked_for_and_that_is_lost_is_planned_without",
+        ),
+    ),
+    Mutation(
+        guard="an engine that starts while the planner refuses a plan without it is used",
+        path=f"{_SOURCE}/application/scheduling.py",
+        lines="own=(*idle.values(), *ready.values()),",
+        without="own=tuple(idle.values()),",
+        seen_by=(
+            f"{_TESTS}/test_waiting.py::test_an_engine_that_starts_while_the_planner_refuses_"
+            "a_plan_without_it_is_used",
+        ),
+    ),
+    Mutation(
         guard="a job that is taken up is told what is stored of its nodes",
         path=f"{_SOURCE}/application/coordinator.py",
         lines="            tell_of_nodes(state, actor)\n",

@@ -187,8 +187,8 @@ _ROLLING_FORWARD = (
             "who is told of a commit reports the step: those who passed it may have died untold"
         ),
         path="worker/planaria_worker/engine/trainer.py",
-        lines="                self._teller.step_done(record)  # those who passed it",
-        without="                # those who passed it",
+        lines="        self._teller.step_done(record)  # those who passed it",
+        without="        # those who passed it",
         seen_by=(
             "tests/integration/engine/test_evaluation.py::test_the_closing_step_is_rolled_forward",
         ),

@@ -214,8 +214,8 @@ SUMS = (
             "a step's first gradient takes the place of what is there, and what gets none is zero"
         ),
         path=ACCUMULATE,
-        lines="add(place, gradient, is_first=(layer, name) in outdated)",
-        without="add(place, gradient)",
+        lines="add(gradient, is_first=(layer, name) in outdated)",
+        without="add(gradient)",
         seen_by=(f"{TEST_NUMERICS}::test_a_step_begins_with_nothing_of_the_one_before",),
     ),
     Mutation(

@@ -127,14 +127,15 @@ class Scheduler:
         if num_nodes < needed:
             await self._explain(actor, too_few_nodes(num_nodes, needed, nodes_per_replica=needed))
             return
-        if not (candidates or idle):
-            return
+        # Engines may have started while the planner refused a plan without them.
+        ready = _new_to_the_plan(run, usable) if len(usable) >= needed else {}
         await self._grant(
             actor,
             candidates,
             max(0, needed - len(usable) - len(idle)),
             needed,
-            own=tuple(idle.values()),
+            own=(*idle.values(), *ready.values()),
+            reason="" if candidates else "the job waits, and there are enough nodes",
         )
 
     # -- jobs that could grow ----------------------------------------------------------------------
@@ -273,6 +274,13 @@ def _may_grow(run: JobRun) -> bool:
     if transition is None:
         return True
     return transition.phase is Phase.PREPARING and transition.story.cause is Cause.NODE_JOINED
+
+
+def _new_to_the_plan(run: JobRun, node_ids: Sequence[str]) -> dict[str, NodeFacts]:
+    """Return those of some nodes that the plan in force has no place for, or all if it has."""
+    placed = run.in_force.plan_in_question.node_ids if run.in_force else ()
+    new = [node_id for node_id in node_ids if node_id not in placed]
+    return {node_id: run.nodes[node_id] for node_id in new or node_ids}
 
 
 def _left_idle(run: JobRun) -> frozenset[str]:

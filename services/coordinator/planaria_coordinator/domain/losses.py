@@ -161,14 +161,20 @@ def _concerns(turn: Turn, gone: Iterable[str]) -> bool:
     if not turn.run.has_trained:
         # The first plan is made for all engines there are.
         return bool(set(gone))
+    if transition.target is None and not _asked_for(turn).isdisjoint(map(node_of, gone)):
+        return True  # the plan that the planner is making may have a place for it
     return not counted_on.isdisjoint(gone)
+
+
+def _asked_for(turn: Turn) -> frozenset[str]:
+    """Return the nodes that the planner was asked to plan on."""
+    query = turn.transition.query
+    return frozenset() if query is None else frozenset(node.node_id for node in query.nodes)
 
 
 def _plan_without(turn: Turn, gone: Iterable[str], reason: str, node_id: str) -> None:
     """Who was to have a place is gone, and nobody who trains has noticed: plan once more."""
-    transition = turn.transition
-    asked_for = {node.node_id for node in transition.query.nodes} if transition.query else set()
-    if asked_for.isdisjoint(node_of(engine_id) for engine_id in gone):
+    if _asked_for(turn).isdisjoint(map(node_of, gone)):
         return
     lost = {node_id, *(node_of(engine_id) for engine_id in gone)}
     story = carried_story(turn)
