@@ -4,14 +4,13 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from planaria_coordinator.domain.directive import Activate
-from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.run import JobRun
 from unit.coordinator.protocol_cluster import Cluster
 from unit.coordinator.protocol_state import (
-    Lack,
     Member,
     Place,
     Rules,
+    Said,
     State,
     ViolationError,
     make_place,
@@ -92,9 +91,7 @@ class Base(ABC):
             record=(member.steps, *entry),
         )
 
-    def _answer(
-        self, state: State, index: int, kind: str, generation: int, outcome: Outcome | Lack
-    ) -> State:
+    def _answer(self, state: State, index: int, kind: str, generation: int, outcome: Said) -> State:
         queue = (*state.to_coordinator[index], (kind, generation, outcome))
         return state._replace(to_coordinator=put(state.to_coordinator, index, queue))
 

@@ -9,6 +9,7 @@ from planaria_coordinator.domain.directive import (
     Commit,
     CommitRecord,
     Copy,
+    Prepare,
     Quiesce,
     QuiesceMode,
     Stop,
@@ -24,6 +25,7 @@ from unit.coordinator.protocol_state import (
     Lack,
     Member,
     Place,
+    Start,
     State,
     ViolationError,
     held,
@@ -54,7 +56,7 @@ class Engines(Handover):
                     self._hears(lacking, index, generation, command, has_groups=False),
                 )
             superseded = generation < self.runs[state.run].generation
-            if superseded and not isinstance(command, Stop):
+            if superseded and not isinstance(command, Prepare | Stop):
                 yield f"{self.nodes[index]} never hears {what}", taken
 
     def _hears(
@@ -66,6 +68,8 @@ class Engines(Handover):
         *,
         has_groups: bool = True,
     ) -> State:
+        if isinstance(command, Prepare):
+            return self._start(state, index, generation)
         member = state.members[index]
         assert member is not None
         if isinstance(command, Stop):
@@ -89,6 +93,12 @@ class Engines(Handover):
                 return self._switch(state, index, generation)
             case _:
                 return state  # the end of the job is not part of this model
+
+    def _start(self, state: State, index: int, generation: int) -> State:
+        """Have the engine ready; that is heard at once, since nobody can tell when it was ready."""
+        state = self._put_member(state, index, Member(generation=generation, is_parked=True))
+        state = self._answer(state, index, "prepare", generation, Start.READY)
+        return self._coordinator_hears(state, index)
 
     def _quiesce(self, state: State, index: int, generation: int, command: Quiesce) -> State:
         member = state.members[index]

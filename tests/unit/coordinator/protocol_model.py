@@ -9,6 +9,9 @@ Engines do what docs/design.md promises of them, sums and exchanges as unreliabl
 engine learns of what was agreed on at any later moment, or never. The state of a layer is the list
 of generations whose sums made it, so replicas that went apart are seen at once. Layers that a next
 place lacks are followed beside the store: they arrive, fall behind and catch up at any moments.
+
+A node is given to the job at any moment. Its engine is started by Prepare, and is ready at any
+later one, or dies before.
 """
 
 from collections.abc import Iterator
@@ -17,22 +20,31 @@ from typing import Any
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.actions import AskPlanner, Send
-from planaria_coordinator.domain.directive import Stop
+from planaria_coordinator.domain.directive import Prepare, Stop
 from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.outcome import DirectiveResult, Failure
+from planaria_coordinator.domain.outcome import DirectiveResult, Failure, Outcome
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.run import JobRun, Limits, Moment
 from planaria_coordinator.domain.signals import (
     DrainWanted,
     NodeLost,
+    NodesGranted,
     PlanArrived,
     Restarted,
     ResultArrived,
     Signal,
 )
-from planaria_coordinator.domain.transition import decide
+from planaria_coordinator.domain.transition import Decision, decide
 from planaria_coordinator.domain.transition_state import Phase
-from unit.coordinator.protocol_cluster import EVEN, Cluster, activate_of, first_run, make_plan
+from unit.coordinator.protocol_cluster import (
+    EVEN,
+    Cluster,
+    activate_of,
+    facts_of,
+    first_run,
+    make_plan,
+    prepared,
+)
 from unit.coordinator.protocol_engines import Engines
 from unit.coordinator.protocol_state import (
     NOON,
@@ -40,6 +52,8 @@ from unit.coordinator.protocol_state import (
     Lack,
     Member,
     Rules,
+    Said,
+    Start,
     State,
     ViolationError,
     put,
@@ -52,6 +66,16 @@ FAILURES = {
     Lack.SOURCE: Failure(reason=ErrorReason.COPY_FAILED, message="no source has the layer"),
     Lack.GROUPS: Failure(reason=ErrorReason.UNAVAILABLE, message="a peer was not there"),
 }
+
+
+def _in_full(said: Said, engine_id: str) -> Outcome:
+    match said:
+        case Lack():
+            return FAILURES[said]
+        case Start():
+            return prepared(engine_id)
+        case _:
+            return said
 
 
 def _key(value: Any) -> Any:
@@ -139,13 +163,15 @@ class Model(Engines):
             run=run,
             stored=run,
             members=tuple(
-                Member(
+                None
+                if node in self.cluster.joiners
+                else Member(
                     generation=1,
                     place=number if layers else -1,
                     is_parked=not layers,
                     layers=tuple(() if k in layers else None for k in range(NUM_LAYERS)),
                 )
-                for layers in owned
+                for node, layers in zip(self.nodes, owned, strict=True)
             ),
             to_engines=((),) * len(self.nodes),
             to_coordinator=((),) * len(self.nodes),
@@ -173,7 +199,7 @@ class Model(Engines):
         return number
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield all that may happen next; faults apart."""
+        """Yield all that may happen next; faults and wishes apart."""
         for index, member in enumerate(state.members):
             yield from self._hear(state, index)
             if state.to_coordinator[index]:
@@ -195,17 +221,53 @@ class Model(Engines):
             signal_of_plan = PlanArrived(query=query, answer=answer)
             yield "the planner answers", self._decide(asked, signal_of_plan, "plan", query)
 
+    def wishes(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yield what the scheduler may do next; nobody counts on it."""
+        if joiners := self._joiners(self.runs[state.run]):
+            granted = tuple(map(facts_of, joiners))
+            signal = NodesGranted(nodes=granted, nodes_per_replica=0, reason="there is room")
+            name = " and ".join(joiners)
+            yield f"{name} may join", self._decide(state, signal, "joiners", joiners)
+
     def faults(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield what may go wrong next."""
         if state.num_faults:
             for index, member in enumerate(state.members):
-                if member is not None:
+                if member is not None or state.to_engines[index]:
                     yield f"{self.nodes[index]} dies", self._die(state, index)
         if state.num_crashes:
             crashed = state._replace(
                 run=state.stored, question=-1, num_crashes=state.num_crashes - 1
             )
             yield "the coordinator crashes", self._decide(crashed, Restarted(), "restarted")
+
+    def _joiners(self, run: JobRun) -> tuple[str, ...]:
+        """Return the nodes that the scheduler has for the job: see application/scheduling.py.
+
+        Those that it was not given yet, which may happen in the middle of anything, and idle ones.
+        """
+        return tuple(
+            node
+            for number, node in enumerate(self.nodes)
+            if node in self.cluster.joiners
+            and (number >= run.num_engines or self._is_idle(run, self.ids[number]))
+        )
+
+    def _is_idle(self, run: JobRun, engine_id: str) -> bool:
+        """Whether nothing is under way, and an engine has no place and was not left without one."""
+        has_place = run.placement is not None and engine_id in run.placement.engine_ids
+        is_offered = engine_id in run.engines and engine_id not in run.left_idle
+        return is_offered and not has_place and run.transition is None
+
+    def newest(self, state: State) -> dict[str, Member]:
+        """Return who lives of the newest plan that somebody has a place in, by node."""
+        placed = {
+            node: member
+            for node, member in zip(self.nodes, state.members, strict=True)
+            if member is not None and member.place >= 0
+        }
+        newest = max((self.places[m.place].generation for m in placed.values()), default=0)
+        return {n: m for n, m in placed.items() if self.places[m.place].generation == newest}
 
     def is_over(self, state: State) -> bool:
         """Whether the job has ended, or every engine of the newest plan has done all steps."""
@@ -214,9 +276,7 @@ class Model(Engines):
             return True
         if run.transition is not None and run.transition.phase is Phase.DIGESTING:
             return True
-        placed = [m for m in state.members if m is not None and m.place >= 0]
-        newest = max((self.places[m.place].generation for m in placed), default=0)
-        living = [m for m in placed if self.places[m.place].generation == newest]
+        living = tuple(self.newest(state).values())
         place = self.places[living[0].place] if living else None
         complete = place is not None and len(living) == len(place.layers)
         return complete and all(m.steps >= self.num_steps for m in living)
@@ -232,7 +292,7 @@ class Model(Engines):
                     job_id="job",
                     engine_id=pending.engine_id,
                     generation=generation,
-                    outcome=FAILURES[outcome] if isinstance(outcome, Lack) else outcome,
+                    outcome=_in_full(outcome, pending.engine_id),
                 )
                 signal = ResultArrived(result=result)
                 return self._decide(state, signal, kind, index, generation, outcome)
@@ -241,7 +301,7 @@ class Model(Engines):
     def _decide(self, state: State, signal: Signal, *key: Any) -> State:
         memory = (state.run, key)
         if memory not in self._decided:
-            decision = decide(NOW, self.runs[state.run], signal, Limits())
+            decision = self._decision(state, signal)
             actions = tuple(a for a in decision.actions if isinstance(a, Send | AskPlanner))
             number = self._number_of_run(decision.run)
             self._decided[memory] = (number, decision.durable, actions)
@@ -255,13 +315,19 @@ class Model(Engines):
             else:
                 directive = action.directive
                 index = self.index[directive.engine_id]
-                if state.members[index] is not None:
-                    command = directive.command
+                command = directive.command
+                if state.members[index] is not None or isinstance(command, Prepare):
                     if isinstance(command, Stop):
                         command = Stop(reason="")  # whatever it says, the engine ends
                     queue = (*state.to_engines[index], (directive.generation, command))
                     state = state._replace(to_engines=put(state.to_engines, index, queue))
         return state
+
+    def _decision(self, state: State, signal: Signal) -> Decision:
+        try:
+            return decide(NOW, self.runs[state.run], signal, Limits())
+        except (AssertionError, KeyError) as error:
+            raise ViolationError(f"the coordinator has a defect: {error!r}") from error
 
     def _check_end(self, state: State, run: JobRun) -> None:
         """A job fails only when more died than it survives, and a layer is gone with them [5]."""
@@ -293,6 +359,8 @@ class Found:
 
     num_states: int
     num_ends: int
+    placed_at_end: frozenset[frozenset[str]]
+    """Of each end: nodes with a place in the newest plan."""
 
 
 def search(model: Model, *, max_states: int | None = None) -> Found:
@@ -304,16 +372,18 @@ def search(model: Model, *, max_states: int | None = None) -> Found:
     parents: dict[State, tuple[State, str] | None] = {model.first: None}
     waiting = [model.first]
     num_ends = 0
+    placed_at_end: set[frozenset[str]] = set()
     while waiting:
         state = waiting.pop()
         try:
             if model.is_over(state):
                 num_ends += 1
+                placed_at_end.add(frozenset(model.newest(state)))
                 continue
             next_states = list(model.steps(state))
             if not next_states:
                 raise ViolationError("nothing can happen any more, and the job is not done")
-            for event, successor in (*next_states, *model.faults(state)):
+            for event, successor in (*next_states, *model.wishes(state), *model.faults(state)):
                 if successor not in parents:
                     parents[successor] = (state, event)
                     model.check(successor)
@@ -322,7 +392,7 @@ def search(model: Model, *, max_states: int | None = None) -> Found:
             raise ViolationError(f"{error}, after: {'; '.join(_path(parents, state))}") from error
         if max_states is not None and len(parents) > max_states:
             break
-    return Found(num_states=len(parents), num_ends=num_ends)
+    return Found(num_states=len(parents), num_ends=num_ends, placed_at_end=frozenset(placed_at_end))
 
 
 def _path(parents: dict[State, tuple[State, str] | None], state: State) -> list[str]:

@@ -57,6 +57,16 @@ class Lack(Enum):
     """A group could not be made."""
 
 
+class Start(Enum):
+    """That an engine has started; what it says of itself is no part of a state."""
+
+    READY = auto()
+
+
+Said = Outcome | Lack | Start
+"""What an engine answers, as far as a state has it."""
+
+
 class Place(NamedTuple):
     """What an Activate says, made ready for use."""
 
@@ -84,7 +94,7 @@ class Followed(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A living engine."""
+    """A living engine that has started."""
 
     generation: int
     place: int = -1
@@ -120,7 +130,7 @@ class State(NamedTuple):
     stored: int
     members: tuple[Member | None, ...]
     to_engines: tuple[tuple[tuple[int, Command], ...], ...]
-    to_coordinator: tuple[tuple[tuple[str, int, Outcome | Lack], ...], ...]
+    to_coordinator: tuple[tuple[tuple[str, int, Said], ...], ...]
     joined: frozenset[tuple[int, int, int, frozenset[int]]]
     """(place, step, engine, gradients): what was given to sums."""
     claimed: frozenset[tuple[int, int, int, int]]

@@ -12,20 +12,37 @@ from typing import Any
 
 import pytest
 
-from planaria_coordinator.domain import fencing, finish_step, handover, losses, replicas
+from planaria_coordinator.domain import (
+    fencing,
+    finish_step,
+    handover,
+    losses,
+    preparing,
+    replicas,
+    wishes,
+)
 from planaria_coordinator.domain.directive import QuiesceMode
 from planaria_coordinator.domain.outcome import FenceReport
 from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.transition_state import Phase, Transition
+from planaria_coordinator.domain.signals import NodesGranted
+from planaria_coordinator.domain.transition_state import Cause, Phase, Transition
 from planaria_coordinator.domain.turn import Turn
 from unit.coordinator.protocol_cluster import EVEN, UNEVEN, Cluster
-from unit.coordinator.protocol_model import Model, search
+from unit.coordinator.protocol_model import Found, Model, search
 from unit.coordinator.protocol_state import Rules, ViolationError
 
 DRAINING = replace(UNEVEN, spare=("a2",))
 """The first node is to be freed and a spare one takes its place: one pipeline is left as it is."""
 DISPLACING = replace(UNEVEN, spare=("b1",))
 """The same with a spare node that lets nobody keep its place."""
+JOINING = replace(UNEVEN, joiners=("b1",))
+"""A node joins the pipeline of a single stage; the other one is left as it is."""
+REPLACING = replace(UNEVEN, joiners=("a2",))
+"""A node joins as a pipeline of its own, in the place of one that the plan leaves idle."""
+GROWING = Cluster(training=("a0", "a1"), joiners=("b0", "b1"))
+"""Two nodes join as a second pipeline."""
+SPARING = replace(EVEN, joiners=("c0",))
+"""A node joins that no plan has a place for until one of the others is lost."""
 
 
 @pytest.mark.parametrize("cluster", [UNEVEN, pytest.param(EVEN, marks=pytest.mark.slow)])
@@ -116,6 +133,45 @@ def test_a_handover_with_a_fault_at_any_moment(
     assert search(model).num_states > 200_000
     ways = [run.transition for run in model.runs if run.transition is not None]
     assert any(transition.has_switched for transition in ways), "some had changed over already"
+
+
+def assert_somebody_joins(model: Model, found: Found) -> None:
+    """Engines were started for a join, and have places in the last plan of some runs."""
+    ways = [run.transition for run in model.runs if run.transition is not None]
+    starts = [way for way in ways if way.phase is Phase.PREPARING]
+    assert any(way.story.cause is Cause.NODE_JOINED for way in starts)
+    assert any(placed.issuperset(model.cluster.joiners) for placed in found.placed_at_end)
+
+
+@pytest.mark.parametrize("cluster", [JOINING, REPLACING, GROWING])
+def test_a_join_whoever_is_slow(cluster: Cluster) -> None:
+    """Nodes are given to the job at any moment, and each engine is ready at any later one."""
+    model = Model(num_faults=0, num_crashes=0, cluster=cluster)
+    found = search(model)
+    assert found.num_ends > 200
+    assert_somebody_joins(model, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cluster", "num_faults", "num_crashes", "num_states"),
+    [
+        (JOINING, 1, 0, 272_586),
+        (REPLACING, 1, 0, 300_902),
+        (SPARING, 1, 0, 374_079),
+        (JOINING, 0, 1, 365_932),
+        (REPLACING, 0, 1, 451_419),
+        (GROWING, 0, 1, 261_415),
+    ],
+)
+def test_a_join_with_a_fault_at_any_moment(
+    cluster: Cluster, num_faults: int, num_crashes: int, num_states: int
+) -> None:
+    """Somebody dies, or the coordinator crashes; the counts are those of docs/design.md."""
+    model = Model(num_faults=num_faults, num_crashes=num_crashes, cluster=cluster)
+    found = search(model)
+    assert found.num_states == num_states
+    assert_somebody_joins(model, found)
 
 
 # -- guards removed one by one -----------------------------------------------------------------
@@ -222,6 +278,43 @@ def go_on_behind_the_commit(patch: pytest.MonkeyPatch) -> None:
     """Who is told of a commit behind which all stand still is taken to begin the next step."""
     kept = finish_step.kept_pipelines
     patch.setattr(fencing, "kept_pipelines", lambda *args, **_: kept(*args))
+
+
+def let_in_at_any_moment(patch: pytest.MonkeyPatch) -> None:
+    """Nodes take the place of whatever change is under way."""
+    granted = wishes.nodes_granted
+
+    def whatever_happens(turn: Turn, signal: NodesGranted) -> None:
+        transition = turn.run.transition
+        if transition is not None and transition.phase is not Phase.PREPARING:
+            turn.change(transition=None)
+        granted(turn, signal)
+
+    patch.setattr(wishes, "nodes_granted", whatever_happens)
+
+
+def go_on_when_an_engine_is_ready(patch: pytest.MonkeyPatch) -> None:
+    """As if any change under way were still the one that the engine was started for."""
+    check = preparing.check_prepared
+
+    def in_any_phase(turn: Turn) -> None:
+        if turn.run.transition is not None:
+            turn.note(phase=Phase.PREPARING)
+        check(turn)
+
+    patch.setattr(preparing, "check_prepared", in_any_phase)
+
+
+def start_engines_first(patch: pytest.MonkeyPatch) -> None:
+    """A loss while engines start is not acted on."""
+    recover = losses._open_recovery
+
+    def unless_engines_start(turn: Turn, *args: Any) -> None:
+        transition = turn.run.transition
+        if transition is None or transition.phase is not Phase.PREPARING:
+            recover(turn, *args)
+
+    patch.setattr(losses, "_open_recovery", unless_engines_start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +429,26 @@ HANDOVER = {
 def test_a_guard_of_the_handover_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ViolationError):
         replace(HANDOVER[name], drains=True).search(monkeypatch)
+
+
+JOIN = {
+    "nobody is let in in the middle of a change": Guard(remove=let_in_at_any_moment),
+    "an engine that becomes ready ends no other change": Guard(
+        remove=go_on_when_an_engine_is_ready
+    ),
+    "a loss counts while engines start": Guard(remove=start_engines_first),
+    "a joiner counts once Switch was sent": Guard(remove=disregard_who_is_to_join, is_slow=True),
+    "a joiner has the record of the commit": Guard(
+        rules=Rules(joiner_is_witness=False), is_slow=True
+    ),
+}
+"""Of a node that joins."""
+
+
+@pytest.mark.parametrize("name", _names(JOIN))
+def test_a_guard_of_the_join_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ViolationError):
+        replace(JOIN[name], cluster=JOINING).search(monkeypatch)
 
 
 def test_a_generation_that_is_not_stored_before_it_is_told_is_found() -> None:
