@@ -34,8 +34,9 @@ class Staged:
         around = SimpleNamespace(
             job=job, store=self.store, fence=Fence(GENERATION), failpoints=None
         )
+        builder: Any = SimpleNamespace(around=around, communicators=lambda _: Communicators())
         self.next: Any = NextPlace(
-            builder=SimpleNamespace(around=around, communicators=Communicators),  # type: ignore[arg-type]
+            builder=builder,
             job_secret="",
             activation=SimpleNamespace(generation=GENERATION, layers={LAYER: ()}),  # type: ignore[arg-type]
             view=SimpleNamespace(),  # type: ignore[arg-type]
