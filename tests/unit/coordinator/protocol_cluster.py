@@ -1,7 +1,7 @@
 """The small jobs that the model of the protocol goes through, and the planner they have."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
 from planaria_coordinator.domain.directive import (
@@ -95,10 +95,20 @@ class Cluster:
 
 EVEN = Cluster(training=("a0", "a1", "b0", "b1"))
 """Two pipelines of two stages."""
-
-
 UNEVEN = Cluster(training=("a0", "a1", "b0"), pipelines_of=families, min_nodes=1)
 """A pipeline of two stages and one of a single stage."""
+DRAINING = replace(UNEVEN, spare=("a2",))
+"""The first node is to be freed and a spare one takes its place: one pipeline is left as it is."""
+DISPLACING = replace(UNEVEN, spare=("b1",))
+"""The same with a spare node that lets nobody keep its place."""
+JOINING = replace(UNEVEN, joiners=("b1",))
+"""A node joins the pipeline of a single stage; the other one is left as it is."""
+REPLACING = replace(UNEVEN, joiners=("a2",))
+"""A node joins as a pipeline of its own, in the place of one that the plan leaves idle."""
+GROWING = Cluster(training=("a0", "a1"), joiners=("b0", "b1"))
+"""Two nodes join as a second pipeline."""
+SPARING = replace(EVEN, joiners=("c0",))
+"""A node joins that no plan has a place for until one of the others is lost."""
 
 
 def requirements(num_steps: int, cluster: Cluster) -> Requirements:

@@ -15,7 +15,7 @@ later one, or dies before.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from planaria_common.errors import ErrorReason
@@ -351,53 +351,3 @@ class Model(Engines):
         lost_state = run.error is not None and run.error.reason is ErrorReason.STATE_LOST
         if not lost_state or len(held) == NUM_LAYERS:
             raise ViolationError(f"the job fails without need: {run.error} [5]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a search went through."""
-
-    num_states: int
-    num_ends: int
-    placed_at_end: frozenset[frozenset[str]]
-    """Of each end: nodes with a place in the newest plan."""
-
-
-def search(model: Model, *, max_states: int | None = None) -> Found:
-    """Go through every state.
-
-    Raises:
-        ViolationError: with the events that lead to what must never happen.
-    """
-    parents: dict[State, tuple[State, str] | None] = {model.first: None}
-    waiting = [model.first]
-    num_ends = 0
-    placed_at_end: set[frozenset[str]] = set()
-    while waiting:
-        state = waiting.pop()
-        try:
-            if model.is_over(state):
-                num_ends += 1
-                placed_at_end.add(frozenset(model.newest(state)))
-                continue
-            next_states = list(model.steps(state))
-            if not next_states:
-                raise ViolationError("nothing can happen any more, and the job is not done")
-            for event, successor in (*next_states, *model.wishes(state), *model.faults(state)):
-                if successor not in parents:
-                    parents[successor] = (state, event)
-                    model.check(successor)
-                    waiting.append(successor)
-        except ViolationError as error:
-            raise ViolationError(f"{error}, after: {'; '.join(_path(parents, state))}") from error
-        if max_states is not None and len(parents) > max_states:
-            break
-    return Found(num_states=len(parents), num_ends=num_ends, placed_at_end=frozenset(placed_at_end))
-
-
-def _path(parents: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    events: list[str] = []
-    while (step := parents[state]) is not None:
-        state, event = step
-        events.append(event)
-    return events[::-1]
