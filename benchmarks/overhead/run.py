@@ -1,8 +1,9 @@
 """Step time without failures: `python -m benchmarks.overhead.run [--write]`.
 
 Planaria in both modes, the same schedule written plainly, and torch's Schedule1F1B: the same model
-code, collectives and optimizer, in the same processes, in turns. The defaults take about 15 minutes
-on two quiet cores.
+code, collectives and optimizer, in the same processes, in turns. Turns are short, since a machine
+that others use as well changes its speed from one second to the next. The defaults take about 30
+minutes on two cores.
 """
 
 import argparse
@@ -21,8 +22,8 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=30, help="turns of every variant")
-    parser.add_argument("--steps", type=int, default=3, help="measured steps in a turn")
+    parser.add_argument("--blocks", type=int, default=120, help="turns of every variant")
+    parser.add_argument("--steps", type=int, default=1, help="measured steps in a turn")
     parser.add_argument("--configuration", choices=CONFIGURATIONS, help="only this one")
     parser.add_argument("--write", action="store_true", help="keep the results in the repository")
     arguments = parser.parse_args()
