@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from benchmarks.overhead.configurations import Configuration
@@ -52,13 +52,15 @@ def measure_blocks(
     return blocks
 
 
-def measure_memory(configuration: Configuration) -> dict[str, list[int]]:
+def measure_memory(
+    configuration: Configuration, variants: Collection[str] = VARIANTS
+) -> dict[str, list[int]]:
     """Return by how much the resident memory of each rank grows with each variant, alone.
 
     From before its model, groups and buffers are made to the most that it has while it trains.
     """
     grown = {}
-    for name in VARIANTS:
+    for name in variants:
         with ranks(configuration, []) as processes:
             before = processes.resident_bytes()
             processes.build(name)

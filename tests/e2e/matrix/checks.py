@@ -16,7 +16,7 @@ from planaria_worker.engine.checkpointing.layout import (
     partial_checkpoints,
 )
 from planaria_worker.engine.checkpointing.manifest import Manifest
-from support.pool import Pool, Traced, is_alive, node_of
+from support.pool import Fired, Pool, Traced, is_alive, node_of
 
 BUSY = ("forward", "backward")
 
@@ -122,12 +122,16 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
     """[8] Pipelines that lost nobody finish microbatches before the wounded compute again.
 
     The wounded compute in another place; before that they may, for as long as their loss is not
-    noticed. Not where everybody stands still for a change, nor where one is only failed or delayed.
+    noticed. Not where everybody stands still for a change, nor where one is only failed or delayed,
+    nor in the commit by which the plan changes.
     """
     if not played.losses or not played.case.leaves_pipelines_whole:
         return
     lost = {fault.engine for fault in played.losses}
-    fault_time = max(fault.seconds for fault in played.losses)
+    last = max(played.losses, key=lambda fault: fault.seconds)
+    fault_time = last.seconds
+    if _changes_plan(last, traces):
+        return
     alive = [
         (trace, pipeline)
         for trace in traces
@@ -152,6 +156,16 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
         place_time = min((at for at in places if at > fenced), default=inf)
         returned = [end for end in passes_behind(trace, fenced) if end > place_time]
         assert not returned or min(healthy) < min(returned), "the wounded were back first"
+
+
+def _changes_plan(fault: Fired, traces: list[Traced]) -> bool:
+    """Whether somebody failed behind the exchange of a commit at which the next plan begins."""
+    return fault.at in ("after_exchange", "before_update") and any(
+        line["ends_generation"]
+        for trace in traces
+        for line in trace.events("commit")
+        if line["step"] == fault.step
+    )
 
 
 def _pipeline_at(trace: Traced, seconds: float) -> list[str] | None:

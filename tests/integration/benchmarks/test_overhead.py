@@ -1,11 +1,12 @@
 """The comparison of step times runs, and compares like with like."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.overhead.configurations import Configuration
-from benchmarks.overhead.measure import Block
+from benchmarks.overhead.configurations import CONFIGURATIONS, Configuration
+from benchmarks.overhead.measure import Block, measure_memory
 from benchmarks.overhead.ranks import ranks
 from benchmarks.overhead.report import write, write_targets
 from benchmarks.overhead.variants import VARIANTS
@@ -13,6 +14,9 @@ from benchmarks.overhead.variants import VARIANTS
 pytestmark = pytest.mark.integration
 
 NUM_STEPS = 3
+MIB = 1 << 20
+UNSURE_BYTES = 4 * MIB
+"""By so much resident memory differs from run to run, and what connections keep."""
 TINY = Configuration(
     name="tiny",
     description="As small as can be.",
@@ -40,3 +44,18 @@ def test_all_variants_train_the_same_and_the_results_are_written(tmp_path: Path)
     page = write(tmp_path, TINY, [Block(seconds=seconds, load=0.0)], memory)
     assert all(title in page for title in VARIANTS.values())
     assert "| tiny | " in write_targets(tmp_path)
+
+
+@pytest.mark.slow
+def test_default_mode_needs_little_more_memory_than_what_may_be_in_flight() -> None:
+    """All sums of a stage at once would be three times as much."""
+    little = replace(
+        CONFIGURATIONS["real"],
+        sequence_length=16,
+        num_microbatches=4,
+        buckets_in_flight=1,
+        bucket_bytes=4 * MIB,
+    )
+    grown = measure_memory(little, ["default", "plain"])
+    more = [a - b for a, b in zip(grown["default"], grown["plain"], strict=True)]
+    assert max(more) < little.bytes_in_flight + UNSURE_BYTES, more

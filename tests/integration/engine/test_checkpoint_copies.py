@@ -22,30 +22,37 @@ ON_THREE = [Pipeline([("a", 3), ("b", 4)], [0, 1, 2]), Pipeline([("c", 7)], [3, 
 ON_C = [Pipeline([("c", 7)], ALL, in_flight=ALL)]
 
 
+@pytest.mark.parametrize("goes_on", [True, False], ids=["whole_go_on", "all_stop"])
 def test_copies_that_take_long_hold_up_no_report(
-    tmp_path: Path, job: TrainingJob, zygote: Zygote, expected: ReferenceResult
+    tmp_path: Path, job: TrainingJob, zygote: Zygote, expected: ReferenceResult, goes_on: bool
 ) -> None:
-    """b dies while a copies for the checkpoint of step 2. Guard: a is not waited for, since it can
-    change nothing any more; a large stage is copied for longer than a report may take."""
+    """b dies while a and c copy for the checkpoint of step 2. Guard: they are not waited for, since
+    they can change nothing any more; a large stage is copied for longer than a report may take. The
+    step that c reports behind its copies it reports by then."""
     copied = tmp_path / "copied"
     slow = {"at": "checkpoint_copy", "step": 2, "action": "hold", "until": str(copied)}
     kill = {"at": "wait_peer", "step": 2, "action": "kill"}
     files = checkpointed(job.files, tmp_path / "runs")
     with EngineCluster(tmp_path, files, zygote) as cluster:
-        cluster.prepare("a", "b", "c", failpoints={"a": [slow], "b": [kill]})
+        cluster.prepare("a", "b", "c", failpoints={"a": [slow], "b": [kill], "c": [slow]})
         cluster.train(ON_THREE)
         cluster.wait_until_dead("b")
-        reports = cluster.fence(lost=["b"])
+        cluster.wait_for("both to copy", lambda: all(said_of(cluster, 2)[name] for name in "ac"))
+        assert 1 not in {report.record.step for report in cluster.step_reports("c")}
+        reports = cluster.fence(lost=["b"]) if goes_on else cluster.quiesce("ac")
         assert reports["a"].HasField("park_time")
         assert {report.committed_steps for report in reports.values()} == {2}
+        assert 1 in {report.record.step for report in cluster.step_reports("c")}
         cluster.committed_steps = 2
-        rest = cluster.activation(ON_C, followers={"a": [0, 1, 2]})
-        asked = {name: cluster.direct(name, activate=rest) for name in "ac"}
+        plan = ON_C if goes_on else [Pipeline([("c", 7)], ALL)]
+        rest = cluster.activation(plan, followers={"a": [0, 1, 2]} if goes_on else {})
+        names = "ac" if goes_on else "c"
+        asked = {name: cluster.direct(name, activate=rest) for name in names}
         copied.touch()
         for name, directive_id in asked.items():
             assert cluster.wait_for_result(name, directive_id).HasField("activated")
-        cluster.wait_until_finished()
-        assert cluster.digest(ON_C) == expected.digest
+        cluster.wait_until_finished(*names)
+        assert cluster.digest(plan) == expected.digest
 
 
 def test_copies_that_take_long_hold_up_no_answer_to_a_commit(

@@ -26,7 +26,8 @@ TIED_OWN_MODEL = {**OWN_MODEL, "import_path": "support.own_model:tied_layers"}
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "dropout": {"family": "gpt2", "dropout": 0.2},
-    "checkpointing": {"activation_checkpointing": True, "dropout": 0.1},
+    "checkpointing": {"activation_checkpointing": True},
+    "checkpointing and dropout": {"activation_checkpointing": True, "dropout": 0.1},
     "bfloat16": {"dtype": "bfloat16"},
     "own model": {"own_model": OWN_MODEL},
     "own model in bfloat16": {

@@ -198,3 +198,19 @@ def test_who_waits_for_a_halted_place_is_called_within_its_last_pass() -> None:
     assert calls == ["within a pass", "at its end"]
     fence.when_halted(lambda: calls.append("standing still"))
     assert calls[2:] == ["standing still"]
+
+
+def test_who_waits_for_a_halted_place_is_called_where_copies_begin() -> None:
+    """Fenced within an update: what comes behind it, copies for a checkpoint, may last long."""
+    fence = Fence(3)
+    calls: list[str] = []
+    fence.begin(3)
+    fence.pass_exchange(3, 0)
+    fence.when_idle(lambda: calls.append("idle"))
+    fence.when_halted(lambda: calls.append("halted"))
+    fence.settle()
+    assert not calls
+    with fence.computing():
+        calls.append("copies")
+    fence.end()
+    assert calls == ["halted", "copies", "idle"]

@@ -12,6 +12,10 @@ _COMMITTED_IN_COPIES = (
     "tests/integration/engine/test_checkpoint_copies.py"
     "::test_copies_that_take_long_hold_up_no_answer_to_a_commit"
 )
+_FENCED_IN_COPIES = (
+    "tests/integration/engine/test_checkpoint_copies.py"
+    "::test_copies_that_take_long_hold_up_no_report"
+)
 _HALTED_IN_COPIES = (
     "tests/unit/engine/test_training_loop.py"
     "::test_who_is_halted_while_it_copies_for_a_checkpoint_takes_no_other_place"
@@ -115,14 +119,31 @@ MUTATIONS = (
         seen_by=(_HALTED_IN_COPIES,),
     ),
     Mutation(
+        guard="copies for a checkpoint hold up no report of a loss",
+        path="worker/planaria_worker/engine/fence.py",
+        lines="waiting, self._when_halted = self._when_halted, []\n        try:",
+        without="waiting: list[Callable[[], None]] = []\n        try:",
+        seen_by=(
+            "tests/unit/engine/test_fence.py"
+            "::test_who_waits_for_a_halted_place_is_called_where_copies_begin",
+        ),
+    ),
+    Mutation(
+        guard="copies for a checkpoint hold up no report of a loss",
+        path="worker/planaria_worker/engine/directives.py",
+        lines="self._fence.when_settled if goes_on else self._fence.when_halted",
+        without="self._fence.when_settled if goes_on else self._fence.when_idle",
+        seen_by=(f"{_FENCED_IN_COPIES}[all_stop]",),
+    ),
+    Mutation(
         guard="who rolls forward answers, and can be fenced, before it copies for a checkpoint",
         path=_TRAINER,
         lines=(
             "                answer([layer for layer in held if held[layer] != version])\n"
-            "                self._checkpointer.take(version, to_write)\n"
+            "                self._checkpointer.take(version, to_write, self._loop.note_copy)\n"
         ),
         without=(
-            "                self._checkpointer.take(version, to_write)\n"
+            "                self._checkpointer.take(version, to_write, self._loop.note_copy)\n"
             "                answer([layer for layer in held if held[layer] != version])\n"
         ),
         seen_by=(_COMMITTED_IN_COPIES,),
@@ -145,23 +166,24 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        guard="a follower that is fenced while it copies for a checkpoint reports the step",
+        guard="who is fenced while it copies for a checkpoint reports the step",
         path=_TRAINING,
         lines=(
-            "        if place.view.is_last and place.view.is_follower:\n"
+            "        if place.view.is_last:\n"
             "            self._teller.step_noted(record)  # for a fence within the copies\n"
             "        self._around.fence.settle()\n"
             "        with self._around.fence.computing():\n"
-            "            self._checkpointer.take(record.step + 1, to_write, self._note_copy)\n"
+            "            self._checkpointer.take(record.step + 1, to_write, self.note_copy)\n"
         ),
         without=(
             "        self._around.fence.settle()\n"
             "        with self._around.fence.computing():\n"
-            "            self._checkpointer.take(record.step + 1, to_write, self._note_copy)\n"
-            "        if place.view.is_last and place.view.is_follower:\n"
+            "            self._checkpointer.take(record.step + 1, to_write, self.note_copy)\n"
+            "        if place.view.is_last:\n"
             "            self._teller.step_noted(record)\n"
         ),
         seen_by=(
+            f"{_FENCED_IN_COPIES}[all_stop]",
             "tests/integration/engine/test_checkpoint_copies.py"
             "::test_a_follower_that_is_fenced_while_it_copies_reports_the_step",
         ),

@@ -122,17 +122,18 @@ class Directives:
         fence_time = self._clock.now()
         generation, quiesce = directive.generation, directive.quiesce
         reason = f"fenced by generation {generation}"
-        when_true = self._fence.when_idle
         self._trainer.handover.unstage(generation + 1)  # who is told to stop has no place
         if quiesce.mode == Quiesce.MODE_AT_COMMIT:
             self._fence.fence_at_commit(generation)
+            when_true = self._fence.when_idle
         else:
             self._fence.fence(generation)
+            goes_on = False
             if quiesce.mode == Quiesce.MODE_FENCE:
                 goes_on = self._trainer.fence(quiesce.lost_engine_ids, reason)
-                when_true = self._fence.when_settled if goes_on else self._fence.when_halted
             else:
                 self._trainer.halt(reason)
+            when_true = self._fence.when_settled if goes_on else self._fence.when_halted
         self._interrupt_copies(generation)
         # In any case a commit that was passed is in the layers first.
         when_true(lambda: self._report_fence(directive, fence_time))

@@ -47,6 +47,7 @@ class Fence:
         self._is_settled = True
         self._is_computing = False
         self._when_idle: list[Callable[[], None]] = []
+        self._when_halted: list[Callable[[], None]] = []
         self._when_settled: list[Callable[[], None]] = []
 
     @property
@@ -192,7 +193,8 @@ class Fence:
             if self._num_tasks:
                 return
             self._fenced, self._mark = max(self._fenced, self._mark), 0
-            waiting, self._when_idle = self._when_idle, []
+            waiting = self._when_halted + self._when_idle
+            self._when_halted, self._when_idle = [], []
         for call in waiting:
             call()
 
@@ -208,11 +210,15 @@ class Fence:
     def computing(self) -> Iterator[None]:
         """Surrounds the training thread's passes, and its copies for a checkpoint.
 
-        A halted engine begins no other pass behind such a one, and takes no other place.
+        A halted engine begins no other pass behind such a one, and takes no other place. Whoever
+        waits for it to be halted is called at the beginning.
         """
         with self._lock:
             self._is_computing = True
+            waiting, self._when_halted = self._when_halted, []
         try:
+            for call in waiting:
+                call()
             yield
         finally:
             with self._lock:
@@ -221,12 +227,12 @@ class Fence:
     def when_halted(self, call: Callable[[], None]) -> None:
         """Calls back as soon as an engine that was fenced and halted can change nothing any more.
 
-        Now, in the middle of its last pass or of copies for a checkpoint, or when the training
-        thread stands still.
+        Now, in the middle of its last pass or of copies for a checkpoint; else from the training
+        thread, where it would begin such a one, or stands still.
         """
         with self._lock:
             if self._num_tasks and not self._is_computing:
-                self._when_idle.append(call)
+                self._when_halted.append(call)
                 return
         call()
 

@@ -57,7 +57,7 @@ class Teller:
         self._listener.step_done(self._done(record))
 
     def step_noted(self, record: CommitRecord) -> None:
-        """It is, and others report it; so does this engine when fenced: they may have died."""
+        """It is, and others report it, or this engine later; when fenced, at once: they may die."""
         self._untold = self._done(record)
 
     def tell_noted(self) -> None:

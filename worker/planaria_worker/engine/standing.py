@@ -79,7 +79,12 @@ class Standing:
         with self.lock:
             is_halted = self.promise is None
             self.account(record)
-            self._trace.event("commit", step=record.step, generation=record.generation)
+            self._trace.event(
+                "commit",
+                step=record.step,
+                generation=record.generation,
+                ends_generation=record.ends_generation,
+            )
             self.promise = None if is_halted or self.is_finished else promise
 
     def account(self, record: CommitRecord) -> None:

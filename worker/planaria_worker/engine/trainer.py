@@ -166,7 +166,7 @@ class Trainer:
             self._fence.settle()
             with self._fence.computing():
                 answer([layer for layer in held if held[layer] != version])
-                self._checkpointer.take(version, to_write)
+                self._checkpointer.take(version, to_write, self._loop.note_copy)
         finally:
             self._fence.end()
 

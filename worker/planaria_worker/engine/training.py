@@ -143,11 +143,11 @@ class TrainingLoop:
             promise = self._standing.promise_behind(record) if done.broken is None else None
             self._standing.enter_commit(record, promise)
         to_write = self._checkpointer.announce(view, record.step + 1)
-        if place.view.is_last and place.view.is_follower:
+        if place.view.is_last:
             self._teller.step_noted(record)  # for a fence within the copies
         self._around.fence.settle()
         with self._around.fence.computing():
-            self._checkpointer.take(record.step + 1, to_write, self._note_copy)
+            self._checkpointer.take(record.step + 1, to_write, self.note_copy)
         if place.view.is_last and not place.view.is_follower:
             self._teller.step_done(record)
         if done.broken is not None:
@@ -168,7 +168,8 @@ class TrainingLoop:
             return place
         return None
 
-    def _note_copy(self) -> None:
+    def note_copy(self) -> None:
+        """Every tensor that is copied for a checkpoint is progress."""
         self._around.stopwatch.lap("between")
 
     def _switched(self, next_place: NextPlace, start_time: datetime, record: CommitRecord) -> None:
