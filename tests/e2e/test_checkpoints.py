@@ -122,6 +122,31 @@ def test_a_job_that_lost_every_engine_goes_on_on_2_and_on_5_nodes(
 
 
 @pytest.mark.slow
+def test_who_copies_long_behind_the_last_step_is_not_lost(
+    cluster: Cluster, text: Path, tmp_path: Path, digest: str
+) -> None:
+    """The others have ended meanwhile, and everybody is told to stop. Guard: who copies reports."""
+    root = tmp_path / "runs"
+    go = tmp_path / "go"
+    hold = {"at": "checkpoint_copy", "step": STEPS, "microbatch": 0, "until": str(go)}
+    cluster.start(2, failpoints({**hold, "action": "hold"}))
+    job = cluster.client.submit(checkpointed(on_nodes(text, 2), root))
+
+    def types() -> list[str]:
+        return [event.type for event in cluster.client.events(job_id=job.id)]
+
+    def stand_still() -> bool:
+        told = types()
+        return "job_finishing" in told and "fence_complete" in told[told.index("job_finishing") :]
+
+    cluster.wait_for("all to stand still at the end", stand_still)
+    go.touch()
+    assert succeeded(cluster, job.id).final_digest == digest
+    assert "engine_lost" not in types()
+    assert (root / f"step-{STEPS:08}").exists()
+
+
+@pytest.mark.slow
 def test_the_coordinator_is_killed_before_the_seal(
     cluster: Cluster, text: Path, tmp_path: Path, digest: str
 ) -> None:
