@@ -2,6 +2,7 @@
 
 from planaria_coordinator.domain.engine import node_of
 from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.run import Limits
 from unit.coordinator.checkpoint_world import (
     FULL,
     announce,
@@ -56,6 +57,23 @@ async def test_a_dead_writers_layers_are_written_by_replicas_that_still_have_the
     await write(world, 2, writers(world.run.checkpoints[2]))
     assert checkpoint_events(world) == [("checkpoint_written", 2)]
     await world.train()
+    await world.stop()
+
+
+async def test_who_copies_for_a_checkpoint_may_take_its_place_late() -> None:
+    """n1 dies behind the commit of step 2. Who has no layers left to write is not waited for."""
+    world = await checkpointed_world()
+    await world.train()
+    shares = announce(world, 2)
+    late, silent = [e for e in world.members() if node_of(e.id) != "n1"][:2]
+    await write(world, 2, {silent.id: shares[silent.id]})
+    for engine in (late, silent):
+        world.agents[node_of(engine.id)].held_kinds.add("activate")
+    await world.kill_node("n1")
+    await world.advance(4 * Limits().directive_seconds)
+    lost = {event.details["engine_id"] for event in events_of(world, "engine_lost")}
+    assert silent.id in lost
+    assert late.id not in lost
     await world.stop()
 
 

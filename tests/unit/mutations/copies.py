@@ -156,6 +156,16 @@ MUTATIONS = (
         seen_by=(_COMMITTED_IN_COPIES,),
     ),
     Mutation(
+        guard="who still copies for a checkpoint may take its place late",
+        path="services/coordinator/planaria_coordinator/domain/activating.py",
+        lines="return run.requirements.checkpoint_deadline_seconds if copies else 0.0",
+        without="return 0.0",
+        seen_by=(
+            "tests/unit/coordinator/test_checkpoints.py"
+            "::test_who_copies_for_a_checkpoint_may_take_its_place_late",
+        ),
+    ),
+    Mutation(
         guard="a follower waits as long as the passes of others take",
         path="worker/planaria_worker/engine/activation.py",
         lines="self.operation_timeout_seconds, activation.rebuild_timeout_seconds",

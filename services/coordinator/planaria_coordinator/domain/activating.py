@@ -66,8 +66,9 @@ def send_places(
     for engine_id in sorted(target.engine_ids):
         # An engine that waits in vain for others says so after the rebuild's timeout: only one
         # that is silent for longer than that is itself at fault.
+        allow_seconds = 2 * rebuild_seconds + _copying_seconds(turn, engine_id)
         mine = replace(command, layers=layers.get(engine_id, ())) if layers else command
-        turn.send(engines[engine_id], mine, allow_seconds=2 * rebuild_seconds)
+        turn.send(engines[engine_id], mine, allow_seconds=allow_seconds)
 
 
 def idle_groups(reports: Iterable[FenceReport]) -> tuple[str, ...]:
@@ -81,6 +82,13 @@ def _rebuild_seconds(turn: Turn, target: Placement, *, at_commit: bool) -> float
     step_seconds = max(turn.run.last_step_seconds, target.plan.iteration_seconds)
     computes = at_commit or bool(target.step_microbatches)
     return turn.limits.directive_seconds + (2 * step_seconds if computes else 0.0)
+
+
+def _copying_seconds(turn: Turn, engine_id: str) -> float:
+    """Return how long an engine may still copy for a checkpoint: it takes its place behind that."""
+    run = turn.run
+    copies = any(checkpoint.layers_of(engine_id) for checkpoint in run.checkpoints.values())
+    return run.requirements.checkpoint_deadline_seconds if copies else 0.0
 
 
 def _assignments(
