@@ -165,3 +165,21 @@ async def test_a_writer_that_dies_while_the_plan_is_handed_over() -> None:
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     await world.stop()
+
+
+async def test_places_that_are_made_ready_wait_for_no_copies() -> None:
+    """They are made beside them: who copies is given no more time than who does not."""
+    world = await checkpointed_world(resilience={"fault_tolerance": 0})
+    await world.train()
+    shares = announce(world, 2)
+    done = world.members()[0].id
+    await write(world, 2, {done: shares[done]})
+    for agent in world.agents.values():
+        agent.held_kinds.add("activate")
+    await world.coordinator.cluster.drain("n1")
+    await world.settle()
+    assert world.run.transition is not None
+    assert world.run.transition.phase is Phase.STAGING
+    waited = {p.allowed_seconds for p in world.run.pending.values() if p.kind == "activate"}
+    assert len(waited) == 1, waited
+    await world.stop()

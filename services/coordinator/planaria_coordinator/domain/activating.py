@@ -66,7 +66,9 @@ def send_places(
     for engine_id in sorted(target.engine_ids):
         # An engine that waits in vain for others says so after the rebuild's timeout: only one
         # that is silent for longer than that is itself at fault.
-        allow_seconds = 2 * rebuild_seconds + _copying_seconds(turn, engine_id)
+        allow_seconds = 2 * rebuild_seconds
+        if not at_commit:  # what is made ready, is made ready beside them
+            allow_seconds += _copying_seconds(turn, engine_id)
         mine = replace(command, layers=layers.get(engine_id, ())) if layers else command
         turn.send(engines[engine_id], mine, allow_seconds=allow_seconds)
 
