@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.memory import peak_bytes, resident_bytes
 from benchmarks.overhead.variants import Rank, Step
-from planaria_worker.engine.communication import StoreServer
+from planaria_worker.engine.groups import StoreServer
 from planaria_worker.engine.numerics import kernels
 from planaria_worker.engine.numerics.pins import pin_numerics
 

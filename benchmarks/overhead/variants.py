@@ -13,10 +13,10 @@ from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.plain import PlainPipeline
 from benchmarks.overhead.reducer import Reducer
 from benchmarks.overhead.torch_schedule import TorchPipeline
-from planaria_worker.engine.communication import Communicators, Group
 from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.groups import Communicators, Group
 from planaria_worker.engine.holdings import cut_into_buckets
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.place import Place, Surroundings, take_place

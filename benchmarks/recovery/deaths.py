@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.common.results import summary
-from planaria_worker.engine.presence import Presence
+from planaria_worker.engine.groups.liveness_beacon import Presence
 
 SIZES_MIB = (16, 512, 2048)
 PAGE_BYTES = 4096

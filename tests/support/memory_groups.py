@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group, GroupBroken
+from planaria_worker.engine.groups import Group, GroupBroken
 from planaria_worker.engine.plan_view import GroupSpec
 
 TIMEOUT_SECONDS = 60.0

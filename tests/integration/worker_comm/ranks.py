@@ -21,7 +21,7 @@ from integration.worker_comm.member import Member, listed
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Not this module: the server does not have the path of the tests.
-_CONTEXT.set_forkserver_preload(["planaria_worker.engine.communication"])
+_CONTEXT.set_forkserver_preload(["planaria_worker.engine.groups"])
 
 
 def _main(engine_id: str, pipe: "Connection[Any, Any]") -> None:

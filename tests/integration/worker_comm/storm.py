@@ -13,7 +13,7 @@ class Storm:
     have: any connection that ends early is a failure."""
 
     def __init__(self, store_address: str) -> None:
-        from planaria_worker.engine.communication.store import Rendezvous
+        from planaria_worker.engine.groups.rendezvous import Rendezvous
 
         self._stopped = threading.Event()
         self._failures: list[str] = []

@@ -13,7 +13,7 @@ from integration.worker_comm.conftest import StartRanks
 from integration.worker_comm.member import large_layer
 from planaria_worker.engine.copying import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.failpoints import Action, Failpoint, Failpoints
-from planaria_worker.engine.peer_watch import PeerWatch
+from planaria_worker.engine.groups.failure_detector import PeerWatch
 from unit.worker_comm.layers import SECRET, same
 
 pytestmark = pytest.mark.integration

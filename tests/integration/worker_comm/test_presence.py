@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from integration.worker_comm.bounds import BOUND_SECONDS
-from planaria_worker.engine.presence import Presence
+from planaria_worker.engine.groups.liveness_beacon import Presence
 
 pytestmark = pytest.mark.integration
 
@@ -24,7 +24,7 @@ FAREWELL = b"bye\n"
 
 LARGE_PROCESS = """
 import socket, sys, time
-from planaria_worker.engine.presence import Presence
+from planaria_worker.engine.groups.liveness_beacon import Presence
 
 memory = bytearray(256 << 20)
 memory[::4096] = bytes(len(memory) // 4096)
@@ -136,7 +136,9 @@ def test_where_a_thread_has_no_files_of_its_own_it_shares_those_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where the kernel is older, or forbids it: all the rest is the same."""
-    monkeypatch.setattr("planaria_worker.engine.presence._CLOSE_RANGE_UNSHARE", 1 << 30)
+    monkeypatch.setattr(
+        "planaria_worker.engine.groups.liveness_beacon._CLOSE_RANGE_UNSHARE", 1 << 30
+    )
     with contextlib.closing(Presence(FAREWELL)) as presence:
         other = hand_over(presence)
         assert num_descriptors_of_thread() == len(list(Path("/proc/self/fd").iterdir()))

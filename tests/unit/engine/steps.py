@@ -13,8 +13,8 @@ from typing import cast
 
 import torch
 
-from planaria_worker.engine.communication import Group
 from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.groups import Group
 from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.plan import PipelinePlan
 from planaria_worker.engine.plan_view import view_plan

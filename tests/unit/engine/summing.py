@@ -14,8 +14,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.communication import GroupBroken
 from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import FixedPoint, GradientSums

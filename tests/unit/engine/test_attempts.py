@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria_worker.engine.agreement import Agreed, Agreement
-from planaria_worker.engine.communication import Group
 from planaria_worker.engine.exchange import ExchangeFormat, LayerClaim, Message, Verdict
 from planaria_worker.engine.exchange_line import ExchangeLine
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
+from planaria_worker.engine.groups import Group
 from planaria_worker.engine.plan import FollowerPlace, PipelinePlan
 from planaria_worker.engine.plan_view import PlanView, view_plan
 from support.memory_groups import MemoryGroup, connect

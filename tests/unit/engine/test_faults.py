@@ -3,10 +3,10 @@
 import pytest
 
 from planaria_common.errors import ErrorReason
-from planaria_worker.engine.communication import GroupBroken
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.exchange import ExchangeMismatchError, Verdict
 from planaria_worker.engine.faults import fault_of
+from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.step import RefusedStepError
 
 

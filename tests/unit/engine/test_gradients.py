@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine import pipeline as pipeline_module
-from planaria_worker.engine.communication import GroupBroken
+from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from planaria_worker.engine.communication import Communicators, Group, GroupBroken
-from planaria_worker.engine.links import Links
+from planaria_worker.engine.groups import Communicators, Group, GroupBroken
+from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.plan_view import GroupSpec
 
 

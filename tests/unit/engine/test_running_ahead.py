@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria_worker.engine.commit import CommitRecord
-from planaria_worker.engine.communication import Communicators, Group, GroupBroken
+from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.place import Place, renew_place

@@ -10,8 +10,8 @@ import pytest
 
 from planaria_worker.engine import training
 from planaria_worker.engine.commit import CommitRecord
-from planaria_worker.engine.communication import GroupBroken
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.step import CommittedStep
 from planaria_worker.engine.training import TrainingLoop
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.errors import ErrorReason
-from planaria_worker.engine.communication.backends import Pending
-from planaria_worker.engine.communication.group import Group, Work
 from planaria_worker.engine.faults import Fault
+from planaria_worker.engine.groups.backends import Pending
+from planaria_worker.engine.groups.group import Group, Work
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine.watchdog import LOOKS_PER_DEADLINE, Watchdog

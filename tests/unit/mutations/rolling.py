@@ -2,11 +2,11 @@
 
 from unit.mutations.mutation import Mutation
 
-_PRESENCE = "worker/planaria_worker/engine/presence.py"
+_PRESENCE = "worker/planaria_worker/engine/groups/liveness_beacon.py"
 _PRESENCE_TESTS = "tests/integration/worker_comm/test_presence.py"
-_GROUP = "worker/planaria_worker/engine/communication/group.py"
+_GROUP = "worker/planaria_worker/engine/groups/group.py"
 _GROUP_TESTS = "tests/unit/worker_comm/test_group.py"
-_LINKS = "worker/planaria_worker/engine/links.py"
+_LINKS = "worker/planaria_worker/engine/groups/current_groups.py"
 _LINKS_TESTS = "tests/unit/engine/test_links.py"
 _FENCE = "worker/planaria_worker/engine/fence.py"
 _FENCE_TESTS = "tests/unit/engine/test_fence.py"

@@ -5,8 +5,8 @@ from typing import get_args
 import pytest
 import torch
 
-from planaria_worker.engine.communication.backends import open_connector
-from planaria_worker.engine.communication.line import LineConnector
+from planaria_worker.engine.groups.backends import open_connector
+from planaria_worker.engine.groups.pipeline_link import LineConnector
 from planaria_worker.engine_config import Transport
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, JobFailedError
 from planaria_coordinator.domain.run import Limits
-from planaria_worker.engine.communication.addresses import parse_address
 from planaria_worker.engine.copying import (
     CopyInterrupted,
     CopyServer,
@@ -25,6 +24,7 @@ from planaria_worker.engine.copying import (
 )
 from planaria_worker.engine.copying.connections import STALL_TIMEOUT_SECONDS
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
+from planaria_worker.engine.groups.addresses import parse_address
 from unit.worker_comm.layers import (
     GREETED,
     HOST,

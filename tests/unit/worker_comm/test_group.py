@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from planaria_worker.engine.communication import Group, GroupBroken, Work
-from planaria_worker.engine.communication.backends import GroupBackend
-from planaria_worker.engine.communication.gloo import GlooBackend
-from planaria_worker.engine.communication.host_memory import HostMemoryBackend
+from planaria_worker.engine.groups import Group, GroupBroken, Work
+from planaria_worker.engine.groups.backends import GroupBackend
+from planaria_worker.engine.groups.gloo import GlooBackend
+from planaria_worker.engine.groups.host_memory import HostMemoryBackend
 
 BOUND_SECONDS = 30.0
 

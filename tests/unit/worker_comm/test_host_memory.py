@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group, GroupBroken, Work
-from planaria_worker.engine.communication.backends import Pending
-from planaria_worker.engine.communication.host_memory import HostMemoryBackend
+from planaria_worker.engine.groups import Group, GroupBroken, Work
+from planaria_worker.engine.groups.backends import Pending
+from planaria_worker.engine.groups.host_memory import HostMemoryBackend
 
 BOUND_SECONDS = 30.0
 RECEIVING: dict[str, Callable[[Group, Tensor], Work]] = {

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from planaria_worker.engine.communication import Group, GroupBroken, Work
-from planaria_worker.engine.communication.line import LineConnector
+from planaria_worker.engine.groups import Group, GroupBroken, Work
+from planaria_worker.engine.groups.pipeline_link import LineConnector
 
 HOST = "127.0.0.1"
 BOUND_SECONDS = 30.0

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import HashStore
 
-from planaria_worker.engine.communication import Group, GroupBroken
+from planaria_worker.engine.groups import Group, GroupBroken
 
 BOUND_SECONDS = 30.0
-MODULE = "planaria_worker.engine.communication.nccl"
+MODULE = "planaria_worker.engine.groups.nccl"
 
 
 class FakeWork:

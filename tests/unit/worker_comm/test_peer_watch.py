@@ -11,7 +11,7 @@ import pytest
 
 from planaria_common.clock import FakeClock
 from planaria_worker.engine.copying import CopyServer, wire
-from planaria_worker.engine.peer_watch import PeerWatch
+from planaria_worker.engine.groups.failure_detector import PeerWatch
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers, serve
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria_worker.engine.communication.addresses import Address
-from planaria_worker.engine.communication.sockets import (
+from planaria_worker.engine.groups.addresses import Address
+from planaria_worker.engine.groups.sockets import (
     cut,
     find_connections,
     listening_addresses,

@@ -8,10 +8,10 @@ import pytest
 
 from planaria_common.errors import UnavailableError
 from planaria_common.netutil import free_port
-from planaria_worker.engine.communication.addresses import parse_address
-from planaria_worker.engine.communication.errors import GroupBroken
-from planaria_worker.engine.communication.sockets import listening_addresses
-from planaria_worker.engine.communication.store import Rendezvous, StoreServer
+from planaria_worker.engine.groups.addresses import parse_address
+from planaria_worker.engine.groups.errors import GroupBroken
+from planaria_worker.engine.groups.rendezvous import Rendezvous, StoreServer
+from planaria_worker.engine.groups.sockets import listening_addresses
 
 HOST = "127.0.0.1"
 

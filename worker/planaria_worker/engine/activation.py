@@ -6,8 +6,8 @@ from datetime import datetime
 
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.communication import Communicators, GroupBroken
 from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.place import Surroundings
 from planaria_worker.engine.plan import FollowerPlace, PipelinePlan, PlanError
 from planaria_worker.engine.plan_view import GroupSpec, PlanView, view_plan

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from planaria_worker.engine.communication import Group, GroupBroken, require_open
 from planaria_worker.engine.exchange import (
     VERDICT_LENGTH,
     ExchangeFormat,
@@ -25,6 +24,7 @@ from planaria_worker.engine.exchange import (
 from planaria_worker.engine.exchange_line import ExchangeLine
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
+from planaria_worker.engine.groups import Group, GroupBroken, require_open
 from planaria_worker.engine.plan_view import PlanView
 
 

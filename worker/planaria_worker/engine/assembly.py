@@ -8,13 +8,13 @@ from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepa
 from planaria_common.clock import Clock
 from planaria_worker.engine.activation import Builder
 from planaria_worker.engine.checkpointing import Checkpointer
-from planaria_worker.engine.communication import StoreServer
 from planaria_worker.engine.copying import CommitFeed, CopyServer
 from planaria_worker.engine.directives import Directives
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.groups import StoreServer
+from planaria_worker.engine.groups.failure_detector import PeerWatch
 from planaria_worker.engine.layer_work import LayerWork
-from planaria_worker.engine.peer_watch import PeerWatch
 from planaria_worker.engine.place import Surroundings
 from planaria_worker.engine.preparation import Preparation, prepare
 from planaria_worker.engine.reports import Reports, ToAgent

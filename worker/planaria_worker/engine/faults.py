@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.communication import GroupBroken
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.exchange import ExchangeMismatchError, Verdict
+from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.step import RefusedStepError
 
 

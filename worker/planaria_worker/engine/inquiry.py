@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group, Work, beside, require_open
+from planaria_worker.engine.groups import Group, Work, beside, require_open
 from planaria_worker.engine.holdings import NOBODY, Holder, find_holder
 
 

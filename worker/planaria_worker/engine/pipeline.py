@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group, GroupBroken, Work
 from planaria_worker.engine.evaluation import Evaluation
 from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.groups import Group, GroupBroken, Work
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from planaria_worker.engine.agreement import Agreement
-from planaria_worker.engine.communication import Communicators, Group
 from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.exchange_line import ExchangeLine
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.groups import Communicators, Group
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums

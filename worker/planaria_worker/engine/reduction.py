@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.communication import Group, GroupBroken, Work, beside, require_open
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.groups import Group, GroupBroken, Work, beside, require_open
 from planaria_worker.engine.holdings import Part, Piece, cut_into_buckets, part_of
 from planaria_worker.engine.inquiry import Inquiry
 from planaria_worker.engine.launches import LaunchOrder

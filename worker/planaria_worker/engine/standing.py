@@ -6,8 +6,8 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.activation import Activation
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.ledger import Ledger
-from planaria_worker.engine.links import Links
 from planaria_worker.engine.place import Place
 from planaria_worker.engine.plan_view import PlanView
 from planaria_worker.engine.promise import Promise

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from planaria_common.errors import PlanariaError
 from planaria_worker.engine.commit import CommitRecord
-from planaria_worker.engine.communication import GroupBroken
 from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.exchange import LayerClaim, Message, Verdict
 from planaria_worker.engine.fence import FencedError
+from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.loss import loss_units
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update

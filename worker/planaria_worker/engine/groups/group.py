@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from planaria_worker.engine.communication.backends import GroupBackend, Pending
-from planaria_worker.engine.communication.errors import GroupBroken
+from planaria_worker.engine.groups.backends import GroupBackend, Pending
+from planaria_worker.engine.groups.errors import GroupBroken
 
 
 class Group:

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupNCCL, Store
 from torch._C._distributed_c10d import Work as BackendWork
 
-from planaria_worker.engine.communication.backends import Pending, RawProcessGroup
-from planaria_worker.engine.communication.streams import beside
+from planaria_worker.engine.groups.backends import Pending, RawProcessGroup
+from planaria_worker.engine.groups.streams import beside
 
 _TAG = 0
 """Between two ranks, messages of one direction arrive in the order in which they were sent."""

@@ -97,22 +97,22 @@ def open_connector(
 ) -> Connector:
     """Opens this rank's end of a new group, by how it is used."""
     if transport == "nccl" and not is_on_host:
-        from planaria_worker.engine.communication.nccl import NcclConnector
+        from planaria_worker.engine.groups.nccl import NcclConnector
 
         return NcclConnector(
             device, operation_timeout_seconds, is_line=is_line, is_downward=is_downward
         )
     connector: Connector
     if is_line or is_brief:
-        from planaria_worker.engine.communication.line import LineConnector
+        from planaria_worker.engine.groups.pipeline_link import LineConnector
 
         connector = LineConnector(host, operation_timeout_seconds)
     else:
-        from planaria_worker.engine.communication.gloo import GlooConnector
+        from planaria_worker.engine.groups.gloo import GlooConnector
 
         connector = GlooConnector(host, operation_timeout_seconds)
     if transport == "gloo_via_host" and not is_on_host:
-        from planaria_worker.engine.communication.host_memory import HostMemoryConnector
+        from planaria_worker.engine.groups.host_memory import HostMemoryConnector
 
         return HostMemoryConnector(connector)
     return connector

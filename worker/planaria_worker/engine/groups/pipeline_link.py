@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from planaria_worker.engine.communication.addresses import format_address, parse_address
-from planaria_worker.engine.communication.backends import Pending
-from planaria_worker.engine.communication.callers import Callers
+from planaria_worker.engine.groups.acceptor import Callers
+from planaria_worker.engine.groups.addresses import format_address, parse_address
+from planaria_worker.engine.groups.backends import Pending
 
 _LENGTH = struct.Struct("!Q")
 """What goes before each message: how many bytes it has."""

@@ -9,7 +9,7 @@ them. A pipeline's may be many generations older than those across.
 import threading
 from collections.abc import Collection, Iterable
 
-from planaria_worker.engine.communication import Communicators, Group, GroupBroken
+from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.plan_view import GroupSpec
 
 

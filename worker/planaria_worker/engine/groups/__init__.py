@@ -7,11 +7,11 @@ groups["pipeline-0"].send(tensor, dst=1)
 communicators.shut()                            # from any thread: everybody wakes up at once
 """
 
-from planaria_worker.engine.communication.communicators import Communicators
-from planaria_worker.engine.communication.errors import GroupBroken
-from planaria_worker.engine.communication.group import Group, Work, require_open
-from planaria_worker.engine.communication.store import StoreServer
-from planaria_worker.engine.communication.streams import beside
+from planaria_worker.engine.groups.communicators import Communicators
+from planaria_worker.engine.groups.errors import GroupBroken
+from planaria_worker.engine.groups.group import Group, Work, require_open
+from planaria_worker.engine.groups.rendezvous import StoreServer
+from planaria_worker.engine.groups.streams import beside
 
 __all__ = [
     "Communicators",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from planaria_worker.engine.communication.backends import Connector, GroupBackend, Pending
+from planaria_worker.engine.groups.backends import Connector, GroupBackend, Pending
 
 
 class HostMemoryConnector:
