@@ -13,7 +13,7 @@ from oracle.from_spec import reference_job
 from oracle.reference import train
 from planaria.job import CheckpointSpec, JobSpec
 from planaria.models import Job
-from planaria_worker.engine.checkpointing.manifest import Manifest
+from planaria_worker.engine.layers.checkpoint.manifest import Manifest
 from planaria_worker.engine.numerics.pins import pin_numerics
 from support.cluster import Cluster
 from support.jobs import small_job

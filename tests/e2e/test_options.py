@@ -12,7 +12,7 @@ from oracle.reference import ReferenceResult, train
 from oracle.small import initial_states
 from planaria.job import JobSpec
 from planaria_common.model_config import ModelConfig
-from planaria_worker.engine.export import export_huggingface
+from planaria_worker.engine.layers.export import export_huggingface
 from planaria_worker.engine.numerics.pins import pin_numerics
 from planaria_worker.models.state import LayerState
 from support.cluster import Cluster

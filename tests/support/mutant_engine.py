@@ -21,10 +21,10 @@ from planaria_worker.engine import (
     standing,
     training,
 )
-from planaria_worker.engine.checkpointing import checkpointer
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.exchange import Message, Outcome, Verdict
 from planaria_worker.engine.holdings import Piece
+from planaria_worker.engine.layers.checkpoint import checkpointer
 from planaria_worker.engine.numerics import accumulate
 from planaria_worker.engine.place import Place
 from planaria_worker.engine.plan_view import PlanView

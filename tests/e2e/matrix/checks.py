@@ -9,13 +9,13 @@ from typing import Any
 from e2e.matrix.scenario import NUM_STAGED_STEPS, Played
 from e2e.matrix.table import During
 from oracle.reference import ReferenceResult
-from planaria_worker.engine.checkpointing.layer_file import verify_layer
-from planaria_worker.engine.checkpointing.layout import (
+from planaria_worker.engine.layers.checkpoint.layer_file import verify_layer
+from planaria_worker.engine.layers.checkpoint.layout import (
     complete_checkpoints,
     layer_file,
     partial_checkpoints,
 )
-from planaria_worker.engine.checkpointing.manifest import Manifest
+from planaria_worker.engine.layers.checkpoint.manifest import Manifest
 from support.pool import Fired, Pool, Traced, is_alive, node_of
 
 BUSY = ("forward", "backward")

@@ -7,7 +7,7 @@ import pytest
 
 from integration.engine.handover.staged import BOTH, NUM_STEPS, STEP, WITH_E, begin, finish
 from oracle.reference import ReferenceResult
-from planaria_worker.engine.checkpointing.manifest import Manifest
+from planaria_worker.engine.layers.checkpoint.manifest import Manifest
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed
 from support.engine_harness import EngineCluster

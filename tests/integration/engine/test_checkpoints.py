@@ -13,7 +13,7 @@ from oracle.reference import ReferenceResult
 from oracle.small import initial_states
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria_common.model_config import ModelConfig
-from planaria_worker.engine.export import export_huggingface
+from planaria_worker.engine.layers.export import export_huggingface
 from planaria_worker.models.state import LayerState
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from planaria_worker.engine.checkpointing.errors import CheckpointError
-from planaria_worker.engine.checkpointing.layer_file import write_layer
-from planaria_worker.engine.checkpointing.layout import (
+from planaria_worker.engine.layers.checkpoint.errors import CheckpointError
+from planaria_worker.engine.layers.checkpoint.layer_file import write_layer
+from planaria_worker.engine.layers.checkpoint.layout import (
     complete_checkpoints,
     layer_file,
     partial_folder,
 )
-from planaria_worker.engine.checkpointing.manifest import LayerEntry, Manifest
-from planaria_worker.engine.checkpointing.seal import discard, seal
+from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry, Manifest
+from planaria_worker.engine.layers.checkpoint.seal import discard, seal
 
 pytestmark = pytest.mark.integration
 

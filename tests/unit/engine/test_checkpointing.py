@@ -10,24 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria_common.checkpoints import is_due
-from planaria_worker.engine.checkpointing import seal as sealing
-from planaria_worker.engine.checkpointing.assignment import layers_to_write
-from planaria_worker.engine.checkpointing.errors import CheckpointError
-from planaria_worker.engine.checkpointing.layer_file import (
+from planaria_worker.engine.layers.checkpoint import seal as sealing
+from planaria_worker.engine.layers.checkpoint.assignment import layers_to_write
+from planaria_worker.engine.layers.checkpoint.errors import CheckpointError
+from planaria_worker.engine.layers.checkpoint.layer_file import (
     check_header,
     read_layer,
     verify_layer,
     write_layer,
 )
-from planaria_worker.engine.checkpointing.layout import (
+from planaria_worker.engine.layers.checkpoint.layout import (
     complete_checkpoints,
     layer_file,
     partial_checkpoints,
     partial_folder,
     remove_complete,
 )
-from planaria_worker.engine.checkpointing.manifest import LayerEntry, Manifest
-from planaria_worker.engine.checkpointing.seal import check_root, discard, seal
+from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry, Manifest
+from planaria_worker.engine.layers.checkpoint.seal import check_root, discard, seal
 from planaria_worker.engine.plan import PipelinePlan
 from planaria_worker.engine.runs import find_runs
 from unit.engine.plans import plans, tied, untied

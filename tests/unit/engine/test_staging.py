@@ -11,8 +11,8 @@ import torch
 
 from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.job import open_job
+from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.staging import NextPlace
-from planaria_worker.engine.state import LayerStore
 from support.training_jobs import training_job
 
 GENERATION, LAYER, VERSION = 4, 1, 7

@@ -2,9 +2,9 @@
 
 from unit.mutations.mutation import Mutation
 
-_COPYING = "worker/planaria_worker/engine/copying"
+_COPYING = "worker/planaria_worker/engine/layers/copy"
 _COPYING_TESTS = "tests/unit/worker_comm/test_copying.py"
-_FOLLOWING = "worker/planaria_worker/engine/following.py"
+_FOLLOWING = "worker/planaria_worker/engine/layers/followed_layers.py"
 _FOLLOWING_TESTS = "tests/unit/engine/test_following.py"
 _TRAINING = "worker/planaria_worker/engine/training.py"
 _TRAINER = "worker/planaria_worker/engine/trainer.py"
@@ -53,7 +53,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="a late copy is not installed",
-        path="worker/planaria_worker/engine/layer_work.py",
+        path="worker/planaria_worker/engine/layers/layer_tasks.py",
         lines="self.fence.install(generation, lambda: self.store.install(states, version))",
         without="self.store.install(states, version)",
         seen_by=(
@@ -89,14 +89,14 @@ MUTATIONS = (
     ),
     Mutation(
         guard="a checkpoint that another engine has sealed meanwhile is sealed",
-        path="worker/planaria_worker/engine/checkpointing/seal.py",
+        path="worker/planaria_worker/engine/layers/checkpoint/seal.py",
         lines="        if not _is_sealed(final, manifest.job_id):\n            raise\n",
         without="        raise\n",
         seen_by=("tests/unit/engine/test_checkpointing.py::test_somebody_else_seals_it_meanwhile",),
     ),
     Mutation(
         guard="the copies of a checkpoint are progress",
-        path="worker/planaria_worker/engine/checkpointing/checkpointer.py",
+        path="worker/planaria_worker/engine/layers/checkpoint/checkpointer.py",
         lines="                advanced()\n",
         without="",
         seen_by=(

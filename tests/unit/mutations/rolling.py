@@ -166,7 +166,7 @@ _ROLLING_FORWARD = (
     ),
     Mutation(
         guard="a layer that is being changed is nobody's replica",
-        path="worker/planaria_worker/engine/state.py",
+        path="worker/planaria_worker/engine/layers/layer_store.py",
         lines="        self._versions[layer] = None\n        yield self._states[layer]\n",
         without="        yield self._states[layer]\n",
         seen_by=(f"{_STATE_TESTS}::test_a_layer_that_is_being_changed_is_not_held",),

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.copying import CommitFeed, CopyServer, LayerSource, wire
 from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.layers.copy import CommitFeed, CopyServer, LayerSource, wire
 
 HOST = "127.0.0.1"
 SECRET = "the job's secret"

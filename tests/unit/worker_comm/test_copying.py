@@ -15,16 +15,16 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, JobFailedError
 from planaria_coordinator.domain.run import Limits
-from planaria_worker.engine.copying import (
+from planaria_worker.engine.failpoints import Failpoint, Failpoints
+from planaria_worker.engine.groups.addresses import parse_address
+from planaria_worker.engine.layers.copy import (
     CopyInterrupted,
     CopyServer,
     FetchedLayer,
     LayerFetcher,
     wire,
 )
-from planaria_worker.engine.copying.connections import STALL_TIMEOUT_SECONDS
-from planaria_worker.engine.failpoints import Failpoint, Failpoints
-from planaria_worker.engine.groups.addresses import parse_address
+from planaria_worker.engine.layers.copy.connections import STALL_TIMEOUT_SECONDS
 from unit.worker_comm.layers import (
     GREETED,
     HOST,
@@ -289,7 +289,7 @@ def test_what_came_before_a_failure_is_gone_with_it(
         arrived.extend(map(weakref.ref, layer.tensors.values()))
         return layer
 
-    monkeypatch.setattr("planaria_worker.engine.copying.client.FetchedLayer", fetched)
+    monkeypatch.setattr("planaria_worker.engine.layers.copy.client.FetchedLayer", fetched)
     one_by_one = LayerFetcher(job_secret=SECRET, failpoints=Failpoints(), max_parallel=1)
     gc.collect()
     gc.disable()

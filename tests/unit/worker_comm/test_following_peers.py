@@ -12,9 +12,9 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.commit import CommitRecord
-from planaria_worker.engine.copying import CommitFeed, CommittedSum, LayerFollower, wire
-from planaria_worker.engine.copying.feed import Subscription
 from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.layers.copy import CommitFeed, CommittedSum, LayerFollower, wire
+from planaria_worker.engine.layers.copy.feed import Subscription
 from unit.worker_comm.layers import SECRET, MemoryLayers, serve
 
 VERSION = 7

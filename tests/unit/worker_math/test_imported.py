@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_model
 from torch import Tensor, nn
 
-from planaria_worker.engine.export import export_safetensors
 from planaria_worker.engine.job import output_shapes
+from planaria_worker.engine.layers.export import export_safetensors
 from planaria_worker.models.imported import ImportedModel, ImportedModelError, import_model
 from planaria_worker.models.layer import TiedWeight
 from planaria_worker.models.layout import layer_layout

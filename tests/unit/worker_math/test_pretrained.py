@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oracle.small import NUM_LAYERS, initial_states, small_model
 from planaria_common.model_config import ModelConfig
-from planaria_worker.engine.export import export_huggingface
-from planaria_worker.engine.pretrained import PretrainedError, PretrainedFolder
+from planaria_worker.engine.layers.export import export_huggingface
+from planaria_worker.engine.layers.pretrained import PretrainedError, PretrainedFolder
 from planaria_worker.models.layout import layer_layout
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.state import LayerState, filled_state

@@ -7,20 +7,20 @@ from datetime import datetime
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepared
 from planaria_common.clock import Clock
 from planaria_worker.engine.activation import Builder
-from planaria_worker.engine.checkpointing import Checkpointer
-from planaria_worker.engine.copying import CommitFeed, CopyServer
 from planaria_worker.engine.directives import Directives
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import StoreServer
 from planaria_worker.engine.groups.failure_detector import PeerWatch
-from planaria_worker.engine.layer_work import LayerWork
+from planaria_worker.engine.layers.checkpoint import Checkpointer
+from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
+from planaria_worker.engine.layers.layer_store import LayerStore
+from planaria_worker.engine.layers.layer_tasks import LayerWork
+from planaria_worker.engine.layers.storage import checkpoint_plan
 from planaria_worker.engine.place import Surroundings
 from planaria_worker.engine.preparation import Preparation, prepare
 from planaria_worker.engine.reports import Reports, ToAgent
-from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.stopwatch import Stopwatch
-from planaria_worker.engine.storage import checkpoint_plan
 from planaria_worker.engine.trainer import Trainer
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine.watchdog import Watchdog

@@ -15,11 +15,11 @@ from planaria.api.worker.v1.report_pb2 import (
 from planaria_common.clock import Clock
 from planaria_common.logging import get_logger
 from planaria_worker.engine import convert
-from planaria_worker.engine.checkpointing import CheckpointError
-from planaria_worker.engine.checkpointing.errors import checkpoint_failed
-from planaria_worker.engine.checkpointing.manifest import LayerEntry
 from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.layers.checkpoint import CheckpointError
+from planaria_worker.engine.layers.checkpoint.errors import checkpoint_failed
+from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.listener import StepDone
 from planaria_worker.engine_config import EngineConfig
 

@@ -16,13 +16,13 @@ from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_worker.engine.activation import Activation, Answer, Builder, promised
-from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord, RollForward, roll_forward
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.groups.failure_detector import PeerWatch
 from planaria_worker.engine.handover import Handover
+from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.listener import Listener, Teller
 from planaria_worker.engine.place import take_place

@@ -6,11 +6,11 @@ from datetime import datetime
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
 from planaria_worker.engine.activation import Builder
-from planaria_worker.engine.checkpointing import Checkpointer
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.handover import Handover
+from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.listener import Teller
 from planaria_worker.engine.place import Place, renew_place
 from planaria_worker.engine.staging import NextPlace

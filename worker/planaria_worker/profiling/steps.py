@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 
 from planaria_common.measurement import StepMeasurement
-from planaria_worker.engine.copying import CommitFeed
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
+from planaria_worker.engine.layers.copy import CommitFeed
+from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.place import Place, Surroundings, take_place
 from planaria_worker.engine.plan import PipelinePlan, StagePlace
 from planaria_worker.engine.plan_view import view_plan
-from planaria_worker.engine.state import LayerStore
 from planaria_worker.engine.step import run_step
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import hosted_layers

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from planaria.job import JobSpec
 from planaria_common.errors import PlanariaError
-from planaria_worker.engine.base import Base, BaseFacts, open_base
-from planaria_worker.engine.checkpointing import CheckpointError
-from planaria_worker.engine.checkpointing.checkpointer import CheckpointPlan
-from planaria_worker.engine.checkpointing.errors import checkpoint_failed
-from planaria_worker.engine.checkpointing.seal import check_root
 from planaria_worker.engine.job import Job
+from planaria_worker.engine.layers.checkpoint import CheckpointError
+from planaria_worker.engine.layers.checkpoint.checkpointer import CheckpointPlan
+from planaria_worker.engine.layers.checkpoint.errors import checkpoint_failed
+from planaria_worker.engine.layers.checkpoint.seal import check_root
+from planaria_worker.engine.layers.initial_state import Base, BaseFacts, open_base
 from planaria_worker.engine_config import EngineConfig
 
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from planaria_worker.engine.checkpointing.errors import CheckpointError
-from planaria_worker.engine.checkpointing.layout import MANIFEST_FILE
+from planaria_worker.engine.layers.checkpoint.errors import CheckpointError
+from planaria_worker.engine.layers.checkpoint.layout import MANIFEST_FILE
 
 API_VERSION = "planaria.dev/v1"
 KIND = "Checkpoint"

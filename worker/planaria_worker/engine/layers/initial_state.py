@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.checkpointing.errors import CheckpointError
-from planaria_worker.engine.checkpointing.layer_file import check_header, read_layer
-from planaria_worker.engine.checkpointing.layout import (
+from planaria_worker.engine.job import Job
+from planaria_worker.engine.layers.checkpoint.errors import CheckpointError
+from planaria_worker.engine.layers.checkpoint.layer_file import check_header, read_layer
+from planaria_worker.engine.layers.checkpoint.layout import (
     MANIFEST_FILE,
     complete_checkpoints,
     layer_file,
     partial_checkpoints,
 )
-from planaria_worker.engine.checkpointing.manifest import Manifest
-from planaria_worker.engine.job import Job
-from planaria_worker.engine.pretrained import PretrainedError, PretrainedFolder, is_pretrained
-from planaria_worker.engine.state import fill
+from planaria_worker.engine.layers.checkpoint.manifest import Manifest
+from planaria_worker.engine.layers.layer_store import fill
+from planaria_worker.engine.layers.pretrained import (
+    PretrainedError,
+    PretrainedFolder,
+    is_pretrained,
+)
 from planaria_worker.models.layout import LayerLayout
 from planaria_worker.models.state import (
     SLOTS,

@@ -9,15 +9,15 @@ from torch import Tensor
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine.commit import CommitRecord
-from planaria_worker.engine.copying import wire
-from planaria_worker.engine.copying.connections import (
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.layers.copy import wire
+from planaria_worker.engine.layers.copy.connections import (
     CONNECT_TIMEOUT_SECONDS,
     STALL_TIMEOUT_SECONDS,
     Connections,
 )
-from planaria_worker.engine.copying.feed import CommittedSum
-from planaria_worker.engine.copying.transfer import receive_tensors
-from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.layers.copy.feed import CommittedSum
+from planaria_worker.engine.layers.copy.transfer import receive_tensors
 
 _log = get_logger("follower")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from planaria_worker.engine.copying import wire
+from planaria_worker.engine.layers.copy import wire
 
 _TAKEN_BACK = 0xFFFFFFFF
 _BETWEEN = 0xFFFFFFFE

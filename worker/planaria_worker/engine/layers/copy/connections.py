@@ -5,8 +5,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from planaria_worker.engine.copying import wire
 from planaria_worker.engine.groups.addresses import parse_address
+from planaria_worker.engine.layers.copy import wire
 
 CONNECT_TIMEOUT_SECONDS = 1.0
 STALL_TIMEOUT_SECONDS = 2.0

@@ -9,19 +9,19 @@ from torch import Tensor
 from planaria_common.checkpoints import is_due
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
-from planaria_worker.engine.checkpointing.assignment import layers_to_write
-from planaria_worker.engine.checkpointing.errors import (
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.layers.checkpoint.assignment import layers_to_write
+from planaria_worker.engine.layers.checkpoint.errors import (
     CheckpointError,
     LateWriterError,
     checkpoint_failed,
 )
-from planaria_worker.engine.checkpointing.layout import partial_folder
-from planaria_worker.engine.checkpointing.manifest import LayerEntry, Manifest
-from planaria_worker.engine.checkpointing.seal import Sealed, discard, seal
-from planaria_worker.engine.checkpointing.writer import CheckpointListener, Part, Writer
-from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.layers.checkpoint.layout import partial_folder
+from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry, Manifest
+from planaria_worker.engine.layers.checkpoint.seal import Sealed, discard, seal
+from planaria_worker.engine.layers.checkpoint.writer import CheckpointListener, Part, Writer
+from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan_view import PlanView
-from planaria_worker.engine.state import LayerStore
 
 _MAX_UNWRITTEN = 2
 """Versions of which copies are kept at most, but for the last: memory that a slow disk takes."""

@@ -8,11 +8,11 @@ follower = LayerFollower(receiver, job_secret=..., failpoints=...)
 follower.start({3: ["10.0.0.1:4000"]})
 """
 
-from planaria_worker.engine.copying.client import CopyInterrupted, FetchedLayer, LayerFetcher
-from planaria_worker.engine.copying.feed import CommitFeed, CommittedSum
-from planaria_worker.engine.copying.follower import LayerFollower
-from planaria_worker.engine.copying.server import CopyServer
-from planaria_worker.engine.copying.source import LayerSource
+from planaria_worker.engine.layers.copy.client import CopyInterrupted, FetchedLayer, LayerFetcher
+from planaria_worker.engine.layers.copy.feed import CommitFeed, CommittedSum
+from planaria_worker.engine.layers.copy.follower import LayerFollower
+from planaria_worker.engine.layers.copy.server import CopyServer
+from planaria_worker.engine.layers.copy.source import LayerSource
 
 __all__ = [
     "CommitFeed",

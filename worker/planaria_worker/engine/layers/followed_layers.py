@@ -11,9 +11,9 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.commit import CommitRecord
-from planaria_worker.engine.copying import CommittedSum
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.state import fill
+from planaria_worker.engine.layers.copy import CommittedSum
+from planaria_worker.engine.layers.layer_store import fill
 from planaria_worker.engine.step import apply_sum
 from planaria_worker.models.state import LayerState, empty_state
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.copying import wire
-from planaria_worker.engine.copying.connections import (
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.layers.copy import wire
+from planaria_worker.engine.layers.copy.connections import (
     CONNECT_TIMEOUT_SECONDS,
     STALL_TIMEOUT_SECONDS,
     Connections,
 )
-from planaria_worker.engine.copying.transfer import TakenBackError, receive_tensors
-from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.layers.copy.transfer import TakenBackError, receive_tensors
 
 _MAX_PARALLEL = 4
 

@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor
 
-from planaria_worker.engine.checkpointing.errors import CheckpointError, cannot_write
-from planaria_worker.engine.checkpointing.manifest import LayerEntry
-from planaria_worker.engine.copying.wire import chunks
+from planaria_worker.engine.layers.checkpoint.errors import CheckpointError, cannot_write
+from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
+from planaria_worker.engine.layers.copy.wire import chunks
 
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 _READ_BYTES = 4 << 20

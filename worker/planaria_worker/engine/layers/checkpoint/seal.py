@@ -4,13 +4,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria_worker.engine.checkpointing.errors import CheckpointError, cannot_write
-from planaria_worker.engine.checkpointing.layer_file import (
+from planaria_worker.engine.layers.checkpoint.errors import CheckpointError, cannot_write
+from planaria_worker.engine.layers.checkpoint.layer_file import (
     MissingLayerError,
     sync_folder,
     verify_layer,
 )
-from planaria_worker.engine.checkpointing.layout import (
+from planaria_worker.engine.layers.checkpoint.layout import (
     MANIFEST_FILE,
     complete_checkpoints,
     complete_folder,
@@ -21,7 +21,7 @@ from planaria_worker.engine.checkpointing.layout import (
     remove_complete,
     remove_folder,
 )
-from planaria_worker.engine.checkpointing.manifest import Manifest
+from planaria_worker.engine.layers.checkpoint.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
