@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor
 
 from planaria_worker.engine.groups import Group, GroupBroken
-from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine.plan.plan_view import GroupSpec
 
 TIMEOUT_SECONDS = 60.0
 

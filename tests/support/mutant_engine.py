@@ -27,7 +27,7 @@ from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.layers.checkpoint import checkpointer
 from planaria_worker.engine.numerics import accumulate
 from planaria_worker.engine.place import Place
-from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.plan.plan_view import PlanView
 
 
 def one_phase() -> None:

@@ -10,7 +10,7 @@ import pytest
 from integration.worker_comm.conftest import StartRanks
 from integration.worker_comm.ranks import Pending, Rank
 from planaria_worker.engine.failpoints import Action, Failpoint
-from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine.plan.plan_view import GroupSpec
 
 pytestmark = pytest.mark.integration
 

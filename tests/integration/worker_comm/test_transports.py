@@ -7,7 +7,7 @@ import torch
 
 from integration.worker_comm.conftest import StartRanks
 from integration.worker_comm.ranks import Pending, Rank
-from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine.plan.plan_view import GroupSpec
 from planaria_worker.engine_config import Transport
 from support.gpus import require_gpus
 

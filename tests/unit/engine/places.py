@@ -15,8 +15,8 @@ from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.place import Place, Surroundings, take_place
-from planaria_worker.engine.plan import FollowerPlace, PipelinePlan, stage_places
-from planaria_worker.engine.plan_view import view_plan
+from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, stage_places
+from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.step import (
     CommittedStep,
     attempt,

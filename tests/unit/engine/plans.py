@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from planaria_worker.engine.plan import PipelinePlan, StagePlace
-from planaria_worker.engine.runs import HostedLayers
+from planaria_worker.engine.plan.owned_layers import HostedLayers
+from planaria_worker.engine.plan.plan import PipelinePlan, StagePlace
 
 
 def untied(first_layer: int, num_layers: int) -> Sequence[int]:

@@ -16,8 +16,8 @@ import torch
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import Group
 from planaria_worker.engine.holdings import Piece
-from planaria_worker.engine.plan import PipelinePlan
-from planaria_worker.engine.plan_view import view_plan
+from planaria_worker.engine.plan.plan import PipelinePlan
+from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.reduction import Reduction
 from planaria_worker.engine.stopwatch import Stopwatch
 from unit.engine.plans import pipeline as pipeline_plan

@@ -19,7 +19,7 @@ from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import FixedPoint, GradientSums
-from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine.plan.plan_view import GroupSpec
 from planaria_worker.engine.reduction import Reduction
 from planaria_worker.models.layout import LayerLayout, TensorLayout
 

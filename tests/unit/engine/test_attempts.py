@@ -22,8 +22,8 @@ from planaria_worker.engine.exchange_line import ExchangeLine
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.groups import Group
-from planaria_worker.engine.plan import FollowerPlace, PipelinePlan
-from planaria_worker.engine.plan_view import PlanView, view_plan
+from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan
+from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from support.memory_groups import MemoryGroup, connect
 from unit.engine.plans import plans, untied
 

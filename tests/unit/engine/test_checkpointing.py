@@ -28,8 +28,8 @@ from planaria_worker.engine.layers.checkpoint.layout import (
 )
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry, Manifest
 from planaria_worker.engine.layers.checkpoint.seal import check_root, discard, seal
-from planaria_worker.engine.plan import PipelinePlan
-from planaria_worker.engine.runs import find_runs
+from planaria_worker.engine.plan.owned_layers import find_runs
+from planaria_worker.engine.plan.plan import PipelinePlan
 from unit.engine.plans import plans, tied, untied
 
 TENSORS = {

@@ -18,7 +18,7 @@ from planaria_worker.engine.exchange import (
     Outcome,
     Verdict,
 )
-from planaria_worker.engine.plan import PipelinePlan
+from planaria_worker.engine.plan.plan import PipelinePlan
 from unit.engine.plans import pipeline, plans, tied, untied
 
 GENERATION, STEP = 4, 17

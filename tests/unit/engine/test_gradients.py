@@ -24,7 +24,7 @@ from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.place import Place
-from planaria_worker.engine.plan import FollowerPlace
+from planaria_worker.engine.plan.plan import FollowerPlace
 from planaria_worker.engine.step import (
     RefusedStepError,
     begin_step,

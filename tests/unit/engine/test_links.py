@@ -7,7 +7,7 @@ import pytest
 
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.groups.current_groups import Links
-from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine.plan.plan_view import GroupSpec
 
 
 class FakeGroup:

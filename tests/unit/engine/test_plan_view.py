@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria_worker.engine.plan import FollowerPlace, PipelinePlan, PlanError
-from planaria_worker.engine.plan_view import PlanView, view_plan
+from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, PlanError
+from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from unit.engine.plans import pipeline, plans, tied, untied
 
 

@@ -27,8 +27,8 @@ from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.place import Place, renew_place
-from planaria_worker.engine.plan import PipelinePlan
-from planaria_worker.engine.plan_view import view_plan
+from planaria_worker.engine.plan.plan import PipelinePlan
+from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.step import CommittedStep, attempt, begin_step, compute
 from support import memory_groups
 from support.memory_groups import MemoryGroup

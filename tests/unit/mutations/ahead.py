@@ -4,7 +4,7 @@ from unit.mutations.mutation import Mutation
 
 EXCHANGE_LINE = "worker/planaria_worker/engine/exchange_line.py"
 PIPELINE = "worker/planaria_worker/engine/pipeline.py"
-PLAN_VIEW = "worker/planaria_worker/engine/plan_view.py"
+PLAN_VIEW = "worker/planaria_worker/engine/plan/plan_view.py"
 STEP = "worker/planaria_worker/engine/step.py"
 
 _TESTS = "tests/unit/engine/test_running_ahead.py"

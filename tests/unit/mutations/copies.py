@@ -167,7 +167,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="a follower waits as long as the passes of others take",
-        path="worker/planaria_worker/engine/activation.py",
+        path="worker/planaria_worker/engine/plan/activation.py",
         lines="self.operation_timeout_seconds, activation.rebuild_timeout_seconds",
         without="self.operation_timeout_seconds, 0",
         seen_by=(

@@ -10,7 +10,7 @@ import torch
 from planaria_common.errors import PlanariaError, UnavailableError
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import Communicators, StoreServer
-from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine.plan.plan_view import GroupSpec
 
 HOST = "127.0.0.1"
 SPECS = [

@@ -25,7 +25,7 @@ from planaria_worker.engine.exchange_line import ExchangeLine
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.groups import Group, GroupBroken, require_open
-from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.plan.plan_view import PlanView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

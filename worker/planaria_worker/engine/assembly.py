@@ -6,7 +6,6 @@ from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepared
 from planaria_common.clock import Clock
-from planaria_worker.engine.activation import Builder
 from planaria_worker.engine.directives import Directives
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
@@ -18,6 +17,7 @@ from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.layers.layer_tasks import LayerWork
 from planaria_worker.engine.layers.storage import checkpoint_plan
 from planaria_worker.engine.place import Surroundings
+from planaria_worker.engine.plan.activation import Builder
 from planaria_worker.engine.preparation import Preparation, prepare
 from planaria_worker.engine.reports import Reports, ToAgent
 from planaria_worker.engine.stopwatch import Stopwatch

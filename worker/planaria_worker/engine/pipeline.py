@@ -19,7 +19,7 @@ from planaria_worker.engine.job import Job
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
-from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.schedule import (
     Action,
     Verb,

@@ -19,7 +19,7 @@ from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.norm import squared_norm
 from planaria_worker.engine.pipeline import PipelineStage
-from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.reduction import Reduction
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import build_stage

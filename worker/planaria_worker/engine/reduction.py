@@ -24,8 +24,8 @@ from planaria_worker.engine.inquiry import Inquiry
 from planaria_worker.engine.launches import LaunchOrder
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums
-from planaria_worker.engine.plan_view import PlanView
-from planaria_worker.engine.runs import Run
+from planaria_worker.engine.plan.owned_layers import Run
+from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.stopwatch import Stopwatch
 
 

@@ -3,13 +3,13 @@
 import threading
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.activation import Activation
 from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.place import Place
-from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.plan.activation import Activation
+from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.trace import Trace
 from planaria_worker.engine.vitals import Vitals

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
-from planaria_worker.engine.activation import Activation, Answer, Builder, promised
 from planaria_worker.engine.commit import CommitRecord, RollForward, roll_forward
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
@@ -26,7 +25,8 @@ from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.listener import Listener, Teller
 from planaria_worker.engine.place import take_place
-from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.plan.activation import Activation, Answer, Builder, promised
+from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.staging import NextPlace
 from planaria_worker.engine.standing import Standing

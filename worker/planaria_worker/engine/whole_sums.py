@@ -7,7 +7,7 @@ from torch import Tensor
 
 from planaria_worker.engine.commit import KeptSums
 from planaria_worker.engine.place import Place
-from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.plan.plan_view import PlanView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Iterable
 
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
-from planaria_worker.engine.plan_view import GroupSpec
+from planaria_worker.engine.plan.plan_view import GroupSpec
 
 
 class Links:

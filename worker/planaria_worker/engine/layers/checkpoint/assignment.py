@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from planaria_worker.engine.runs import Run
+from planaria_worker.engine.plan.owned_layers import Run
 
 
 def layers_to_write(

@@ -21,7 +21,7 @@ from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry, Manife
 from planaria_worker.engine.layers.checkpoint.seal import Sealed, discard, seal
 from planaria_worker.engine.layers.checkpoint.writer import CheckpointListener, Part, Writer
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.plan_view import PlanView
+from planaria_worker.engine.plan.plan_view import PlanView
 
 _MAX_UNWRITTEN = 2
 """Versions of which copies are kept at most, but for the last: memory that a slow disk takes."""

@@ -7,7 +7,8 @@ the same order without talking to each other first.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from planaria_worker.engine.plan import (
+from planaria_worker.engine.plan.owned_layers import HostedLayers, Run, find_runs
+from planaria_worker.engine.plan.plan import (
     FollowerPlace,
     PipelinePlan,
     PlanError,
@@ -15,7 +16,6 @@ from planaria_worker.engine.plan import (
     check_plan,
     stage_places,
 )
-from planaria_worker.engine.runs import HostedLayers, Run, find_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planaria_worker.engine.plan import FollowerPlace, PipelinePlan, stage_places
+from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, stage_places
 
 HostedLayers = Callable[[int, int], Sequence[int]]
 """From (first layer, number of layers) of a stage to the layers whose state it needs: its own, and
