@@ -20,10 +20,10 @@ from planaria_worker.engine.holdings import cut_into_buckets
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.place import Place, Surroundings, take_place
 from planaria_worker.engine.plan.plan import PipelinePlan, StagePlace
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
-from planaria_worker.engine.step import run_step
+from planaria_worker.engine.step.training_context import Place, Surroundings, take_place
+from planaria_worker.engine.step.training_step import run_step
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import Stage, build_stage, hosted_layers
 from planaria_worker.models.state import LayerState, initial_state

@@ -9,25 +9,18 @@ from unittest.mock import ANY
 
 from torch import Tensor
 
-from planaria_worker.engine import (
-    agreement,
-    copying,
-    exchange,
-    fence,
-    handover,
-    pipeline,
-    reduction,
-    staging,
-    standing,
-    training,
-)
-from planaria_worker.engine.commit import CommitRecord
-from planaria_worker.engine.exchange import Message, Outcome, Verdict
+from planaria_worker.engine import copying, fence, handover, reduction, staging, standing
 from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.layers.checkpoint import checkpointer
 from planaria_worker.engine.numerics import accumulate
-from planaria_worker.engine.place import Place
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.step.commit_messages import Message, Outcome, Verdict
+from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.step.training_context import Place
+from planaria_worker.engine.step.training_step import commit_messages as exchange
+from planaria_worker.engine.step.training_step import pipeline_stage as pipeline
+from planaria_worker.engine.step.training_step import training_loop as training
+from planaria_worker.engine.step.training_step import two_phase_commit as agreement
 
 
 def one_phase() -> None:

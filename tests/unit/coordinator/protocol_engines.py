@@ -16,8 +16,8 @@ from planaria_coordinator.domain.directive import (
     Switch,
 )
 from planaria_coordinator.domain.outcome import Activated, Committed, Copied, FenceReport, Stopped
-from planaria_worker.engine.commit import CommitRecord as WorkersRecord
-from planaria_worker.engine.commit import KeptSums, RollForward, roll_forward
+from planaria_worker.engine.step.commit_record import CommitRecord as WorkersRecord
+from planaria_worker.engine.step.commit_record import KeptSums, RollForward, roll_forward
 from unit.coordinator.protocol_handover import Handover
 from unit.coordinator.protocol_state import (
     NOON,

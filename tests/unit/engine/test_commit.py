@@ -2,7 +2,12 @@
 
 import pytest
 
-from planaria_worker.engine.commit import CommitRecord, KeptSums, RollForward, roll_forward
+from planaria_worker.engine.step.commit_record import (
+    CommitRecord,
+    KeptSums,
+    RollForward,
+    roll_forward,
+)
 
 RECORD = CommitRecord(step=6, generation=3, gradient_norm=1.5, loss=2.25, num_tokens=64)
 

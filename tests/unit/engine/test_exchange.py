@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria_worker.engine.evaluation import EvaluationPlan
-from planaria_worker.engine.exchange import (
+from planaria_worker.engine.plan.plan import PipelinePlan
+from planaria_worker.engine.step.commit_messages import (
     ExchangeFormat,
     ExchangeMismatchError,
     LayerClaim,
@@ -18,7 +19,6 @@ from planaria_worker.engine.exchange import (
     Outcome,
     Verdict,
 )
-from planaria_worker.engine.plan.plan import PipelinePlan
 from unit.engine.plans import pipeline, plans, tied, untied
 
 GENERATION, STEP = 4, 17

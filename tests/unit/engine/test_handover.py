@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from planaria_common.errors import PlanariaError
-from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.standing import Standing
+from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.trace import Trace
 from planaria_worker.engine.vitals import Vitals
 

@@ -1,7 +1,7 @@
 """What is kept of a step, and what an attempt that came to nothing leaves of it."""
 
-from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.promise import Promise
+from planaria_worker.engine.step.step_progress import Ledger
 
 
 def test_a_commit_begins_the_next_step_with_the_regular_microbatches() -> None:

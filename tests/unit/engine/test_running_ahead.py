@@ -22,14 +22,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.ledger import Ledger
-from planaria_worker.engine.place import Place, renew_place
 from planaria_worker.engine.plan.plan import PipelinePlan
 from planaria_worker.engine.plan.plan_view import view_plan
-from planaria_worker.engine.step import CommittedStep, attempt, begin_step, compute
+from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.step.step_progress import Ledger
+from planaria_worker.engine.step.training_context import Place, renew_place
+from planaria_worker.engine.step.training_step import CommittedStep, attempt, begin_step, compute
 from support import memory_groups
 from support.memory_groups import MemoryGroup
 from unit.engine.places import GENERATION, make_job, run_one_step, take_places

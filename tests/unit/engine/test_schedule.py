@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria_worker.engine.schedule import (
+from planaria_worker.engine.step.schedule import (
     Action,
     Verb,
     max_in_flight,

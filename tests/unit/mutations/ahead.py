@@ -2,10 +2,10 @@
 
 from unit.mutations.mutation import Mutation
 
-EXCHANGE_LINE = "worker/planaria_worker/engine/exchange_line.py"
-PIPELINE = "worker/planaria_worker/engine/pipeline.py"
+EXCHANGE_LINE = "worker/planaria_worker/engine/step/commit_link.py"
+PIPELINE = "worker/planaria_worker/engine/step/pipeline_stage.py"
 PLAN_VIEW = "worker/planaria_worker/engine/plan/plan_view.py"
-STEP = "worker/planaria_worker/engine/step.py"
+STEP = "worker/planaria_worker/engine/step/training_step.py"
 
 _TESTS = "tests/unit/engine/test_running_ahead.py"
 _ANY_MOMENT = f"{_TESTS}::test_whenever_each_stage_is_told_and_told_again"

@@ -10,7 +10,7 @@ _LINKS = "worker/planaria_worker/engine/groups/current_groups.py"
 _LINKS_TESTS = "tests/unit/engine/test_links.py"
 _FENCE = "worker/planaria_worker/engine/fence.py"
 _FENCE_TESTS = "tests/unit/engine/test_fence.py"
-_COMMIT = "worker/planaria_worker/engine/commit.py"
+_COMMIT = "worker/planaria_worker/engine/step/commit_record.py"
 _COMMIT_TESTS = "tests/unit/engine/test_commit.py"
 _STATE_TESTS = "tests/unit/engine/test_state.py"
 _IN_STEP_TESTS = "tests/integration/engine/test_in_step.py"
@@ -112,7 +112,7 @@ _GROUPS = (
             "groups of a later generation are not ended by who leaves the pass in which it was "
             "halted"
         ),
-        path="worker/planaria_worker/engine/training.py",
+        path="worker/planaria_worker/engine/step/training_loop.py",
         lines="if not place.halt.is_set():",
         without="if True:",
         seen_by=(
@@ -159,7 +159,7 @@ _ROLLING_FORWARD = (
     ),
     Mutation(
         guard="a layer that has the step already is left alone",
-        path="worker/planaria_worker/engine/step.py",
+        path="worker/planaria_worker/engine/step/training_step.py",
         lines="if store.version(layer) == record.step:",
         without="if True:",
         seen_by=(f"{_STATE_TESTS}::test_invariant_2_a_step_is_applied_to_each_layer_once",),
@@ -186,7 +186,7 @@ _ROLLING_FORWARD = (
         guard=(
             "who is told of a commit reports the step: those who passed it may have died untold"
         ),
-        path="worker/planaria_worker/engine/trainer.py",
+        path="worker/planaria_worker/engine/step/training_thread.py",
         lines="        self._teller.step_done(record)  # those who passed it",
         without="        # those who passed it",
         seen_by=(

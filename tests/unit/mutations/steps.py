@@ -3,12 +3,12 @@
 from unit.mutations.mutation import Mutation
 
 FENCE = "worker/planaria_worker/engine/fence.py"
-EXCHANGE = "worker/planaria_worker/engine/exchange.py"
+EXCHANGE = "worker/planaria_worker/engine/step/commit_messages.py"
 REDUCTION = "worker/planaria_worker/engine/reduction.py"
-LEDGER = "worker/planaria_worker/engine/ledger.py"
+LEDGER = "worker/planaria_worker/engine/step/step_progress.py"
 LAUNCHES = "worker/planaria_worker/engine/launches.py"
-STEP = "worker/planaria_worker/engine/step.py"
-PIPELINE = "worker/planaria_worker/engine/pipeline.py"
+STEP = "worker/planaria_worker/engine/step/training_step.py"
+PIPELINE = "worker/planaria_worker/engine/step/pipeline_stage.py"
 ACCUMULATE = "worker/planaria_worker/engine/numerics/accumulate.py"
 DIRECTIVES = "worker/planaria_worker/engine/directives.py"
 FROM_AGENT = "services/coordinator/planaria_coordinator/entrypoints/grpc/from_agent.py"

@@ -16,12 +16,12 @@ from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.layers.layer_tasks import LayerWork
 from planaria_worker.engine.layers.storage import checkpoint_plan
-from planaria_worker.engine.place import Surroundings
 from planaria_worker.engine.plan.activation import Builder
 from planaria_worker.engine.preparation import Preparation, prepare
 from planaria_worker.engine.reports import Reports, ToAgent
+from planaria_worker.engine.step.training_context import Surroundings
+from planaria_worker.engine.step.training_thread import Trainer
 from planaria_worker.engine.stopwatch import Stopwatch
-from planaria_worker.engine.trainer import Trainer
 from planaria_worker.engine.vitals import Vitals
 from planaria_worker.engine.watchdog import Watchdog
 from planaria_worker.engine_config import EngineConfig

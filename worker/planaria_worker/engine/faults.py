@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.data.errors import DataError
-from planaria_worker.engine.exchange import ExchangeMismatchError, Verdict
 from planaria_worker.engine.groups import GroupBroken
-from planaria_worker.engine.step import RefusedStepError
+from planaria_worker.engine.step.commit_messages import ExchangeMismatchError, Verdict
+from planaria_worker.engine.step.training_step import RefusedStepError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.evaluation import Evaluation, make_evaluation
-from planaria_worker.engine.exchange import ExchangeFormat
 from planaria_worker.engine.numerics.accumulate import Accumulation, choose_accumulation
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
+from planaria_worker.engine.step.commit_messages import ExchangeFormat
 from planaria_worker.models.imported import ImportedModelError, import_model
 from planaria_worker.models.layer import Model
 from planaria_worker.models.layout import LayerLayout, layer_layout

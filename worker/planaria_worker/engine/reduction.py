@@ -22,10 +22,10 @@ from planaria_worker.engine.groups import Group, GroupBroken, Work, beside, requ
 from planaria_worker.engine.holdings import Part, Piece, cut_into_buckets, part_of
 from planaria_worker.engine.inquiry import Inquiry
 from planaria_worker.engine.launches import LaunchOrder
-from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.plan.owned_layers import Run
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.step.step_progress import Ledger
 from planaria_worker.engine.stopwatch import Stopwatch
 
 

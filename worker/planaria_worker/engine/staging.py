@@ -11,15 +11,15 @@ from datetime import datetime
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.priority import stand_back
-from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.layers.copy import LayerFollower
 from planaria_worker.engine.layers.followed_layers import FollowedLayers
-from planaria_worker.engine.place import Place, take_place
 from planaria_worker.engine.plan.activation import Activated, Activation, Answer, Builder, promised
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
+from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.step.training_context import Place, take_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from planaria_worker.engine.commit import KeptSums
-from planaria_worker.engine.place import Place
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.step.commit_record import KeptSums
+from planaria_worker.engine.step.training_context import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,17 +5,23 @@ from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
-from planaria_worker.engine.commit import CommitRecord
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.listener import Teller
-from planaria_worker.engine.place import Place, renew_place
 from planaria_worker.engine.plan.activation import Builder
 from planaria_worker.engine.staging import NextPlace
 from planaria_worker.engine.standing import Standing
-from planaria_worker.engine.step import CommittedStep, VoidAttempt, attempt, begin_step, compute
+from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.step.training_context import Place, renew_place
+from planaria_worker.engine.step.training_step import (
+    CommittedStep,
+    VoidAttempt,
+    attempt,
+    begin_step,
+    compute,
+)
 from planaria_worker.engine.vitals import Vitals
 
 

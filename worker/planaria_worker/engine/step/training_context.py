@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from planaria_worker.engine.agreement import Agreement
-from planaria_worker.engine.exchange_line import ExchangeLine
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import Communicators, Group
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.norm import squared_norm
-from planaria_worker.engine.pipeline import PipelineStage
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.reduction import Reduction
+from planaria_worker.engine.step.commit_link import ExchangeLine
+from planaria_worker.engine.step.pipeline_stage import PipelineStage
+from planaria_worker.engine.step.step_progress import Ledger
+from planaria_worker.engine.step.two_phase_commit import Agreement
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.state import LayerState

@@ -9,8 +9,8 @@ from collections import deque
 import numpy as np
 import torch
 
-from planaria_worker.engine.exchange import Message
 from planaria_worker.engine.groups import Group, Work, require_open
+from planaria_worker.engine.step.commit_messages import Message
 
 
 class ExchangeLine:

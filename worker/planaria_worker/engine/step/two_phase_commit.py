@@ -14,18 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from planaria_worker.engine.exchange import (
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence, FencedError
+from planaria_worker.engine.groups import Group, GroupBroken, require_open
+from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.step.commit_link import ExchangeLine
+from planaria_worker.engine.step.commit_messages import (
     VERDICT_LENGTH,
     ExchangeFormat,
     Message,
     Outcome,
     Verdict,
 )
-from planaria_worker.engine.exchange_line import ExchangeLine
-from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.fence import Fence, FencedError
-from planaria_worker.engine.groups import Group, GroupBroken, require_open
-from planaria_worker.engine.plan.plan_view import PlanView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

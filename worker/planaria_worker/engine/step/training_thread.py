@@ -15,23 +15,23 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
-from planaria_worker.engine.commit import CommitRecord, RollForward, roll_forward
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.groups.failure_detector import PeerWatch
 from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.layers.checkpoint import Checkpointer
-from planaria_worker.engine.ledger import Ledger
 from planaria_worker.engine.listener import Listener, Teller
-from planaria_worker.engine.place import take_place
 from planaria_worker.engine.plan.activation import Activation, Answer, Builder, promised
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.promise import Promise
 from planaria_worker.engine.staging import NextPlace
 from planaria_worker.engine.standing import Standing
-from planaria_worker.engine.step import apply_step
-from planaria_worker.engine.training import TrainingLoop
+from planaria_worker.engine.step.commit_record import CommitRecord, RollForward, roll_forward
+from planaria_worker.engine.step.step_progress import Ledger
+from planaria_worker.engine.step.training_context import take_place
+from planaria_worker.engine.step.training_loop import TrainingLoop
+from planaria_worker.engine.step.training_step import apply_step
 from planaria_worker.engine.vitals import Vitals
 
 
