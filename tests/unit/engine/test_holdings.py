@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria_worker.engine.holdings import (
+from planaria_worker.engine.reduction.complete_sums import (
     NOBODY,
     Holder,
     Part,

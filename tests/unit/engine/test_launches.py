@@ -13,10 +13,10 @@ import pytest
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from planaria_worker.engine.holdings import cut_into_buckets
-from planaria_worker.engine.launches import LaunchOrder
 from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
+from planaria_worker.engine.reduction.complete_sums import cut_into_buckets
+from planaria_worker.engine.reduction.launch_order import LaunchOrder
 from unit.engine.plans import plans, tied, untied
 
 Plan = tuple[list[PipelinePlan], int, int]

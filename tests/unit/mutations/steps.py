@@ -4,9 +4,9 @@ from unit.mutations.mutation import Mutation
 
 FENCE = "worker/planaria_worker/engine/fence.py"
 EXCHANGE = "worker/planaria_worker/engine/step/commit_messages.py"
-REDUCTION = "worker/planaria_worker/engine/reduction.py"
+REDUCTION = "worker/planaria_worker/engine/reduction/gradient_reduction.py"
 LEDGER = "worker/planaria_worker/engine/step/step_progress.py"
-LAUNCHES = "worker/planaria_worker/engine/launches.py"
+LAUNCHES = "worker/planaria_worker/engine/reduction/launch_order.py"
 STEP = "worker/planaria_worker/engine/step/training_step.py"
 PIPELINE = "worker/planaria_worker/engine/step/pipeline_stage.py"
 ACCUMULATE = "worker/planaria_worker/engine/numerics/accumulate.py"

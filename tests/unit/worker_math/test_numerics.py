@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle.small import initial_states, small_model
-from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.numerics.accumulate import (
     FixedPoint,
     FloatingPoint,
@@ -25,6 +24,7 @@ from planaria_worker.engine.numerics.accumulate import (
 from planaria_worker.engine.numerics.digest import final_digest, layer_digest
 from planaria_worker.engine.numerics.loss import loss_units, mean_loss
 from planaria_worker.engine.numerics.norm import global_norm, squared_norm
+from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.models.layout import ALIGNMENT, LayerLayout, TensorLayout
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.transformer import transformer

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.holdings import Piece
 from planaria_worker.engine.numerics import kernels
+from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.models.layout import LayerLayout
 from planaria_worker.models.stage import Leaf
 

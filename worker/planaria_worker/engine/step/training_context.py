@@ -16,7 +16,7 @@ from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.norm import squared_norm
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.reduction import Reduction
+from planaria_worker.engine.reduction.gradient_reduction import Reduction
 from planaria_worker.engine.step.commit_link import ExchangeLine
 from planaria_worker.engine.step.pipeline_stage import PipelineStage
 from planaria_worker.engine.step.step_progress import Ledger

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine.groups import Group, Work, beside, require_open
-from planaria_worker.engine.holdings import NOBODY, Holder, find_holder
+from planaria_worker.engine.reduction.complete_sums import NOBODY, Holder, find_holder
 
 
 class Inquiry:

@@ -1,0 +1,1 @@
+"""Gradient reduction: the all-reduce of every layer over the engines that hold it."""
