@@ -9,10 +9,12 @@ from unittest.mock import ANY
 
 from torch import Tensor
 
-from planaria_worker.engine import copying, fence, handover, staging, standing
+from planaria_worker.engine import copying
 from planaria_worker.engine.layers.checkpoint import checkpointer
 from planaria_worker.engine.numerics import accumulate
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.recovery import fence, handover, staging
+from planaria_worker.engine.recovery import training_state as standing
 from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.engine.reduction.gradient_reduction import gradient_reduction as reduction
 from planaria_worker.engine.step.commit_messages import Message, Outcome, Verdict

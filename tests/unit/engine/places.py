@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, stage_places
 from planaria_worker.engine.plan.plan_view import view_plan
+from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import Place, Surroundings, take_place
 from planaria_worker.engine.step.training_step import (

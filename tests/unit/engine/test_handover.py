@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from planaria_common.errors import PlanariaError
-from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.groups.current_groups import Links
-from planaria_worker.engine.handover import Handover
-from planaria_worker.engine.promise import Promise
-from planaria_worker.engine.standing import Standing
+from planaria_worker.engine.recovery.fence import Fence, FencedError
+from planaria_worker.engine.recovery.handover import Handover
+from planaria_worker.engine.recovery.retained_work import Promise
+from planaria_worker.engine.recovery.training_state import Standing
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.trace import Trace
 from planaria_worker.engine.vitals import Vitals
@@ -94,7 +94,9 @@ def world() -> World:
 @pytest.fixture(autouse=True)
 def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Renewing a place is tested with real ones."""
-    monkeypatch.setattr("planaria_worker.engine.handover.renew_place", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "planaria_worker.engine.recovery.handover.renew_place", lambda *_, **__: None
+    )
 
 
 def test_an_unchanged_pipeline_goes_from_promise_to_promise(world: World) -> None:

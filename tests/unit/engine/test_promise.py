@@ -1,6 +1,6 @@
 """What is kept of a step, and what an attempt that came to nothing leaves of it."""
 
-from planaria_worker.engine.promise import Promise
+from planaria_worker.engine.recovery.retained_work import Promise
 from planaria_worker.engine.step.step_progress import Ledger
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.job import open_job
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.staging import NextPlace
+from planaria_worker.engine.recovery.fence import Fence, FencedError
+from planaria_worker.engine.recovery.staging import NextPlace
 from support.training_jobs import training_job
 
 GENERATION, LAYER, VERSION = 4, 1, 7

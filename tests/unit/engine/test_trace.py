@@ -4,7 +4,7 @@ import json
 from itertools import count
 from pathlib import Path
 
-from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.trace import ENVIRONMENT_VARIABLE, Trace
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import GroupBroken
+from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_loop import TrainingLoop
 from planaria_worker.engine.step.training_step import CommittedStep

@@ -42,7 +42,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="a late copy is not installed",
-        path="worker/planaria_worker/engine/fence.py",
+        path="worker/planaria_worker/engine/recovery/fence.py",
         lines=(
             "            if generation < self._newest:\n"
             "                raise StaleGenerationError(generation, self._newest)\n"
@@ -120,7 +120,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="copies for a checkpoint hold up no report of a loss",
-        path="worker/planaria_worker/engine/fence.py",
+        path="worker/planaria_worker/engine/recovery/fence.py",
         lines="waiting, self._when_halted = self._when_halted, []\n        try:",
         without="waiting: list[Callable[[], None]] = []\n        try:",
         seen_by=(

@@ -2,7 +2,7 @@
 
 from unit.mutations.mutation import Mutation
 
-FENCE = "worker/planaria_worker/engine/fence.py"
+FENCE = "worker/planaria_worker/engine/recovery/fence.py"
 EXCHANGE = "worker/planaria_worker/engine/step/commit_messages.py"
 REDUCTION = "worker/planaria_worker/engine/reduction/gradient_reduction.py"
 LEDGER = "worker/planaria_worker/engine/step/step_progress.py"

@@ -21,7 +21,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import configure_logging, get_logger
 from planaria_worker.engine.control import Control
 from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.engine.trace import Trace
 from planaria_worker.engine.vitals import Vitals

@@ -8,7 +8,6 @@ from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepa
 from planaria_common.clock import Clock
 from planaria_worker.engine.directives import Directives
 from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import StoreServer
 from planaria_worker.engine.groups.failure_detector import PeerWatch
 from planaria_worker.engine.layers.checkpoint import Checkpointer
@@ -18,6 +17,7 @@ from planaria_worker.engine.layers.layer_tasks import LayerWork
 from planaria_worker.engine.layers.storage import checkpoint_plan
 from planaria_worker.engine.plan.activation import Builder
 from planaria_worker.engine.preparation import Preparation, prepare
+from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.reports import Reports, ToAgent
 from planaria_worker.engine.step.training_context import Surroundings
 from planaria_worker.engine.step.training_thread import Trainer

@@ -14,7 +14,7 @@ from planaria_worker.engine.layers.initial_state import BaseFacts
 from planaria_worker.engine.listener import StepDone
 from planaria_worker.engine.plan.activation import Activated, Activation
 from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, StagePlace
-from planaria_worker.engine.staging import Staged
+from planaria_worker.engine.recovery.staging import Staged
 
 
 def timestamp(time: datetime) -> Timestamp:

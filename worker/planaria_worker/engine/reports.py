@@ -16,11 +16,11 @@ from planaria_common.clock import Clock
 from planaria_common.logging import get_logger
 from planaria_worker.engine import convert
 from planaria_worker.engine.faults import Fault
-from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.layers.checkpoint import CheckpointError
 from planaria_worker.engine.layers.checkpoint.errors import checkpoint_failed
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.listener import StepDone
+from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine_config import EngineConfig
 
 _log = get_logger("engine")

@@ -6,11 +6,11 @@ from datetime import datetime
 
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, PlanError
 from planaria_worker.engine.plan.plan_view import GroupSpec, PlanView, view_plan
-from planaria_worker.engine.promise import Promise
+from planaria_worker.engine.recovery.fence import FencedError
+from planaria_worker.engine.recovery.retained_work import Promise
 from planaria_worker.engine.step.training_context import Surroundings
 from planaria_worker.engine_config import Transport
 from planaria_worker.models.stage import hosted_layers

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Group, GroupBroken, Work, beside, require_open
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.plan.owned_layers import Run
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.reduction.complete_sum_query import Inquiry
 from planaria_worker.engine.reduction.complete_sums import Part, Piece, cut_into_buckets, part_of
 from planaria_worker.engine.reduction.launch_order import LaunchOrder

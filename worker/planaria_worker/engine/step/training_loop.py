@@ -5,14 +5,14 @@ from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
-from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
-from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.listener import Teller
 from planaria_worker.engine.plan.activation import Builder
-from planaria_worker.engine.staging import NextPlace
-from planaria_worker.engine.standing import Standing
+from planaria_worker.engine.recovery.fence import FencedError
+from planaria_worker.engine.recovery.handover import Handover
+from planaria_worker.engine.recovery.staging import NextPlace
+from planaria_worker.engine.recovery.training_state import Standing
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import Place, renew_place
 from planaria_worker.engine.step.training_step import (

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planaria_common.errors import PlanariaError
-from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.numerics.loss import loss_units
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update
+from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.step.commit_messages import LayerClaim, Message, Verdict
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import Place, join_sums

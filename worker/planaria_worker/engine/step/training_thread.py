@@ -15,18 +15,18 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
-from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.groups.failure_detector import PeerWatch
-from planaria_worker.engine.handover import Handover
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.listener import Listener, Teller
 from planaria_worker.engine.plan.activation import Activation, Answer, Builder, promised
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.promise import Promise
-from planaria_worker.engine.staging import NextPlace
-from planaria_worker.engine.standing import Standing
+from planaria_worker.engine.recovery.fence import FencedError
+from planaria_worker.engine.recovery.handover import Handover
+from planaria_worker.engine.recovery.retained_work import Promise
+from planaria_worker.engine.recovery.staging import NextPlace
+from planaria_worker.engine.recovery.training_state import Standing
 from planaria_worker.engine.step.commit_record import CommitRecord, RollForward, roll_forward
 from planaria_worker.engine.step.step_progress import Ledger
 from planaria_worker.engine.step.training_context import take_place

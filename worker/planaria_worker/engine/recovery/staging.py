@@ -11,13 +11,13 @@ from datetime import datetime
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.priority import stand_back
-from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.layers.copy import LayerFollower
 from planaria_worker.engine.layers.followed_layers import FollowedLayers
 from planaria_worker.engine.plan.activation import Activated, Activation, Answer, Builder, promised
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.promise import Promise
+from planaria_worker.engine.recovery.fence import FencedError
+from planaria_worker.engine.recovery.retained_work import Promise
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import Place, take_place
 

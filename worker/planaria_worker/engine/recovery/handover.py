@@ -7,13 +7,13 @@ steps; for an unchanged pipeline in the same moment in which it enters the commi
 from collections.abc import Callable, Mapping
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.groups.failure_detector import PeerWatch
 from planaria_worker.engine.plan.activation import Activation, Answer, Builder
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.staging import NextPlace, StagedAnswer, require_stageable
-from planaria_worker.engine.standing import Standing
+from planaria_worker.engine.recovery.fence import FencedError, StaleGenerationError
+from planaria_worker.engine.recovery.staging import NextPlace, StagedAnswer, require_stageable
+from planaria_worker.engine.recovery.training_state import Standing
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import Place, renew_place
 

@@ -1,0 +1,1 @@
+"""What an engine does when the plan changes: fence, roll forward, staging, handover."""
