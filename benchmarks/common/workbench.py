@@ -22,7 +22,7 @@ from benchmarks import REPOSITORY
 from benchmarks.common.trace import EngineTrace, read_traces
 from planaria.job import JobSpec
 from planaria.models import Job, Pipeline, Plan, Recovery, StepMetrics
-from planaria_worker.engine.trace import ENVIRONMENT_VARIABLE
+from planaria_worker.engine.process.trace import ENVIRONMENT_VARIABLE
 from support.cluster import Cluster
 from support.jobs import write_text
 

@@ -13,18 +13,18 @@ from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.plain import PlainPipeline
 from benchmarks.overhead.reducer import Reducer
 from benchmarks.overhead.torch_schedule import TorchPipeline
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import Communicators, Group
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan.plan import PipelinePlan, StagePlace
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
+from planaria_worker.engine.process.failpoints import Failpoints
+from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.reduction.complete_sums import cut_into_buckets
 from planaria_worker.engine.step.training_context import Place, Surroundings, take_place
 from planaria_worker.engine.step.training_step import run_step
-from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import Stage, build_stage, hosted_layers
 from planaria_worker.models.state import LayerState, initial_state
 

@@ -17,8 +17,8 @@ from oracle.reference import train
 from planaria.job import JobSpec
 from planaria.models import Job, Recovery
 from planaria_common.priority import AHEAD
-from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE
 from planaria_worker.engine.numerics.pins import pin_numerics
+from planaria_worker.engine.process.failpoints import ENVIRONMENT_VARIABLE
 from support.cluster import Cluster
 from support.jobs import small_job
 from support.pool import Script

@@ -111,7 +111,7 @@ class Zygote:
 
 def serve() -> None:
     """Forks an engine for each request; tells when it ends."""
-    import planaria_worker.engine.assembly  # what takes so long
+    import planaria_worker.engine.process.assembly  # what takes so long
     import planaria_worker.models.transformer  # noqa: F401 - and longer
 
     gc.collect()
@@ -141,7 +141,7 @@ def _tell(answers: Any, said: Mapping[str, int]) -> None:
 
 
 def _become_engine(request: Mapping[str, Any]) -> NoReturn:
-    from planaria_worker.engine.__main__ import main
+    from planaria_worker.engine.process.main import main
     from support.mutant_engine import MUTANTS
 
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

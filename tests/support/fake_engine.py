@@ -23,7 +23,7 @@ from planaria.api.worker.v1.report_pb2 import (
     Prepared,
     Stopped,
 )
-from planaria_worker.engine.control import Control
+from planaria_worker.engine.process.control import Control
 from planaria_worker.engine_config import EngineConfig
 
 LEAVE_SECONDS = 10.0

@@ -8,7 +8,7 @@
     fired = pool.wait_for_mark(script, line)
 
 An engine reads the script that was the newest one when it started, and its lines as they come
-(planaria_worker.engine.failpoint_script). What engines did and when is in `pool.traces`.
+(planaria_worker.engine.process.failpoint_script). What engines did and when is in `pool.traces`.
 """
 
 import itertools
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from planaria_common.credentials import ensure_token
-from planaria_worker.engine.failpoint_script import mark
-from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE as FAILPOINTS
-from planaria_worker.engine.trace import ENVIRONMENT_VARIABLE as TRACE
+from planaria_worker.engine.process.failpoint_script import mark
+from planaria_worker.engine.process.failpoints import ENVIRONMENT_VARIABLE as FAILPOINTS
+from planaria_worker.engine.process.trace import ENVIRONMENT_VARIABLE as TRACE
 from support.cluster import Cluster
 from support.network import Network
 

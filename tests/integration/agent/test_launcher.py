@@ -35,7 +35,7 @@ import sys, torch
 asked = []
 torch.cuda.is_available = lambda: bool(asked.append("is_available"))
 torch.cuda.device_count = lambda: int(bool(asked.append("device_count")))
-import planaria_worker.engine.preload
+import planaria_worker.engine.process.preload
 assert not asked, asked
 assert "transformers" not in sys.modules
 import planaria_worker.models.transformer
@@ -48,9 +48,9 @@ _ENGINE = """
 import dataclasses, sys
 from pathlib import Path
 sys.path += sys.argv[2:]
-import planaria_worker.engine.preload
+import planaria_worker.engine.process.preload
 from planaria_worker.agent.preparation import prepare_data
-from planaria_worker.engine.preparation import prepare
+from planaria_worker.engine.process.preparation import prepare
 from support.jobs import small_job, write_text
 from support.own_model import layers
 from test_launcher import config_for

@@ -12,10 +12,10 @@ import torch
 
 from integration.worker_comm.bounds import BOUND_SECONDS, GLOO_TIMEOUT_SECONDS
 from integration.worker_comm.storm import Storm
-from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from planaria_worker.engine.groups import Communicators, GroupBroken, StoreServer
 from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
 from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.process.failpoints import Failpoint, Failpoints
 from planaria_worker.engine_config import Transport
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, stage_places
 from planaria_worker.engine.plan.plan_view import view_plan
+from planaria_worker.engine.process.failpoints import Failpoints
+from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import Place, Surroundings, take_place
@@ -23,7 +24,6 @@ from planaria_worker.engine.step.training_step import (
     begin_step,
     run_step,
 )
-from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
 from support.memory_groups import MemoryGroup, connect

@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import Group
 from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
+from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.step.commit_link import ExchangeLine
 from planaria_worker.engine.step.commit_messages import ExchangeFormat, LayerClaim, Message, Verdict

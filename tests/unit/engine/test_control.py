@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent, Lease
 from planaria.api.worker.v1.report_pb2 import DirectiveResult, EngineSnapshot
-from planaria_worker.engine.control import Control
+from planaria_worker.engine.process.control import Control
 from planaria_worker.link import encode, receive_message, send_message, socket_address
 
 TIMEOUT_SECONDS = 30.0

@@ -4,8 +4,8 @@ import pytest
 
 from planaria_common.errors import ErrorReason
 from planaria_worker.engine.data.errors import DataError
-from planaria_worker.engine.faults import fault_of
 from planaria_worker.engine.groups import GroupBroken
+from planaria_worker.engine.process.faults import fault_of
 from planaria_worker.engine.step.commit_messages import ExchangeMismatchError, Verdict
 from planaria_worker.engine.step.training_step import RefusedStepError
 

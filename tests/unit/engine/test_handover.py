@@ -9,13 +9,13 @@ import pytest
 
 from planaria_common.errors import PlanariaError
 from planaria_worker.engine.groups.current_groups import Links
+from planaria_worker.engine.process.trace import Trace
+from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import Promise
 from planaria_worker.engine.recovery.training_state import Standing
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.trace import Trace
-from planaria_worker.engine.vitals import Vitals
 
 GENERATION, NEXT, STEP, NUM_STEPS = 3, 4, 6, 9
 RECORD = CommitRecord(

@@ -4,9 +4,9 @@ import json
 from itertools import count
 from pathlib import Path
 
+from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.trace import ENVIRONMENT_VARIABLE, Trace
 from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.stopwatch import Stopwatch
-from planaria_worker.engine.trace import ENVIRONMENT_VARIABLE, Trace
 
 
 def traced(folder: Path) -> Trace:

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.errors import ErrorReason
-from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.groups.backends import Pending
 from planaria_worker.engine.groups.group import Group, Work
-from planaria_worker.engine.stopwatch import Stopwatch
-from planaria_worker.engine.vitals import Vitals
-from planaria_worker.engine.watchdog import LOOKS_PER_DEADLINE, Watchdog
+from planaria_worker.engine.process.faults import Fault
+from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.watchdog import LOOKS_PER_DEADLINE, Watchdog
 
 
 class Blocked(threading.Event):

@@ -130,7 +130,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="copies for a checkpoint hold up no report of a loss",
-        path="worker/planaria_worker/engine/directives.py",
+        path="worker/planaria_worker/engine/process/directives.py",
         lines="self._fence.when_settled if goes_on else self._fence.when_halted",
         without="self._fence.when_settled if goes_on else self._fence.when_idle",
         seen_by=(f"{_FENCED_IN_COPIES}[all_stop]",),

@@ -20,7 +20,7 @@ MUTATIONS = (
             "nothing that takes seconds is imported between a joiner's start and its answer that "
             "it is ready"
         ),
-        path="worker/planaria_worker/engine/warmup.py",
+        path="worker/planaria_worker/engine/process/warmup.py",
         lines="alone.forward_flops() if forward_flops is None else forward_flops",
         without="(alone.forward_flops(), forward_flops)[1]",
         seen_by=(
@@ -159,7 +159,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="an engine tells each agent again what may not be stored",
-        path="worker/planaria_worker/engine/control.py",
+        path="worker/planaria_worker/engine/process/control.py",
         lines="        with self._lock:\n            self._events.send_again()\n",
         without="",
         seen_by=(
@@ -169,14 +169,14 @@ MUTATIONS = (
     ),
     Mutation(
         guard="an engine ends when its agent has read all that it said",
-        path="worker/planaria_worker/engine/control.py",
+        path="worker/planaria_worker/engine/process/control.py",
         lines="self._has_left or (self._agent is None and not len(self._events))",
         without="not len(self._events)",
         seen_by=(f"{_CONTROL}::test_who_takes_leave_waits_until_all_was_read",),
     ),
     Mutation(
         guard="an engine ends when its agent has read all that it said",
-        path="worker/planaria_worker/engine/control.py",
+        path="worker/planaria_worker/engine/process/control.py",
         lines="self._has_left or (",
         without="(",
         seen_by=(f"{_CONTROL}::test_who_takes_leave_waits_until_all_was_read",),
@@ -244,7 +244,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="an engine's first pass is given the time that its layers were measured to take",
-        path="worker/planaria_worker/engine/watchdog.py",
+        path="worker/planaria_worker/engine/process/watchdog.py",
         lines=" or self._model_seconds",
         without="",
         seen_by=(

@@ -195,7 +195,7 @@ _ROLLING_FORWARD = (
     ),
     Mutation(
         guard="a follower that noted a step reports it when it is fenced",
-        path="worker/planaria_worker/engine/directives.py",
+        path="worker/planaria_worker/engine/process/directives.py",
         lines="        self._trainer.tell_noted()\n",
         without="",
         seen_by=(

@@ -10,7 +10,7 @@ LAUNCHES = "worker/planaria_worker/engine/reduction/launch_order.py"
 STEP = "worker/planaria_worker/engine/step/training_step.py"
 PIPELINE = "worker/planaria_worker/engine/step/pipeline_stage.py"
 ACCUMULATE = "worker/planaria_worker/engine/numerics/accumulate.py"
-DIRECTIVES = "worker/planaria_worker/engine/directives.py"
+DIRECTIVES = "worker/planaria_worker/engine/process/directives.py"
 FROM_AGENT = "services/coordinator/planaria_coordinator/entrypoints/grpc/from_agent.py"
 FINISH_STEP = "services/coordinator/planaria_coordinator/domain/finish_step.py"
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, JobFailedError
 from planaria_coordinator.domain.run import Limits
-from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from planaria_worker.engine.groups.addresses import parse_address
 from planaria_worker.engine.layers.copy import (
     CopyInterrupted,
@@ -25,6 +24,7 @@ from planaria_worker.engine.layers.copy import (
     wire,
 )
 from planaria_worker.engine.layers.copy.connections import STALL_TIMEOUT_SECONDS
+from planaria_worker.engine.process.failpoints import Failpoint, Failpoints
 from unit.worker_comm.layers import (
     GREETED,
     HOST,

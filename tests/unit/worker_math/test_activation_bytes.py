@@ -8,7 +8,7 @@ import torch
 from planaria.job import JobSpec
 from planaria_common.model_config import ModelConfig
 from planaria_common.model_sizes import layer_sizes
-from planaria_worker.engine.lone_layer import LoneLayer
+from planaria_worker.engine.process.layer_timing import LoneLayer
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
 from planaria_worker.profiling.measure import open_workload

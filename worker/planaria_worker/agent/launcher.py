@@ -58,7 +58,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["planaria_worker.engine.preload"])
+        self._context.set_forkserver_preload(["planaria_worker.engine.process.preload"])
         self._families = Zygote(self._context, "planaria_worker.models.transformer", _run_engine)
         self._engines: dict[Path, EngineProcess | None] = {}
         """By folder; None: it is being launched."""
@@ -154,6 +154,6 @@ def _run_engine(folder: Path) -> None:
     os.close(log)
     config = str(folder / CONFIG_FILE)
     setproctitle.setproctitle(f"python -m planaria_worker.engine --config {config}")
-    from planaria_worker.engine.__main__ import main  # the agent itself does without torch
+    from planaria_worker.engine.process.main import main  # the agent itself does without torch
 
     main(["--config", config])

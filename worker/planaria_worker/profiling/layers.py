@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from planaria_common.measurement import LayerMeasurement
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.lone_layer import LoneLayer, kinds_of_layers
+from planaria_worker.engine.process.layer_timing import LoneLayer, kinds_of_layers
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
 from planaria_worker.profiling.timing import timing

@@ -13,10 +13,10 @@ import time
 import torch
 
 from planaria_common.measurement import LinkMeasurement
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import Communicators, Group, StoreServer
 from planaria_worker.engine.numerics.pins import pin_numerics
 from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.profiling.timing import timing
 
 _HOST = "127.0.0.1"

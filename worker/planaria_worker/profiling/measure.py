@@ -20,9 +20,9 @@ from planaria_common.model_sizes import LayerSize, layer_sizes
 from planaria_worker.engine.data.dataset import Dataset
 from planaria_worker.engine.data.token_file import TokenFile
 from planaria_worker.engine.job import Job, make_job, model_config
-from planaria_worker.engine.lone_layer import kinds_of_layers
 from planaria_worker.engine.numerics import kernels
 from planaria_worker.engine.numerics.pins import pin_numerics
+from planaria_worker.engine.process.layer_timing import kinds_of_layers
 from planaria_worker.profiling.layers import measure_layers
 from planaria_worker.profiling.links import measure_link
 from planaria_worker.profiling.steps import measure_steps

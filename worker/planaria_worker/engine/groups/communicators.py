@@ -14,12 +14,12 @@ import torch
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.priority import come_first
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups.backends import Connector, open_connector
 from planaria_worker.engine.groups.errors import GroupBroken
 from planaria_worker.engine.groups.group import Group
 from planaria_worker.engine.groups.rendezvous import Rendezvous
 from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine_config import Transport
 
 _GRACE_SECONDS = 1.0

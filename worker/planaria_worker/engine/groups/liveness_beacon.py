@@ -21,7 +21,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from planaria_common.logging import get_logger
-from planaria_worker.engine.compiled import compiled
+from planaria_worker.engine.numerics.compiled import compiled
 
 _CLOSE_TIMEOUT_SECONDS = 5.0
 

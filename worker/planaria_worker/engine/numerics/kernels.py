@@ -7,7 +7,7 @@ counterpart does, so torch operations (on CUDA, and in the tests' oracle) give t
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria_worker.engine.compiled import compiled
+from planaria_worker.engine.numerics.compiled import compiled
 
 NUM_LANES = 16
 """Partial sums of a squared norm; part of its definition."""

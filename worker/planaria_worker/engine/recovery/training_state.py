@@ -6,14 +6,14 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.plan.activation import Activation
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.process.trace import Trace
+from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.recovery.retained_work import Promise
 from planaria_worker.engine.recovery.roll_forward import WholeSums, whole_sums
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.step_progress import Ledger
 from planaria_worker.engine.step.training_context import Place
-from planaria_worker.engine.trace import Trace
-from planaria_worker.engine.vitals import Vitals
 
 
 class Standing:

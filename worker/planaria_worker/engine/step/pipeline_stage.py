@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from planaria_worker.engine.evaluation import Evaluation
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import Group, GroupBroken, Work
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.process.failpoints import Failpoints
+from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.step.schedule import (
     Action,
     Verb,
@@ -26,7 +27,6 @@ from planaria_worker.engine.step.schedule import (
     one_forward_one_backward,
 )
 from planaria_worker.engine.step.step_progress import Ledger
-from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import Microbatch, Stage
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import Communicators, Group
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
@@ -15,13 +14,14 @@ from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.norm import squared_norm
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.process.failpoints import Failpoints
+from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.reduction.gradient_reduction import Reduction
 from planaria_worker.engine.step.commit_link import ExchangeLine
 from planaria_worker.engine.step.pipeline_stage import PipelineStage
 from planaria_worker.engine.step.step_progress import Ledger
 from planaria_worker.engine.step.two_phase_commit import Agreement
-from planaria_worker.engine.stopwatch import Stopwatch
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.state import LayerState
 

@@ -7,8 +7,9 @@ from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.layers.checkpoint import Checkpointer
-from planaria_worker.engine.listener import Teller
 from planaria_worker.engine.plan.activation import Builder
+from planaria_worker.engine.process.step_reports import Teller
+from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.staging import NextPlace
@@ -22,7 +23,6 @@ from planaria_worker.engine.step.training_step import (
     begin_step,
     compute,
 )
-from planaria_worker.engine.vitals import Vitals
 
 
 class TrainingLoop:

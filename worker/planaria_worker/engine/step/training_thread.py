@@ -19,9 +19,10 @@ from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.groups.current_groups import Links
 from planaria_worker.engine.groups.failure_detector import PeerWatch
 from planaria_worker.engine.layers.checkpoint import Checkpointer
-from planaria_worker.engine.listener import Listener, Teller
 from planaria_worker.engine.plan.activation import Activation, Answer, Builder, promised
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.process.step_reports import Listener, Teller
+from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import Promise
@@ -32,7 +33,6 @@ from planaria_worker.engine.step.step_progress import Ledger
 from planaria_worker.engine.step.training_context import take_place
 from planaria_worker.engine.step.training_loop import TrainingLoop
 from planaria_worker.engine.step.training_step import apply_step
-from planaria_worker.engine.vitals import Vitals
 
 
 class Trainer:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.connections import (
     CONNECT_TIMEOUT_SECONDS,
@@ -17,6 +16,7 @@ from planaria_worker.engine.layers.copy.connections import (
     Connections,
 )
 from planaria_worker.engine.layers.copy.transfer import TakenBackError, receive_tensors
+from planaria_worker.engine.process.failpoints import Failpoints
 
 _MAX_PARALLEL = 4
 

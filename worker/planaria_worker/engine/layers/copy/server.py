@@ -7,7 +7,6 @@ import threading
 import time
 
 from planaria_common.logging import get_logger
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups.addresses import format_address
 from planaria_worker.engine.groups.liveness_beacon import Presence
 from planaria_worker.engine.layers.copy import wire
@@ -15,6 +14,7 @@ from planaria_worker.engine.layers.copy.feed import CommitFeed
 from planaria_worker.engine.layers.copy.source import LayerSource
 from planaria_worker.engine.layers.copy.stream import CommitStream
 from planaria_worker.engine.layers.copy.transfer import send_tensors
+from planaria_worker.engine.process.failpoints import Failpoints
 
 _GREETING_TIMEOUT_SECONDS = 5.0
 _STALL_TIMEOUT_SECONDS = 30.0

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from planaria_common.logging import get_logger
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.feed import CommitFeed, CommittedSum, Subscription
 from planaria_worker.engine.layers.copy.source import LayerSource
 from planaria_worker.engine.layers.copy.transfer import announce_between, send_tensors
+from planaria_worker.engine.process.failpoints import Failpoints
 
 _log = get_logger("copy_server")
 

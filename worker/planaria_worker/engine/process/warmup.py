@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.lone_layer import LayerCost, LoneLayer, PassSeconds, kinds_of_layers
+from planaria_worker.engine.process.layer_timing import (
+    LayerCost,
+    LoneLayer,
+    PassSeconds,
+    kinds_of_layers,
+)
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import empty_state
 

@@ -8,13 +8,13 @@ import torch
 
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, MeasuredLayer, Prepared
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine import convert
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.initial_state import Base
 from planaria_worker.engine.layers.storage import job_base
-from planaria_worker.engine.lone_layer import LayerCost
 from planaria_worker.engine.numerics.pins import fingerprint, pin_numerics
-from planaria_worker.engine.warmup import peak_flops_per_second, warm_up
+from planaria_worker.engine.process import convert
+from planaria_worker.engine.process.layer_timing import LayerCost
+from planaria_worker.engine.process.warmup import peak_flops_per_second, warm_up
 from planaria_worker.engine_config import EngineConfig
 from planaria_worker.models.imported import ImportedModelError
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from planaria_worker.engine.trace import Trace
+from planaria_worker.engine.process.trace import Trace
 
 _COMPUTING = frozenset(("evaluate", "forward", "backward", "device", "update"))
 

@@ -8,12 +8,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from planaria.api.common.v1 import errors_pb2
 from planaria.api.worker.v1 import directive_pb2, report_pb2
 from planaria_common.errors import ErrorReason
-from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.layers.initial_state import BaseFacts
-from planaria_worker.engine.listener import StepDone
 from planaria_worker.engine.plan.activation import Activated, Activation
 from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, StagePlace
+from planaria_worker.engine.process.faults import Fault
+from planaria_worker.engine.process.step_reports import StepDone
 from planaria_worker.engine.recovery.staging import Staged
 
 

@@ -6,8 +6,6 @@ from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepared
 from planaria_common.clock import Clock
-from planaria_worker.engine.directives import Directives
-from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import StoreServer
 from planaria_worker.engine.groups.failure_detector import PeerWatch
 from planaria_worker.engine.layers.checkpoint import Checkpointer
@@ -16,14 +14,16 @@ from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.layers.layer_tasks import LayerWork
 from planaria_worker.engine.layers.storage import checkpoint_plan
 from planaria_worker.engine.plan.activation import Builder
-from planaria_worker.engine.preparation import Preparation, prepare
+from planaria_worker.engine.process.directives import Directives
+from planaria_worker.engine.process.failpoints import Failpoints
+from planaria_worker.engine.process.preparation import Preparation, prepare
+from planaria_worker.engine.process.reports import Reports, ToAgent
+from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.watchdog import Watchdog
 from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.reports import Reports, ToAgent
 from planaria_worker.engine.step.training_context import Surroundings
 from planaria_worker.engine.step.training_thread import Trainer
-from planaria_worker.engine.stopwatch import Stopwatch
-from planaria_worker.engine.vitals import Vitals
-from planaria_worker.engine.watchdog import Watchdog
 from planaria_worker.engine_config import EngineConfig
 
 OPERATION_TIMEOUT_SECONDS = 300.0

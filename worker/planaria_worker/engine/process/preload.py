@@ -9,7 +9,6 @@ import gc
 # The first backward pass would import it, which takes a third of a second.
 from torch.fx.experimental import symbolic_shapes as symbolic_shapes
 
-from planaria_worker.engine import assembly as assembly
 from planaria_worker.engine.numerics import kernels
 
 kernels.warm_up()

@@ -12,11 +12,11 @@ from types import CodeType, FrameType
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.errors import ErrorReason
-from planaria_worker.engine.faults import Fault
 from planaria_worker.engine.groups import Communicators
 from planaria_worker.engine.groups.group import Work
-from planaria_worker.engine.stopwatch import Stopwatch
-from planaria_worker.engine.vitals import Vitals
+from planaria_worker.engine.process.faults import Fault
+from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.vitals import Vitals
 
 LOOKS_PER_DEADLINE = 10
 USUAL_ACTIONS = 10
