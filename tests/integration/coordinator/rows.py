@@ -1,8 +1,8 @@
 """What is stored: events, metrics, log lines and directives."""
 
 from planaria_coordinator.domain.directive import Command, CommitRecord, Directive, Stop
-from planaria_coordinator.domain.event import EventDraft
-from planaria_coordinator.domain.job import LogLine, StepMetrics
+from planaria_coordinator.domain.job.event import EventDraft
+from planaria_coordinator.domain.job.job import LogLine, StepMetrics
 from unit.coordinator_edge.fakes import NOON
 
 RECORD = CommitRecord(step=3, generation=2, gradient_norm=0.5, loss=2.5, num_tokens=64)

@@ -20,7 +20,7 @@ from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.schema import METADATA
 from planaria_coordinator.adapters.database.sqlite import SqliteEngine
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
-from planaria_coordinator.domain.job import LogLine
+from planaria_coordinator.domain.job.job import LogLine
 from unit.coordinator_edge.fakes import NOON, job
 
 pytestmark = pytest.mark.integration

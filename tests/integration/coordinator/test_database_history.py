@@ -11,7 +11,7 @@ from integration.coordinator.rows import draft, line, metrics
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
 from planaria_coordinator.application.ports import RequestRecord
 from planaria_coordinator.application.statistics import RecoveryTotals
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator_edge.fakes import NOON, RECOVERY, job
 
 pytestmark = pytest.mark.integration

@@ -18,12 +18,12 @@ from planaria_coordinator.application.ports import (
     TransitionRecord,
 )
 from planaria_coordinator.domain.directive import Directive
-from planaria_coordinator.domain.event import Event, EventDraft
-from planaria_coordinator.domain.job import Job, LogLine, StepMetrics
+from planaria_coordinator.domain.job.event import Event, EventDraft
+from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
+from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.node import Node
 from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.recovery import Recovery
-from planaria_coordinator.domain.run import JobRun
 
 T = TypeVar("T")
 _RUN = TypeAdapter(JobRun)

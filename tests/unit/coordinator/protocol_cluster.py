@@ -10,16 +10,16 @@ from planaria_coordinator.domain.directive import (
     StageAssignment,
 )
 from planaria_coordinator.domain.engine import Engine
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.ledger import Activity, Ledger
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
+from planaria_coordinator.domain.job.time_account import Activity, Ledger
 from planaria_coordinator.domain.node import EngineSnapshot, EngineState
 from planaria_coordinator.domain.outcome import Prepared
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.plan import Pipeline, Plan, Stage
 from planaria_coordinator.domain.planning import LayerProfile
 from planaria_coordinator.domain.replicas import assign_places
-from planaria_coordinator.domain.requirements import NodeFacts, Requirements
-from planaria_coordinator.domain.run import JobRun
 from unit.coordinator.protocol_state import (
     NOON,
     NUM_LAYERS,

@@ -19,13 +19,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.actions import AskPlanner, Send
 from planaria_coordinator.domain.directive import Prepare, Stop
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.outcome import DirectiveResult, Failure, Outcome
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.run import JobRun, Limits, Moment
-from planaria_coordinator.domain.signals import (
+from planaria_coordinator.domain.job.actions import AskPlanner, Send
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
+from planaria_coordinator.domain.job.signals import (
     DrainWanted,
     NodeLost,
     NodesGranted,
@@ -34,6 +32,8 @@ from planaria_coordinator.domain.signals import (
     ResultArrived,
     Signal,
 )
+from planaria_coordinator.domain.outcome import DirectiveResult, Failure, Outcome
+from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.transition import Decision, decide
 from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.protocol_cluster import (

@@ -22,12 +22,12 @@ from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.policy import BuiltInPolicy
 from planaria_coordinator.domain.directive import CommitRecord, Directive, Switch
-from planaria_coordinator.domain.event import Event
-from planaria_coordinator.domain.job import Job
+from planaria_coordinator.domain.job.event import Event
+from planaria_coordinator.domain.job.job import Job
+from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.node import EngineState
 from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.recovery import Recovery
-from planaria_coordinator.domain.run import JobRun
 from unit.coordinator.fake_database import FakeDatabase
 from unit.coordinator.fake_planner import FakePlanner
 from unit.coordinator.job_documents import job_document

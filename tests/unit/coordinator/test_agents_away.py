@@ -1,6 +1,6 @@
 """An agent, or the coordinator, that is away for a while is no loss."""
 
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.simulation import running_world
 
 

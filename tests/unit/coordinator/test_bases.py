@@ -6,7 +6,7 @@ from typing import Any
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import Base
 from planaria_coordinator.domain.engine import node_of
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.checkpoint_world import (
     IN_PAIRS,
     announce,

@@ -2,7 +2,7 @@
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.contingencies import Contingencies
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.fake_planner import FakePlanner
 from unit.coordinator.simulation import World, running_world
 

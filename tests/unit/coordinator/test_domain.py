@@ -12,13 +12,14 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.submission import requirements_of
 from planaria_coordinator.domain.directive import CommitRecord
 from planaria_coordinator.domain.engine import Engine
-from planaria_coordinator.domain.ledger import Activity, Ledger
+from planaria_coordinator.domain.job.model_profile import measured_layers, model_profile
+from planaria_coordinator.domain.job.requirements import NodeFacts
+from planaria_coordinator.domain.job.time_account import Activity, Ledger
 from planaria_coordinator.domain.liveness import Liveness, observe_progress, why_node_lost
 from planaria_coordinator.domain.outcome import FenceReport, HeldLayer, MeasuredLayer
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.plan import plan_problem
 from planaria_coordinator.domain.planning import LayerCopy
-from planaria_coordinator.domain.profile import measured_layers, model_profile
 from planaria_coordinator.domain.replicas import (
     MAX_SOURCES,
     assign_places,
@@ -30,7 +31,6 @@ from planaria_coordinator.domain.replicas import (
     target_steps,
     witness_record,
 )
-from planaria_coordinator.domain.requirements import NodeFacts
 from unit.coordinator.fake_planner import make_plan
 from unit.coordinator.job_documents import job_document
 

@@ -1,6 +1,6 @@
 """A job that evaluates: one commit more than it has steps, and the result in what users read."""
 
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.checkpoint_world import announce, checkpoint_events, write, writers
 from unit.coordinator.simulation import World, running_world
 

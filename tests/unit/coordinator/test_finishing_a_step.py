@@ -7,10 +7,10 @@ import pytest
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.domain.directive import Activate
 from planaria_coordinator.domain.engine import Engine
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import Limits, Moment
+from planaria_coordinator.domain.job.signals import NodeLost
 from planaria_coordinator.domain.outcome import Failure
-from planaria_coordinator.domain.run import Limits, Moment
-from planaria_coordinator.domain.signals import NodeLost
 from planaria_coordinator.domain.transition import decide
 from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.sim_engine import SimEngine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.handover_world import hold, phase_of, release, staging_join, switching_join
 from unit.coordinator.sim_engine import SimEngine

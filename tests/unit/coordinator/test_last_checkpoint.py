@@ -1,7 +1,7 @@
 """A job, and a node that is drained, end when their layers are written, or given up."""
 
 from planaria_coordinator.domain.engine import node_of
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.node import NodeState
 from unit.coordinator.checkpoint_world import (
     FULL,

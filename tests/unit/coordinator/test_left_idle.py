@@ -1,7 +1,7 @@
 """A joiner that the planner leaves idle disturbs nobody, and is considered with the next change."""
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.handover_world import release
 from unit.coordinator.simulation import World, running_world
 

@@ -3,12 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from planaria_coordinator.domain.actions import AskPlanner
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.outcome import DirectiveResult, FenceReport, HeldLayer
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.run import Limits
-from planaria_coordinator.domain.signals import (
+from planaria_coordinator.domain.job.actions import AskPlanner
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import Limits
+from planaria_coordinator.domain.job.signals import (
     EnginesStuck,
     NodeLost,
     NodesGranted,
@@ -16,6 +14,8 @@ from planaria_coordinator.domain.signals import (
     ResultArrived,
     Signal,
 )
+from planaria_coordinator.domain.outcome import DirectiveResult, FenceReport, HeldLayer
+from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.transition import decide
 from unit.coordinator.protocol_cluster import (
     UNEVEN,

@@ -6,20 +6,13 @@ from typing import Any
 
 import pytest
 
-from planaria_coordinator.domain import (
-    fencing,
-    finish_step,
-    handover,
-    losses,
-    preparing,
-    replicas,
-    wishes,
-)
+from planaria_coordinator.domain import fencing, finish_step, handover, losses, preparing, replicas
+from planaria_coordinator.domain.job.job import user_requests as wishes
+from planaria_coordinator.domain.job.signals import NodesGranted
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.outcome import FenceReport
 from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.signals import NodesGranted
 from planaria_coordinator.domain.transition_state import Phase, Transition
-from planaria_coordinator.domain.turn import Turn
 from unit.coordinator.protocol_cluster import (
     DISPLACING,
     DRAINING,

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from planaria_coordinator.application.agent_session import AgentSession
 from planaria_coordinator.domain.engine import node_of
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.outcome import DirectiveResult
 from unit.coordinator.sim_agent import SimAgent
 from unit.coordinator.simulation import World

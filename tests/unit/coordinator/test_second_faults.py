@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.simulation import World, running_world
 
 Disturb = Callable[[World], Awaitable[None]]

@@ -16,7 +16,7 @@ from planaria_coordinator.application.ports import (
     PlanDecision,
     PlanQuestion,
 )
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.fake_planner import make_plan
 from unit.coordinator.job_documents import job_document
 from unit.coordinator.simulation import World, running_world

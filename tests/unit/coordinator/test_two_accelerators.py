@@ -2,7 +2,7 @@
 
 from planaria_coordinator.domain.directive import Activate
 from planaria_coordinator.domain.engine import node_of
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.fake_database import DIRECTIVE
 from unit.coordinator.simulation import World, running_world
 

@@ -21,10 +21,10 @@ from planaria_coordinator.domain.finish_step import (
     same_pipelines,
     spread,
 )
+from planaria_coordinator.domain.job.requirements import Requirements
 from planaria_coordinator.domain.outcome import FenceReport, HeldLayer, IdleGroup
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.replicas import assign_places
-from planaria_coordinator.domain.requirements import Requirements
 from unit.coordinator.fake_planner import make_plan
 from unit.coordinator.job_documents import job_document
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator_edge.conftest import build_app, client_of
 from unit.coordinator_edge.fakes import FakeCoordinator, job, node
 

@@ -71,7 +71,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="a joiner is told what others have counted",
-        path="services/coordinator/planaria_coordinator/domain/turn.py",
+        path="services/coordinator/planaria_coordinator/domain/job/turn.py",
         lines="            forward_flops=counted_flops(self.run),\n",
         without="",
         seen_by=(

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.node import NodeState
 from support.repository import PACKAGES, ROOT
 

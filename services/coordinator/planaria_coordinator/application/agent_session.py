@@ -19,10 +19,8 @@ from planaria_coordinator.application.losses import declare_lost_nodes
 from planaria_coordinator.application.nodes import NodeEntry
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.directive import Directive, Stop
-from planaria_coordinator.domain.job import LogLine, StepMetrics
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState
-from planaria_coordinator.domain.outcome import DirectiveResult
-from planaria_coordinator.domain.signals import (
+from planaria_coordinator.domain.job.job import LogLine, StepMetrics
+from planaria_coordinator.domain.job.signals import (
     AgentReturned,
     CheckpointReported,
     EngineDisturbed,
@@ -32,8 +30,10 @@ from planaria_coordinator.domain.signals import (
     ResultArrived,
     StepCommitted,
 )
+from planaria_coordinator.domain.job.utilization import model_flops_utilization
+from planaria_coordinator.domain.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.outcome import DirectiveResult
 from planaria_coordinator.domain.transition_state import Phase
-from planaria_coordinator.domain.utilization import model_flops_utilization
 
 _MAX_TAIL_CHARACTERS = 300
 

@@ -24,9 +24,9 @@ from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.application.taking_up import run_to_take_up
 from planaria_coordinator.domain.directive import Directive
-from planaria_coordinator.domain.job import Job
-from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.signals import Restarted
+from planaria_coordinator.domain.job.job import Job
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.signals import Restarted
 
 log = get_logger("coordinator")
 

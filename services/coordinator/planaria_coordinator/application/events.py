@@ -6,7 +6,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import Page
 from planaria_coordinator.application.state import SharedState
-from planaria_coordinator.domain.event import Event
+from planaria_coordinator.domain.job.event import Event
 
 _WATCH_PAGE_SIZE = 500
 _MAX_DIGITS = 18  # of a 64-bit number

@@ -13,17 +13,17 @@ from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.application.requests import Request
 from planaria_coordinator.application.state import SharedState, wrong_state
 from planaria_coordinator.application.submission import read_job_spec, requirements_of
-from planaria_coordinator.domain.job import Job, JobState, LogLine, StepMetrics
-from planaria_coordinator.domain.ledger import Activity, Ledger
+from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_problem
+from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
+from planaria_coordinator.domain.job.resume_advice import resume_problem
+from planaria_coordinator.domain.job.signals import CancelWanted, PauseWanted, ResumeWanted, Signal
+from planaria_coordinator.domain.job.time_account import Activity, Ledger
 from planaria_coordinator.domain.node import NodeState
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.recovery import Recovery
-from planaria_coordinator.domain.requirements import NodeFacts, Requirements
-from planaria_coordinator.domain.resuming import resume_problem
-from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.signals import CancelWanted, PauseWanted, ResumeWanted, Signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

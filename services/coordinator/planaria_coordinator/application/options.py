@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planaria_coordinator.domain.run import Limits
+from planaria_coordinator.domain.job.job_run import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.policy import DEFAULT_SCHEDULER
 from planaria_coordinator.application.ports import Planner, PlanQuestion, SchedulingPolicy
-from planaria_coordinator.domain.job import Job
+from planaria_coordinator.domain.job.job import Job
+from planaria_coordinator.domain.job.signals import PlanArrived, PlanRefused
 from planaria_coordinator.domain.node import Node
 from planaria_coordinator.domain.plan import plan_problem
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.signals import PlanArrived, PlanRefused
 
 log = get_logger("planning")
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from planaria_coordinator.domain.job import Job, JobState, StepMetrics
-from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.waiting import waiting_reason
+from planaria_coordinator.domain.job.job import Job, JobState, StepMetrics
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.waiting import waiting_reason
 
 NUM_STEPS_FOR_RATE = 20
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from planaria_coordinator.application.ports import Database
-from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.job.job_run import JobRun
 
 NUM_KEPT_GENERATIONS: Final = 8
 """Whose directives stay, for whoever looks into the database after an incident. A loss takes two

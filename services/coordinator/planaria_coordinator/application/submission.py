@@ -7,8 +7,8 @@ from planaria.errors import InvalidJobError
 from planaria.job import JobSpec
 from planaria.job_file import parse_job
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.domain.profile import estimated_layers, ties_embeddings
-from planaria_coordinator.domain.requirements import Requirements
+from planaria_coordinator.domain.job.model_profile import estimated_layers, ties_embeddings
+from planaria_coordinator.domain.job.requirements import Requirements
 
 
 def read_job_spec(document: Mapping[str, Any]) -> JobSpec:

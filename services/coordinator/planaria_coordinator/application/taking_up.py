@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planaria_coordinator.domain.job import Evaluation, Job, StepMetrics
-from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.job.job import Evaluation, Job, StepMetrics
+from planaria_coordinator.domain.job.job_run import JobRun
 
 
 def run_to_take_up(job: Job, run: JobRun, newest: Sequence[StepMetrics]) -> JobRun:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from planaria_coordinator.domain.directive import QuiesceMode
+from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.recovery import Recovery, RecoveryPhase
-from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.transition_state import Transition
 
 

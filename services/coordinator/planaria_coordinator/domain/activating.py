@@ -13,11 +13,11 @@ from planaria_coordinator.domain.directive import (
     StageAssignment,
 )
 from planaria_coordinator.domain.engine import Engine, Pending
-from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.outcome import Activated, Failure, FenceReport
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.transition_state import Phase
-from planaria_coordinator.domain.turn import Turn
 
 
 def begin_activating(turn: Turn) -> None:

@@ -5,17 +5,17 @@ from dataclasses import replace
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.completion import tell_of_fault_tolerance, tell_of_recovery
 from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.ending import fail
 from planaria_coordinator.domain.fencing import ask_ahead, begin_quiescing
 from planaria_coordinator.domain.finish_step import same_pipelines
 from planaria_coordinator.domain.handover import begin_staging
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.ending import fail
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.signals import PlanRefused
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.opening import carried_story, open_again, open_transition
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.placing import nodes_to_plan_on, wants_less
-from planaria_coordinator.domain.signals import PlanRefused
 from planaria_coordinator.domain.transition_state import Cause, Phase
-from planaria_coordinator.domain.turn import Turn
 
 
 def go_on_beside_training(turn: Turn) -> None:

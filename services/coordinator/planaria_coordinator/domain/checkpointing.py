@@ -17,13 +17,13 @@ from planaria_coordinator.domain.directive import (
     WriteCheckpoint,
 )
 from planaria_coordinator.domain.engine import Engine, Pending
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.signals import CheckpointReported
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.outcome import CheckpointSealed, CheckpointTaken, Failure
 from planaria_coordinator.domain.placing import seconds_for_layers
 from planaria_coordinator.domain.replicas import holdings_of_placement
-from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.signals import CheckpointReported
 from planaria_coordinator.domain.transition_state import Phase
-from planaria_coordinator.domain.turn import Turn
 
 _WORTH_ANOTHER_ENGINE = (
     ErrorReason.STALE_GENERATION,

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 from planaria_common.words import counted
 from planaria_coordinator.domain.accounting import recovery_record
-from planaria_coordinator.domain.actions import RecordRecovery
 from planaria_coordinator.domain.engine import node_of
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.job.actions import RecordRecovery
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.placing import pipelines_in_words
 from planaria_coordinator.domain.recovery import Recovery
-from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.transition_state import Cause, Story, Transition
-from planaria_coordinator.domain.turn import Turn
 
 _RECOVERIES = (
     Cause.NODE_LOST,

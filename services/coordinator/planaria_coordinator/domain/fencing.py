@@ -11,16 +11,18 @@ from planaria_coordinator.domain.activating import begin_activating
 from planaria_coordinator.domain.checkpointing import fill_gaps
 from planaria_coordinator.domain.completion import close_recovery
 from planaria_coordinator.domain.directive import Commit, CommitRecord, Quiesce, QuiesceMode
-from planaria_coordinator.domain.ending import fail, stand_still
 from planaria_coordinator.domain.engine import Pending
 from planaria_coordinator.domain.finish_step import (
     KeptPipeline,
     finishing_placement,
     kept_pipelines,
 )
-from planaria_coordinator.domain.finishing import begin_digesting
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.job.end_of_training import begin_digesting
+from planaria_coordinator.domain.job.ending import fail, stand_still
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.resume_advice import resume_advice
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.outcome import Committed, FenceReport
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.placing import (
@@ -39,9 +41,7 @@ from planaria_coordinator.domain.replicas import (
     target_steps,
     witness_record,
 )
-from planaria_coordinator.domain.resuming import resume_advice
 from planaria_coordinator.domain.transition_state import Cause, Phase
-from planaria_coordinator.domain.turn import Turn
 
 _IN_WORDS = {
     QuiesceMode.IMMEDIATE: "stand still at once",

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.job.requirements import Requirements
 from planaria_coordinator.domain.outcome import FenceReport
 from planaria_coordinator.domain.placement import Placement, peak_of
 from planaria_coordinator.domain.plan import Pipeline, Plan
 from planaria_coordinator.domain.replicas import Holdings
-from planaria_coordinator.domain.requirements import Requirements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

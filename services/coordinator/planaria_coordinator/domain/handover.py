@@ -11,6 +11,7 @@ from planaria_coordinator.domain.activating import note_activated, send_places
 from planaria_coordinator.domain.completion import complete
 from planaria_coordinator.domain.directive import Quiesce, QuiesceMode, Switch
 from planaria_coordinator.domain.engine import Pending
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
 from planaria_coordinator.domain.outcome import Activated, Failure, FenceReport, Staged
 from planaria_coordinator.domain.placement import Placement
@@ -22,7 +23,6 @@ from planaria_coordinator.domain.replicas import (
     missing_layers,
 )
 from planaria_coordinator.domain.transition_state import Phase
-from planaria_coordinator.domain.turn import Turn
 
 # -- staging -----------------------------------------------------------------------------------
 

@@ -8,10 +8,18 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain import checkpointing
 from planaria_coordinator.domain.completion import complete_recovery
 from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.ending import fail
 from planaria_coordinator.domain.engine import Pending, node_of
 from planaria_coordinator.domain.handover import staging_overdue
-from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.job.ending import fail
+from planaria_coordinator.domain.job.job_run import Disturbance
+from planaria_coordinator.domain.job.signals import (
+    EngineDisturbed,
+    EngineLost,
+    EnginesStuck,
+    NodeLost,
+)
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.opening import (
     carried_story,
     is_at_leisure,
@@ -29,10 +37,7 @@ from planaria_coordinator.domain.preparing import (
     prepare_failed,
     refuse_node,
 )
-from planaria_coordinator.domain.run import Disturbance
-from planaria_coordinator.domain.signals import EngineDisturbed, EngineLost, EnginesStuck, NodeLost
 from planaria_coordinator.domain.transition_state import Cause, Phase, Story
-from planaria_coordinator.domain.turn import Turn
 
 _MAX_MESSAGE_CHARACTERS = 300
 

@@ -5,15 +5,15 @@ from datetime import datetime
 
 from planaria_coordinator.domain.directive import QuiesceMode
 from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.ledger import Activity, Ledger
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.time_account import Activity, Ledger
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placing import make_query, nodes_to_plan_on
 from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.preparing import begin_preparing
 from planaria_coordinator.domain.replicas import holdings_of_placement
-from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
-from planaria_coordinator.domain.turn import Turn
 
 _LEAST_HORIZON_SECONDS = 60.0
 _FIRST_HORIZON_SECONDS = 3600.0

@@ -9,15 +9,19 @@ from planaria_common.errors import ErrorReason
 from planaria_common.words import counted
 from planaria_coordinator.domain.activating import begin_activating
 from planaria_coordinator.domain.directive import Copy
-from planaria_coordinator.domain.ending import fail, stand_still
 from planaria_coordinator.domain.engine import Pending
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.job.ending import fail, stand_still
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_problem
+from planaria_coordinator.domain.job.signals import PlanRefused
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.waiting import tell_waiting, too_few_nodes
 from planaria_coordinator.domain.outcome import Copied
 from planaria_coordinator.domain.placement import Placement, peak_of
 from planaria_coordinator.domain.plan import Plan, plan_problem
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.replicas import (
     Holdings,
     assign_places,
@@ -26,11 +30,7 @@ from planaria_coordinator.domain.replicas import (
     layers_of_version,
     missing_layers,
 )
-from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.signals import PlanRefused
 from planaria_coordinator.domain.transition_state import Phase, Story
-from planaria_coordinator.domain.turn import Turn
-from planaria_coordinator.domain.waiting import tell_waiting, too_few_nodes
 
 
 def nodes_to_plan_on(run: JobRun) -> tuple[str, ...]:

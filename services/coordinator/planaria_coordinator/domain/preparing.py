@@ -6,15 +6,15 @@ from dataclasses import replace
 from planaria_common.errors import ErrorReason
 from planaria_common.words import counted
 from planaria_coordinator.domain.directive import Base, QuiesceMode
-from planaria_coordinator.domain.ending import fail, pause_waiting, stand_still
 from planaria_coordinator.domain.engine import Engine, Pending
 from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
-from planaria_coordinator.domain.job import JobState
+from planaria_coordinator.domain.job.ending import fail, pause_waiting, stand_still
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.model_profile import reported_layers
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.outcome import Failure, Prepared
-from planaria_coordinator.domain.profile import reported_layers
-from planaria_coordinator.domain.run import JobRun
 from planaria_coordinator.domain.transition_state import Phase
-from planaria_coordinator.domain.turn import Turn
 
 _WORTH_ANOTHER_TRY = (ErrorReason.ENGINE_FAILED, ErrorReason.UNAVAILABLE, ErrorReason.INTERNAL)
 _NEEDED_TO_TALK = ("transport",)

@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from planaria_coordinator.domain.directive import CommitRecord, LayerSource
 from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.job.requirements import Requirements
 from planaria_coordinator.domain.outcome import FenceReport, HeldLayer
 from planaria_coordinator.domain.placement import Placement, Places
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.planning import Holding, LayerCopy
-from planaria_coordinator.domain.requirements import Requirements
 
 MAX_SOURCES = 4
 """So many addresses are named for a layer: one to fetch from, the others in case it dies."""

@@ -24,21 +24,13 @@ application carries out, persisting first and telling others second.
 from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain import checkpointing, losses, wishes
-from planaria_coordinator.domain.actions import Action
+from planaria_coordinator.domain import checkpointing, losses
 from planaria_coordinator.domain.activating import activated, activation_failed
 from planaria_coordinator.domain.ahead import go_on_beside_training, plan_refused_ahead
 from planaria_coordinator.domain.completion import complete
 from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.ending import fail
 from planaria_coordinator.domain.engine import Pending
 from planaria_coordinator.domain.fencing import committed, fence_reported
-from planaria_coordinator.domain.finishing import (
-    digested,
-    export_failed,
-    exported,
-    go_on_when_checkpointed,
-)
 from planaria_coordinator.domain.handover import (
     left,
     staged,
@@ -46,27 +38,17 @@ from planaria_coordinator.domain.handover import (
     switch_failed,
     switched,
 )
-from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
-from planaria_coordinator.domain.outcome import (
-    Activated,
-    CheckpointDiscarded,
-    CheckpointSealed,
-    CheckpointTaken,
-    Committed,
-    Copied,
-    Digested,
-    DirectiveResult,
-    Exported,
-    Failure,
-    FenceReport,
-    Prepared,
-    Staged,
+from planaria_coordinator.domain.job.actions import Action
+from planaria_coordinator.domain.job.end_of_training import (
+    digested,
+    export_failed,
+    exported,
+    go_on_when_checkpointed,
 )
-from planaria_coordinator.domain.placing import copied, copy_failed, plan_arrived, plan_refused
-from planaria_coordinator.domain.preparing import prepare_failed, prepared
-from planaria_coordinator.domain.regrowing import begin_regrowing
-from planaria_coordinator.domain.run import JobRun, Limits, Moment
-from planaria_coordinator.domain.signals import (
+from planaria_coordinator.domain.job.ending import fail
+from planaria_coordinator.domain.job.job import user_requests as wishes
+from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
+from planaria_coordinator.domain.job.signals import (
     AgentReturned,
     CancelWanted,
     CheckpointReported,
@@ -91,9 +73,28 @@ from planaria_coordinator.domain.signals import (
     StillWaits,
     Tick,
 )
+from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.waiting import still_waits
+from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
+from planaria_coordinator.domain.outcome import (
+    Activated,
+    CheckpointDiscarded,
+    CheckpointSealed,
+    CheckpointTaken,
+    Committed,
+    Copied,
+    Digested,
+    DirectiveResult,
+    Exported,
+    Failure,
+    FenceReport,
+    Prepared,
+    Staged,
+)
+from planaria_coordinator.domain.placing import copied, copy_failed, plan_arrived, plan_refused
+from planaria_coordinator.domain.preparing import prepare_failed, prepared
+from planaria_coordinator.domain.regrowing import begin_regrowing
 from planaria_coordinator.domain.transition_state import Phase
-from planaria_coordinator.domain.turn import Turn
-from planaria_coordinator.domain.waiting import still_waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.ledger import Ledger
+from planaria_coordinator.domain.job.time_account import Ledger
 from planaria_coordinator.domain.outcome import Activated, Copied, FenceReport, Staged
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery

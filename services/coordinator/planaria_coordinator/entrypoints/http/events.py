@@ -10,7 +10,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.ports import Page
-from planaria_coordinator.domain.event import Event
+from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.entrypoints.http import models
 from planaria_coordinator.entrypoints.http.dependencies import (
     AfterSequence,

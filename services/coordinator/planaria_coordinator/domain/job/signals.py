@@ -5,9 +5,9 @@ from datetime import datetime
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import CommitRecord, LayerWritten
+from planaria_coordinator.domain.job.requirements import NodeFacts
 from planaria_coordinator.domain.outcome import CheckpointTaken, DirectiveResult, Failure
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.requirements import NodeFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

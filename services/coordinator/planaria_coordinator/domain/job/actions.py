@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from planaria_coordinator.domain.directive import Directive
-from planaria_coordinator.domain.event import EventDraft
+from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.recovery import Recovery

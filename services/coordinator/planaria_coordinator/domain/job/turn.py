@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from planaria_coordinator.domain.actions import (
+from planaria_coordinator.domain.directive import Command, Directive, Prepare, Stop
+from planaria_coordinator.domain.engine import Engine, Pending, make_engine_id
+from planaria_coordinator.domain.job.actions import (
     Action,
     AskPlanner,
     Drop,
@@ -17,16 +19,14 @@ from planaria_coordinator.domain.actions import (
     SaveGeneration,
     Send,
 )
-from planaria_coordinator.domain.directive import Command, Directive, Prepare, Stop
-from planaria_coordinator.domain.engine import Engine, Pending, make_engine_id
-from planaria_coordinator.domain.event import EventDraft
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.job.event import EventDraft
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.utilization import counted_flops
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.planning import PlanQuery
-from planaria_coordinator.domain.run import JobRun, Limits, Moment
 from planaria_coordinator.domain.transition_state import Phase, Transition
-from planaria_coordinator.domain.utilization import counted_flops
 
 _SURVIVES_A_FENCE = (
     "prepare",

@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 
 from planaria_coordinator.domain.checkpoint import first_due, version_of
-from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.job.job_run import JobRun
 
 
 def resume_advice(run: JobRun) -> str:

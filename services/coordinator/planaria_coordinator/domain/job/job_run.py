@@ -12,11 +12,11 @@ from datetime import datetime
 from planaria_coordinator.domain.checkpoint import Checkpoint
 from planaria_coordinator.domain.directive import Base, CommitRecord, QuiesceMode
 from planaria_coordinator.domain.engine import Engine, Pending
-from planaria_coordinator.domain.job import Evaluation, JobError, JobState
-from planaria_coordinator.domain.ledger import Ledger
+from planaria_coordinator.domain.job.job import Evaluation, JobError, JobState
+from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
+from planaria_coordinator.domain.job.time_account import Ledger
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.recovery import Recovery
-from planaria_coordinator.domain.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
 
 

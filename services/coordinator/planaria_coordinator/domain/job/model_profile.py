@@ -9,6 +9,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.model_config import ModelConfig
 from planaria_common.model_sizes import layer_sizes
 from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.outcome import MeasuredLayer
 from planaria_coordinator.domain.planning import (
     HardwareProfile,
@@ -18,7 +19,6 @@ from planaria_coordinator.domain.planning import (
     PlanNode,
     Problem,
 )
-from planaria_coordinator.domain.requirements import NodeFacts, Requirements
 
 # Before anything is measured only the proportions of layers matter to a plan; these rates make
 # the seconds of the right order.

@@ -1,6 +1,6 @@
 """How much of what the accelerators can do goes into the model."""
 
-from planaria_coordinator.domain.run import JobRun
+from planaria_coordinator.domain.job.job_run import JobRun
 
 _PASSES = 3
 """A backward pass has twice the operations of its forward pass. Those that activation

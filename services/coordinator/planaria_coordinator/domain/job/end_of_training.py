@@ -5,15 +5,15 @@ from collections.abc import Mapping
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.directive import DigestLayers, Export, LayerSource
-from planaria_coordinator.domain.ending import end, fail
 from planaria_coordinator.domain.engine import Pending
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.job.ending import end, fail
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.outcome import Digested, Exported, Failure
 from planaria_coordinator.domain.placing import seconds_for_layers
 from planaria_coordinator.domain.replicas import MAX_SOURCES
 from planaria_coordinator.domain.transition_state import Phase
-from planaria_coordinator.domain.turn import Turn
 
 
 def final_digest(layer_digests: Mapping[int, str]) -> str:

@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.ending import end, pause_waiting
-from planaria_coordinator.domain.job import JobState
-from planaria_coordinator.domain.ledger import Activity
+from planaria_coordinator.domain.job.ending import end, pause_waiting
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.signals import NodesGranted
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.opening import new_story, open_ahead, open_transition
 from planaria_coordinator.domain.placing import nodes_to_plan_on
 from planaria_coordinator.domain.preparing import await_nodes, check_prepared
-from planaria_coordinator.domain.signals import NodesGranted
 from planaria_coordinator.domain.transition_state import Cause, Phase
-from planaria_coordinator.domain.turn import Turn
 
 
 def nodes_granted(turn: Turn, signal: NodesGranted) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.job import JobError, JobState
-from planaria_coordinator.domain.ledger import Activity
-from planaria_coordinator.domain.turn import Turn
+from planaria_coordinator.domain.job.job import JobError, JobState
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.turn import Turn
 
 _WORDS = {
     JobState.SUCCEEDED: ("job_succeeded", "the job has succeeded"),

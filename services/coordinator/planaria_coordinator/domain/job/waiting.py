@@ -1,8 +1,8 @@
 """Why a job waits: told once for each reason, and shown for as long as it waits."""
 
 from planaria_common.words import counted, counted_of
-from planaria_coordinator.domain.run import JobRun
-from planaria_coordinator.domain.turn import Turn
+from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.turn import Turn
 
 
 def still_waits(turn: Turn, reason: str) -> None:
