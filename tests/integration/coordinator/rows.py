@@ -1,6 +1,6 @@
 """What is stored: events, metrics, log lines and directives."""
 
-from planaria_coordinator.domain.directive import Command, CommitRecord, Directive, Stop
+from planaria_coordinator.domain.engines.directive import Command, CommitRecord, Directive, Stop
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.job.job import LogLine, StepMetrics
 from unit.coordinator_edge.fakes import NOON

@@ -8,8 +8,8 @@ from integration.coordinator.conftest import MAX_LOG_LINES
 from integration.coordinator.rows import draft
 from planaria_common.errors import ErrorReason, InvalidArgumentError
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
+from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import JobError, JobState
-from planaria_coordinator.domain.node import NodeState
 from unit.coordinator_edge.fakes import NOON, job, node
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from integration.coordinator.rows import RECORD, directive
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
 from planaria_coordinator.application.ports import GenerationRecord, TransitionRecord
-from planaria_coordinator.domain.directive import (
+from planaria_coordinator.domain.engines.directive import (
     Activate,
     Command,
     Commit,
@@ -24,7 +24,7 @@ from planaria_coordinator.domain.directive import (
     StageAssignment,
     Stop,
 )
-from planaria_coordinator.domain.outcome import (
+from planaria_coordinator.domain.engines.outcome import (
     Copied,
     Digested,
     Failure,

@@ -5,9 +5,9 @@ from typing import Any
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.application.agents import CheckpointReport
 from planaria_coordinator.domain.checkpoint import Checkpoint
-from planaria_coordinator.domain.directive import LayerWritten
+from planaria_coordinator.domain.engines.directive import LayerWritten
+from planaria_coordinator.domain.engines.outcome import CheckpointTaken, Failure
 from planaria_coordinator.domain.job.event import Event
-from planaria_coordinator.domain.outcome import CheckpointTaken, Failure
 from unit.coordinator.sim_agent import NUM_LAYERS
 from unit.coordinator.sim_engine import SimEngine
 from unit.coordinator.simulation import World, running_world

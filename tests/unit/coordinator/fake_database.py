@@ -17,12 +17,12 @@ from planaria_coordinator.application.ports import (
     RequestRecord,
     TransitionRecord,
 )
-from planaria_coordinator.domain.directive import Directive
+from planaria_coordinator.domain.engines.directive import Directive
+from planaria_coordinator.domain.engines.node import Node
+from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event, EventDraft
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.node import Node
-from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.recovery import Recovery
 
 T = TypeVar("T")

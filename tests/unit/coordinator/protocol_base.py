@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
-from planaria_coordinator.domain.directive import Activate
+from planaria_coordinator.domain.engines.directive import Activate
 from planaria_coordinator.domain.job.job_run import JobRun
 from unit.coordinator.protocol_cluster import Cluster
 from unit.coordinator.protocol_state import (

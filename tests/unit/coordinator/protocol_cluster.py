@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
-from planaria_coordinator.domain.directive import (
+from planaria_coordinator.domain.engines.directive import (
     Activate,
     PipelineAssignment,
     StageAssignment,
 )
-from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.engines.engine import Engine
+from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.engines.outcome import Prepared
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.time_account import Activity, Ledger
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState
-from planaria_coordinator.domain.outcome import Prepared
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.plan import Pipeline, Plan, Stage
 from planaria_coordinator.domain.planning import LayerProfile

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from planaria_coordinator.domain.directive import (
+from planaria_coordinator.domain.engines.directive import (
     Activate,
     Command,
     Commit,
@@ -15,7 +15,13 @@ from planaria_coordinator.domain.directive import (
     Stop,
     Switch,
 )
-from planaria_coordinator.domain.outcome import Activated, Committed, Copied, FenceReport, Stopped
+from planaria_coordinator.domain.engines.outcome import (
+    Activated,
+    Committed,
+    Copied,
+    FenceReport,
+    Stopped,
+)
 from planaria_worker.engine.step.commit_record import CommitRecord as WorkersRecord
 from planaria_worker.engine.step.commit_record import KeptSums, RollForward, roll_forward
 from unit.coordinator.protocol_handover import Handover

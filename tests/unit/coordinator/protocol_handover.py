@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from planaria_coordinator.domain.directive import Activate
-from planaria_coordinator.domain.outcome import Activated, Staged
+from planaria_coordinator.domain.engines.directive import Activate
+from planaria_coordinator.domain.engines.outcome import Activated, Staged
 from unit.coordinator.protocol_base import Base
 from unit.coordinator.protocol_state import (
     NOON,

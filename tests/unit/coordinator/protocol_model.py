@@ -19,7 +19,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import Prepare, Stop
+from planaria_coordinator.domain.engines.directive import Prepare, Stop
+from planaria_coordinator.domain.engines.outcome import DirectiveResult, Failure, Outcome
 from planaria_coordinator.domain.job.actions import AskPlanner, Send
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
@@ -32,7 +33,6 @@ from planaria_coordinator.domain.job.signals import (
     ResultArrived,
     Signal,
 )
-from planaria_coordinator.domain.outcome import DirectiveResult, Failure, Outcome
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.transition import Decision, decide
 from planaria_coordinator.domain.transition_state import Phase

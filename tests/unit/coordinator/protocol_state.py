@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import NamedTuple, TypeVar
 
-from planaria_coordinator.domain.directive import Activate, Command
-from planaria_coordinator.domain.outcome import HeldLayer, Outcome
+from planaria_coordinator.domain.engines.directive import Activate, Command
+from planaria_coordinator.domain.engines.outcome import HeldLayer, Outcome
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from planaria_common.errors import ErrorReason, UnavailableError
 from planaria_coordinator.application.agent_session import AgentSession
 from planaria_coordinator.application.agents import EngineExited, Hello, ReportsStored
 from planaria_coordinator.application.coordinator import Coordinator
-from planaria_coordinator.domain.directive import Base, Directive, Prepare, Stop
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState
-from planaria_coordinator.domain.outcome import (
+from planaria_coordinator.domain.engines.directive import Base, Directive, Prepare, Stop
+from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.engines.outcome import (
     DirectiveResult,
     Failure,
     MeasuredLayer,

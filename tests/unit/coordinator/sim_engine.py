@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import (
+from planaria_coordinator.domain.engines.directive import (
     Activate,
     Commit,
     CommitRecord,
@@ -22,8 +22,8 @@ from planaria_coordinator.domain.directive import (
     Switch,
     WriteCheckpoint,
 )
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState
-from planaria_coordinator.domain.outcome import (
+from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.engines.outcome import (
     Activated,
     CheckpointDiscarded,
     CheckpointSealed,

@@ -21,12 +21,12 @@ from planaria_coordinator.application.agents import PeerLost, StepReport
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.policy import BuiltInPolicy
-from planaria_coordinator.domain.directive import CommitRecord, Directive, Switch
+from planaria_coordinator.domain.engines.directive import CommitRecord, Directive, Switch
+from planaria_coordinator.domain.engines.node import EngineState
+from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.node import EngineState
-from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.recovery import Recovery
 from unit.coordinator.fake_database import FakeDatabase
 from unit.coordinator.fake_planner import FakePlanner

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import Base
-from planaria_coordinator.domain.engine import node_of
+from planaria_coordinator.domain.engines.directive import Base
+from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.checkpoint_world import (
     IN_PAIRS,

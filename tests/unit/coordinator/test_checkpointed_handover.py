@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from planaria_coordinator.domain.engine import node_of
+from planaria_coordinator.domain.engines.engine import node_of
+from planaria_coordinator.domain.engines.outcome import CheckpointTaken
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.outcome import CheckpointTaken
 from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.checkpoint_world import (
     LATE,

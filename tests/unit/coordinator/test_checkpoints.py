@@ -1,6 +1,6 @@
 """Checkpoints cost no step and no engine, and only whole ones are ever sealed."""
 
-from planaria_coordinator.domain.engine import node_of
+from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import Limits
 from unit.coordinator.checkpoint_world import (

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from planaria.job import JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.submission import requirements_of
-from planaria_coordinator.domain.directive import CommitRecord
-from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.engines.directive import CommitRecord
+from planaria_coordinator.domain.engines.engine import Engine
+from planaria_coordinator.domain.engines.liveness import Liveness, observe_progress, why_node_lost
+from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer, MeasuredLayer
 from planaria_coordinator.domain.job.model_profile import measured_layers, model_profile
 from planaria_coordinator.domain.job.requirements import NodeFacts
 from planaria_coordinator.domain.job.time_account import Activity, Ledger
-from planaria_coordinator.domain.liveness import Liveness, observe_progress, why_node_lost
-from planaria_coordinator.domain.outcome import FenceReport, HeldLayer, MeasuredLayer
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.plan import plan_problem
 from planaria_coordinator.domain.planning import LayerCopy

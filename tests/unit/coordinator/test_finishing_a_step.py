@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.domain.directive import Activate
-from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.engines.directive import Activate
+from planaria_coordinator.domain.engines.engine import Engine
+from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import Limits, Moment
 from planaria_coordinator.domain.job.signals import NodeLost
-from planaria_coordinator.domain.outcome import Failure
 from planaria_coordinator.domain.transition import decide
 from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.sim_engine import SimEngine

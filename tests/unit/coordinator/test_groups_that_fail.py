@@ -4,9 +4,9 @@ import pytest
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.application.agents import EngineFault
-from planaria_coordinator.domain.directive import Quiesce, QuiesceMode
+from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode
+from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.outcome import Failure
 from unit.coordinator.test_finishing_a_step import engine_on, pairs
 
 

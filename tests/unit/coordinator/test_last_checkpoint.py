@@ -1,8 +1,8 @@
 """A job, and a node that is drained, end when their layers are written, or given up."""
 
-from planaria_coordinator.domain.engine import node_of
+from planaria_coordinator.domain.engines.engine import node_of
+from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.node import NodeState
 from unit.coordinator.checkpoint_world import (
     FULL,
     LATE,

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import Job, JobState
 from planaria_coordinator.domain.job.job_run import Limits, Moment
 from planaria_coordinator.domain.job.signals import NodeLost
-from planaria_coordinator.domain.outcome import Failure
 from planaria_coordinator.domain.transition import decide
 from planaria_coordinator.domain.transition_state import Cause
 from unit.coordinator.sim_agent import NUM_LAYERS

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from planaria_coordinator.domain.engines.outcome import DirectiveResult, FenceReport, HeldLayer
 from planaria_coordinator.domain.job.actions import AskPlanner
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import Limits
@@ -14,7 +15,6 @@ from planaria_coordinator.domain.job.signals import (
     ResultArrived,
     Signal,
 )
-from planaria_coordinator.domain.outcome import DirectiveResult, FenceReport, HeldLayer
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.transition import decide
 from unit.coordinator.protocol_cluster import (

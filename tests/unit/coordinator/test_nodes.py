@@ -4,11 +4,11 @@ import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents import Hello
-from planaria_coordinator.domain.engine import node_of
+from planaria_coordinator.domain.engines.engine import node_of
+from planaria_coordinator.domain.engines.node import NodeState
+from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.utilization import counted_flops
-from planaria_coordinator.domain.node import NodeState
-from planaria_coordinator.domain.outcome import Failure
 from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.sim_agent import NUM_LAYERS, SimAgent
 from unit.coordinator.simulation import World, running_world

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from planaria_coordinator.application.agent_session import AgentSession
-from planaria_coordinator.domain.engine import node_of
+from planaria_coordinator.domain.engines.engine import node_of
+from planaria_coordinator.domain.engines.outcome import DirectiveResult
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.outcome import DirectiveResult
 from unit.coordinator.sim_agent import SimAgent
 from unit.coordinator.simulation import World
 

@@ -6,8 +6,8 @@ import pytest
 
 from planaria_common.errors import PlanariaError
 from planaria_coordinator.application.agents import CheckpointReport
+from planaria_coordinator.domain.engines.outcome import CheckpointTaken
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.outcome import CheckpointTaken
 from unit.coordinator.simulation import World, running_world
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.domain.directive import Base
+from planaria_coordinator.domain.engines.directive import Base
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.resume_advice import resume_problem
 from unit.coordinator.checkpoint_world import (

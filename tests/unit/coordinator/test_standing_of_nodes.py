@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import NodesGranted, Signal
-from planaria_coordinator.domain.node import NodeState
 from unit.coordinator.simulation import World, running_world
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from planaria.api.worker.v1 import directive_pb2, report_pb2
-from planaria_coordinator.domain.directive import (
+from planaria_coordinator.domain.engines.directive import (
     Activate,
     Command,
     Commit,
@@ -19,7 +19,7 @@ from planaria_coordinator.domain.directive import (
     StageAssignment,
     Switch,
 )
-from planaria_coordinator.domain.outcome import FenceReport, IdleGroup, Staged
+from planaria_coordinator.domain.engines.outcome import FenceReport, IdleGroup, Staged
 from planaria_coordinator.entrypoints.grpc.from_agent import result_of
 from planaria_coordinator.entrypoints.grpc.to_agent import PlanMessages, directive_message
 

@@ -1,7 +1,7 @@
 """Nodes with two accelerators: an engine on each, and one of them may be lost alone."""
 
-from planaria_coordinator.domain.directive import Activate
-from planaria_coordinator.domain.engine import node_of
+from planaria_coordinator.domain.engines.directive import Activate
+from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.fake_database import DIRECTIVE
 from unit.coordinator.simulation import World, running_world

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planaria.job import JobSpec
 from planaria_coordinator.application.submission import requirements_of
 from planaria_coordinator.domain.activating import idle_groups
-from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.engines.engine import Engine
+from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer, IdleGroup
 from planaria_coordinator.domain.finish_step import (
     Share,
     finishing_placement,
@@ -22,7 +23,6 @@ from planaria_coordinator.domain.finish_step import (
     spread,
 )
 from planaria_coordinator.domain.job.requirements import Requirements
-from planaria_coordinator.domain.outcome import FenceReport, HeldLayer, IdleGroup
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.replicas import assign_places
 from unit.coordinator.fake_planner import make_plan

@@ -22,8 +22,8 @@ from planaria.api.worker.v1.worker_service_pb2_grpc import (
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcclient import bearer, open_channel, to_planaria_error
 from planaria_common.grpcserver import GrpcServer
-from planaria_coordinator.domain import directive as words
-from planaria_coordinator.domain.outcome import FenceReport, HeldLayer
+from planaria_coordinator.domain.engines import directive as words
+from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer
 from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
 from planaria_coordinator.entrypoints.grpc.worker_service import WorkerServicer
 from unit.coordinator.simulation import World

@@ -12,9 +12,9 @@ from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.jobs import JobView, Submission
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.application.statistics import RecoveryTotals, Totals
+from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState, Node, NodeState
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState, Node, NodeState
 from planaria_coordinator.domain.plan import Pipeline, Plan, Stage
 from planaria_coordinator.domain.recovery import Recovery, RecoveryPhase
 

@@ -3,8 +3,8 @@
 import ast
 import re
 
+from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.node import NodeState
 from support.repository import PACKAGES, ROOT
 
 TELLERS = {"emit", "draft", "tell"}

@@ -18,7 +18,9 @@ from planaria_coordinator.application.agents import (
 from planaria_coordinator.application.losses import declare_lost_nodes
 from planaria_coordinator.application.nodes import NodeEntry
 from planaria_coordinator.application.state import SharedState
-from planaria_coordinator.domain.directive import Directive, Stop
+from planaria_coordinator.domain.engines.directive import Directive, Stop
+from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.engines.outcome import DirectiveResult
 from planaria_coordinator.domain.job.job import LogLine, StepMetrics
 from planaria_coordinator.domain.job.signals import (
     AgentReturned,
@@ -31,8 +33,6 @@ from planaria_coordinator.domain.job.signals import (
     StepCommitted,
 )
 from planaria_coordinator.domain.job.utilization import model_flops_utilization
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState
-from planaria_coordinator.domain.outcome import DirectiveResult
 from planaria_coordinator.domain.transition_state import Phase
 
 _MAX_TAIL_CHARACTERS = 300

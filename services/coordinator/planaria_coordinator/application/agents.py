@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from planaria_coordinator.domain.directive import CommitRecord, LayerWritten
-from planaria_coordinator.domain.node import EngineSnapshot
-from planaria_coordinator.domain.outcome import CheckpointTaken, Failure
+from planaria_coordinator.domain.engines.directive import CommitRecord, LayerWritten
+from planaria_coordinator.domain.engines.node import EngineSnapshot
+from planaria_coordinator.domain.engines.outcome import CheckpointTaken, Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from functools import partial
 from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import Page
 from planaria_coordinator.application.state import SharedState, wrong_state
+from planaria_coordinator.domain.engines.node import Node, NodeState
 from planaria_coordinator.domain.job.signals import DrainEnded, DrainWanted
-from planaria_coordinator.domain.node import Node, NodeState
 
 _ALIVE = (NodeState.READY, NodeState.CORDONED, NodeState.DRAINING, NodeState.DRAINED)
 

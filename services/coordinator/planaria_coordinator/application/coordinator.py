@@ -23,7 +23,7 @@ from planaria_coordinator.application.standing_of_nodes import tell_of_nodes
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.application.taking_up import run_to_take_up
-from planaria_coordinator.domain.directive import Directive
+from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.signals import Restarted

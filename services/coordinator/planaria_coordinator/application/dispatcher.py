@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from planaria_coordinator.domain.directive import Directive
+from planaria_coordinator.domain.engines.directive import Directive
 
 
 class Wire(Protocol):

@@ -22,7 +22,8 @@ from planaria_coordinator.application.ports import (
     UnitOfWork,
 )
 from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE, project
-from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.engines.engine import Engine
+from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.domain.job.actions import (
     Action,
     AskPlanner,
@@ -37,7 +38,6 @@ from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.job.job import Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun, Moment
 from planaria_coordinator.domain.job.signals import Signal, StillWaits
-from planaria_coordinator.domain.node import Node
 from planaria_coordinator.domain.opening import question_ahead
 from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.transition import Decision, decide, give_up

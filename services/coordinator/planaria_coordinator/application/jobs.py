@@ -13,6 +13,7 @@ from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.application.requests import Request
 from planaria_coordinator.application.state import SharedState, wrong_state
 from planaria_coordinator.application.submission import read_job_spec, requirements_of
+from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_problem
@@ -20,7 +21,6 @@ from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.resume_advice import resume_problem
 from planaria_coordinator.domain.job.signals import CancelWanted, PauseWanted, ResumeWanted, Signal
 from planaria_coordinator.domain.job.time_account import Activity, Ledger
-from planaria_coordinator.domain.node import NodeState
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery import Recovery

@@ -8,9 +8,9 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents import Hello
 from planaria_coordinator.application.dispatcher import Wire
 from planaria_coordinator.application.options import Options
+from planaria_coordinator.domain.engines.liveness import Liveness, why_node_lost
+from planaria_coordinator.domain.engines.node import EngineSnapshot, Node, NodeState
 from planaria_coordinator.domain.job.requirements import NodeFacts
-from planaria_coordinator.domain.liveness import Liveness, why_node_lost
-from planaria_coordinator.domain.node import EngineSnapshot, Node, NodeState
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,15 +10,15 @@ from planaria_coordinator.application.nodes import NodeEntry
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.application.standing_of_nodes import tell_of_nodes
 from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.domain.engines.node import NodeState
+from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.job.requirements import NodeFacts
 from planaria_coordinator.domain.job.signals import JobFaulted, NodesGranted, StillWaits
 from planaria_coordinator.domain.job.waiting import too_few_nodes
-from planaria_coordinator.domain.node import NodeState
 from planaria_coordinator.domain.opening import horizon_seconds
-from planaria_coordinator.domain.outcome import Failure
 from planaria_coordinator.domain.placing import nodes_to_plan_on
 from planaria_coordinator.domain.planning import PlanQuery
 from planaria_coordinator.domain.replicas import holdings_by_node, holdings_of_placement

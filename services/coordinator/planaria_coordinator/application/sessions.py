@@ -10,8 +10,8 @@ from planaria_coordinator.application.agent_session import AgentSession
 from planaria_coordinator.application.agents import Hello
 from planaria_coordinator.application.nodes import NodeEntry, joined_node
 from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.event import EventDraft
-from planaria_coordinator.domain.node import NodeState
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 

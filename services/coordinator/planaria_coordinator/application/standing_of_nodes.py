@@ -7,8 +7,8 @@ tells a job of a node that it is about to be given.
 
 from planaria_coordinator.application.job_actor import JobActor
 from planaria_coordinator.application.state import SharedState
+from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.signals import DrainEnded, DrainWanted, NodeLost
-from planaria_coordinator.domain.node import NodeState
 
 
 def tell_of_nodes(state: SharedState, actor: JobActor) -> None:

@@ -20,12 +20,12 @@ from planaria_coordinator.application.ports import (
 )
 from planaria_coordinator.application.pruning import Pruning
 from planaria_coordinator.application.requests import Requests
+from planaria_coordinator.domain.engines.node import Node
+from planaria_coordinator.domain.engines.outcome import DirectiveResult
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.signals import Signal
-from planaria_coordinator.domain.node import Node
-from planaria_coordinator.domain.outcome import DirectiveResult
 
 log = get_logger("coordinator")
 

@@ -8,14 +8,14 @@ from planaria_common.logging import get_logger
 from planaria_coordinator.application.job_actor import JobActor
 from planaria_coordinator.application.losses import declare_lost_nodes
 from planaria_coordinator.application.state import SharedState
-from planaria_coordinator.domain.job.model_profile import measured_layers
-from planaria_coordinator.domain.job.signals import EnginesStuck, Stalled, Tick
-from planaria_coordinator.domain.liveness import (
+from planaria_coordinator.domain.engines.liveness import (
     Progress,
     observe_progress,
     progress_deadline_seconds,
 )
-from planaria_coordinator.domain.node import EngineSnapshot
+from planaria_coordinator.domain.engines.node import EngineSnapshot
+from planaria_coordinator.domain.job.model_profile import measured_layers
+from planaria_coordinator.domain.job.signals import EnginesStuck, Stalled, Tick
 
 TICK_SECONDS = 0.1
 FLUSH_SECONDS = 0.5

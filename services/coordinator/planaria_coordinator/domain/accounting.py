@@ -10,7 +10,7 @@ that commit and the moment they have it.
 from collections.abc import Iterable
 from datetime import datetime
 
-from planaria_coordinator.domain.directive import QuiesceMode
+from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.recovery import Recovery, RecoveryPhase
 from planaria_coordinator.domain.transition_state import Transition

@@ -5,17 +5,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import (
+from planaria_coordinator.domain.engines.directive import (
     Activate,
     FollowerAssignment,
     LayerSource,
     PipelineAssignment,
     StageAssignment,
 )
-from planaria_coordinator.domain.engine import Engine, Pending
+from planaria_coordinator.domain.engines.engine import Engine, Pending
+from planaria_coordinator.domain.engines.outcome import Activated, Failure, FenceReport
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.outcome import Activated, Failure, FenceReport
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.transition_state import Phase
 

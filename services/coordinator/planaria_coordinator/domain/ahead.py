@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.completion import tell_of_fault_tolerance, tell_of_recovery
-from planaria_coordinator.domain.directive import QuiesceMode
+from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.fencing import ask_ahead, begin_quiescing
 from planaria_coordinator.domain.finish_step import same_pipelines
 from planaria_coordinator.domain.handover import begin_staging

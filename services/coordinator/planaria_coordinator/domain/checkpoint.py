@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from planaria_coordinator.domain.directive import LayerWritten
+from planaria_coordinator.domain.engines.directive import LayerWritten
 
 _FOLDER: Final = re.compile(r"step-([0-9]{8,})")
 

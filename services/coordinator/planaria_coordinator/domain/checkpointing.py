@@ -10,17 +10,17 @@ from dataclasses import replace
 from planaria_common.checkpoints import is_due
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.checkpoint import Checkpoint, version_of
-from planaria_coordinator.domain.directive import (
+from planaria_coordinator.domain.engines.directive import (
     DiscardCheckpoint,
     LayerWritten,
     SealCheckpoint,
     WriteCheckpoint,
 )
-from planaria_coordinator.domain.engine import Engine, Pending
+from planaria_coordinator.domain.engines.engine import Engine, Pending
+from planaria_coordinator.domain.engines.outcome import CheckpointSealed, CheckpointTaken, Failure
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.signals import CheckpointReported
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.outcome import CheckpointSealed, CheckpointTaken, Failure
 from planaria_coordinator.domain.placing import seconds_for_layers
 from planaria_coordinator.domain.replicas import holdings_of_placement
 from planaria_coordinator.domain.transition_state import Phase

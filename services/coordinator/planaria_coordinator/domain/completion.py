@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from planaria_common.words import counted
 from planaria_coordinator.domain.accounting import recovery_record
-from planaria_coordinator.domain.engine import node_of
+from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.job.actions import RecordRecovery
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun

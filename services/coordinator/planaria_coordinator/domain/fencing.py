@@ -10,8 +10,9 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.activating import begin_activating
 from planaria_coordinator.domain.checkpointing import fill_gaps
 from planaria_coordinator.domain.completion import close_recovery
-from planaria_coordinator.domain.directive import Commit, CommitRecord, Quiesce, QuiesceMode
-from planaria_coordinator.domain.engine import Pending
+from planaria_coordinator.domain.engines.directive import Commit, CommitRecord, Quiesce, QuiesceMode
+from planaria_coordinator.domain.engines.engine import Pending
+from planaria_coordinator.domain.engines.outcome import Committed, FenceReport
 from planaria_coordinator.domain.finish_step import (
     KeptPipeline,
     finishing_placement,
@@ -23,7 +24,6 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.resume_advice import resume_advice
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.outcome import Committed, FenceReport
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.placing import (
     choose_plan,

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.engines.engine import Engine
+from planaria_coordinator.domain.engines.outcome import FenceReport
 from planaria_coordinator.domain.job.requirements import Requirements
-from planaria_coordinator.domain.outcome import FenceReport
 from planaria_coordinator.domain.placement import Placement, peak_of
 from planaria_coordinator.domain.plan import Pipeline, Plan
 from planaria_coordinator.domain.replicas import Holdings

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from planaria_coordinator.domain.activating import note_activated, send_places
 from planaria_coordinator.domain.completion import complete
-from planaria_coordinator.domain.directive import Quiesce, QuiesceMode, Switch
-from planaria_coordinator.domain.engine import Pending
+from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode, Switch
+from planaria_coordinator.domain.engines.engine import Pending
+from planaria_coordinator.domain.engines.outcome import Activated, Failure, FenceReport, Staged
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
-from planaria_coordinator.domain.outcome import Activated, Failure, FenceReport, Staged
 from planaria_coordinator.domain.placement import Placement
 from planaria_coordinator.domain.placing import adopt_plan, seconds_for_layers, tell_of_copies
 from planaria_coordinator.domain.planning import PlanAnswer

@@ -7,8 +7,17 @@ from datetime import datetime, timedelta
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain import checkpointing
 from planaria_coordinator.domain.completion import complete_recovery
-from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.engine import Pending, node_of
+from planaria_coordinator.domain.engines.directive import QuiesceMode
+from planaria_coordinator.domain.engines.engine import Pending, node_of
+from planaria_coordinator.domain.engines.outcome import Failure
+from planaria_coordinator.domain.engines.preparing import (
+    await_nodes,
+    cancel_join,
+    check_prepared,
+    note_failure,
+    prepare_failed,
+    refuse_node,
+)
 from planaria_coordinator.domain.handover import staging_overdue
 from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job_run import Disturbance
@@ -27,15 +36,6 @@ from planaria_coordinator.domain.opening import (
     open_again,
     open_ahead,
     open_transition,
-)
-from planaria_coordinator.domain.outcome import Failure
-from planaria_coordinator.domain.preparing import (
-    await_nodes,
-    cancel_join,
-    check_prepared,
-    note_failure,
-    prepare_failed,
-    refuse_node,
 )
 from planaria_coordinator.domain.transition_state import Cause, Phase, Story
 

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from datetime import datetime
 
-from planaria_coordinator.domain.directive import QuiesceMode
+from planaria_coordinator.domain.engines.directive import QuiesceMode
+from planaria_coordinator.domain.engines.preparing import begin_preparing
 from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
@@ -11,7 +12,6 @@ from planaria_coordinator.domain.job.time_account import Activity, Ledger
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placing import make_query, nodes_to_plan_on
 from planaria_coordinator.domain.planning import PlanQuery
-from planaria_coordinator.domain.preparing import begin_preparing
 from planaria_coordinator.domain.replicas import holdings_of_placement
 from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.plan import Plan
 
 Places = tuple[tuple[str, ...], ...]

@@ -8,8 +8,9 @@ from datetime import datetime
 from planaria_common.errors import ErrorReason
 from planaria_common.words import counted
 from planaria_coordinator.domain.activating import begin_activating
-from planaria_coordinator.domain.directive import Copy
-from planaria_coordinator.domain.engine import Pending
+from planaria_coordinator.domain.engines.directive import Copy
+from planaria_coordinator.domain.engines.engine import Pending
+from planaria_coordinator.domain.engines.outcome import Copied
 from planaria_coordinator.domain.job.ending import fail, stand_still
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
@@ -18,7 +19,6 @@ from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import tell_waiting, too_few_nodes
-from planaria_coordinator.domain.outcome import Copied
 from planaria_coordinator.domain.placement import Placement, peak_of
 from planaria_coordinator.domain.plan import Plan, plan_problem
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from planaria_coordinator.domain.directive import CommitRecord, LayerSource
-from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.engines.directive import CommitRecord, LayerSource
+from planaria_coordinator.domain.engines.engine import Engine
+from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer
 from planaria_coordinator.domain.job.requirements import Requirements
-from planaria_coordinator.domain.outcome import FenceReport, HeldLayer
 from planaria_coordinator.domain.placement import Placement, Places
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.planning import Holding, LayerCopy

@@ -28,8 +28,24 @@ from planaria_coordinator.domain import checkpointing, losses
 from planaria_coordinator.domain.activating import activated, activation_failed
 from planaria_coordinator.domain.ahead import go_on_beside_training, plan_refused_ahead
 from planaria_coordinator.domain.completion import complete
-from planaria_coordinator.domain.directive import QuiesceMode
-from planaria_coordinator.domain.engine import Pending
+from planaria_coordinator.domain.engines.directive import QuiesceMode
+from planaria_coordinator.domain.engines.engine import Pending
+from planaria_coordinator.domain.engines.outcome import (
+    Activated,
+    CheckpointDiscarded,
+    CheckpointSealed,
+    CheckpointTaken,
+    Committed,
+    Copied,
+    Digested,
+    DirectiveResult,
+    Exported,
+    Failure,
+    FenceReport,
+    Prepared,
+    Staged,
+)
+from planaria_coordinator.domain.engines.preparing import prepare_failed, prepared
 from planaria_coordinator.domain.fencing import committed, fence_reported
 from planaria_coordinator.domain.handover import (
     left,
@@ -76,23 +92,7 @@ from planaria_coordinator.domain.job.signals import (
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import still_waits
 from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
-from planaria_coordinator.domain.outcome import (
-    Activated,
-    CheckpointDiscarded,
-    CheckpointSealed,
-    CheckpointTaken,
-    Committed,
-    Copied,
-    Digested,
-    DirectiveResult,
-    Exported,
-    Failure,
-    FenceReport,
-    Prepared,
-    Staged,
-)
 from planaria_coordinator.domain.placing import copied, copy_failed, plan_arrived, plan_refused
-from planaria_coordinator.domain.preparing import prepare_failed, prepared
 from planaria_coordinator.domain.regrowing import begin_regrowing
 from planaria_coordinator.domain.transition_state import Phase
 

@@ -20,8 +20,8 @@ from planaria_coordinator.adapters.database.records import (
 from planaria_coordinator.adapters.database.schema import COUNTERS, EVENTS, NODES, REQUEST_IDS
 from planaria_coordinator.adapters.database.transaction import Transaction
 from planaria_coordinator.application.ports import RequestRecord
+from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.domain.job.event import Event, EventDraft
-from planaria_coordinator.domain.node import Node
 
 
 class SqlNodes:

@@ -32,10 +32,10 @@ from planaria_coordinator.adapters.database.schema import (
 )
 from planaria_coordinator.adapters.database.transaction import Transaction
 from planaria_coordinator.application.ports import GenerationRecord, Page, TransitionRecord
-from planaria_coordinator.domain.directive import Directive
+from planaria_coordinator.domain.engines.directive import Directive
+from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.recovery import Recovery
 
 _TERMINAL: Final = [state for state in JobState if state.is_terminal]

@@ -17,11 +17,11 @@ from sqlalchemy import (
 )
 
 from planaria_coordinator.adapters.database.columns import Document, Position, UtcTime
-from planaria_coordinator.domain.directive import Command
+from planaria_coordinator.domain.engines.directive import Command
+from planaria_coordinator.domain.engines.node import NodeState
+from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.job import JobError, JobState
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.node import NodeState
-from planaria_coordinator.domain.outcome import Outcome
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.recovery import RecoveryPhase
 

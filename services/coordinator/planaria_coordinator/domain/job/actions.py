@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from planaria_coordinator.domain.directive import Directive
+from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.plan import Plan
 from planaria_coordinator.domain.planning import PlanQuery

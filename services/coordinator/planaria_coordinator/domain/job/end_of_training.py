@@ -4,13 +4,13 @@ import hashlib
 from collections.abc import Mapping
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import DigestLayers, Export, LayerSource
-from planaria_coordinator.domain.engine import Pending
+from planaria_coordinator.domain.engines.directive import DigestLayers, Export, LayerSource
+from planaria_coordinator.domain.engines.engine import Pending
+from planaria_coordinator.domain.engines.outcome import Digested, Exported, Failure
 from planaria_coordinator.domain.job.ending import end, fail
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.outcome import Digested, Exported, Failure
 from planaria_coordinator.domain.placing import seconds_for_layers
 from planaria_coordinator.domain.replicas import MAX_SOURCES
 from planaria_coordinator.domain.transition_state import Phase

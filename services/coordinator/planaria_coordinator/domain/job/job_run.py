@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from planaria_coordinator.domain.checkpoint import Checkpoint
-from planaria_coordinator.domain.directive import Base, CommitRecord, QuiesceMode
-from planaria_coordinator.domain.engine import Engine, Pending
+from planaria_coordinator.domain.engines.directive import Base, CommitRecord, QuiesceMode
+from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.job.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.time_account import Ledger

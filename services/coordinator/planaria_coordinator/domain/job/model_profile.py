@@ -8,9 +8,9 @@ from planaria.job import ImportedSpec, JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.model_config import ModelConfig
 from planaria_common.model_sizes import layer_sizes
-from planaria_coordinator.domain.engine import Engine
+from planaria_coordinator.domain.engines.engine import Engine
+from planaria_coordinator.domain.engines.outcome import MeasuredLayer
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
-from planaria_coordinator.domain.outcome import MeasuredLayer
 from planaria_coordinator.domain.planning import (
     HardwareProfile,
     LayerProfile,

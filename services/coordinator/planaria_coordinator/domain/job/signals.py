@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import CommitRecord, LayerWritten
+from planaria_coordinator.domain.engines.directive import CommitRecord, LayerWritten
+from planaria_coordinator.domain.engines.outcome import CheckpointTaken, DirectiveResult, Failure
 from planaria_coordinator.domain.job.requirements import NodeFacts
-from planaria_coordinator.domain.outcome import CheckpointTaken, DirectiveResult, Failure
 from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
 
 

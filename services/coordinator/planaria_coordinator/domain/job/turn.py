@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from planaria_coordinator.domain.directive import Command, Directive, Prepare, Stop
-from planaria_coordinator.domain.engine import Engine, Pending, make_engine_id
+from planaria_coordinator.domain.engines.directive import Command, Directive, Prepare, Stop
+from planaria_coordinator.domain.engines.engine import Engine, Pending, make_engine_id
 from planaria_coordinator.domain.job.actions import (
     Action,
     AskPlanner,

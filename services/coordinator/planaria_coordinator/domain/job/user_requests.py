@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from planaria_coordinator.domain.directive import QuiesceMode
+from planaria_coordinator.domain.engines.directive import QuiesceMode
+from planaria_coordinator.domain.engines.preparing import await_nodes, check_prepared
 from planaria_coordinator.domain.job.ending import end, pause_waiting
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import NodesGranted
@@ -10,7 +11,6 @@ from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.opening import new_story, open_ahead, open_transition
 from planaria_coordinator.domain.placing import nodes_to_plan_on
-from planaria_coordinator.domain.preparing import await_nodes, check_prepared
 from planaria_coordinator.domain.transition_state import Cause, Phase
 
 

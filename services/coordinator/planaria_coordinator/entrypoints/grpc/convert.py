@@ -9,9 +9,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from planaria.api.common.v1 import errors_pb2
 from planaria.api.coordinator.v1 import resources_pb2
+from planaria_coordinator.domain.engines.node import EngineSnapshot, Node
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job, JobError, LogLine, StepMetrics
-from planaria_coordinator.domain.node import EngineSnapshot, Node
 from planaria_coordinator.domain.recovery import Recovery
 
 

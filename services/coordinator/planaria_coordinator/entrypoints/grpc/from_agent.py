@@ -17,9 +17,9 @@ from planaria_coordinator.application.agents import (
     PeerLost,
     StepReport,
 )
-from planaria_coordinator.domain import outcome as words
-from planaria_coordinator.domain.directive import Base, CommitRecord, LayerWritten
-from planaria_coordinator.domain.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.engines import outcome as words
+from planaria_coordinator.domain.engines.directive import Base, CommitRecord, LayerWritten
+from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
 
 
 def time_of(message: Timestamp) -> datetime:

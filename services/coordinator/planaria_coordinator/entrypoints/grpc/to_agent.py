@@ -7,7 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from planaria.api.worker.v1 import directive_pb2, report_pb2, worker_service_pb2
 from planaria_coordinator.application.agents import Welcome
-from planaria_coordinator.domain import directive as words
+from planaria_coordinator.domain.engines import directive as words
 
 
 def duration(seconds: float) -> Duration:

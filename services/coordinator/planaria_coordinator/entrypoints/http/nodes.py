@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from planaria_coordinator.application.ports import Page
-from planaria_coordinator.domain.node import Node
+from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.entrypoints.http import models
 from planaria_coordinator.entrypoints.http.dependencies import ClusterDep, PageSize, PageToken
 

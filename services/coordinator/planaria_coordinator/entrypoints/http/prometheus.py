@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from planaria_common.version import package_version
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.statistics import Statistics, Totals
+from planaria_coordinator.domain.engines.node import Node, NodeState
 from planaria_coordinator.domain.job.job import Job, JobState
-from planaria_coordinator.domain.node import Node, NodeState
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "planaria_coordinator"

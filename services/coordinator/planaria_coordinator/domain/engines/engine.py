@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planaria_coordinator.domain.directive import Base
-from planaria_coordinator.domain.outcome import MeasuredLayer
+from planaria_coordinator.domain.engines.directive import Base
+from planaria_coordinator.domain.engines.outcome import MeasuredLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Literal
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.directive import Base, CommitRecord
-from planaria_coordinator.domain.node import EngineSnapshot
+from planaria_coordinator.domain.engines.directive import Base, CommitRecord
+from planaria_coordinator.domain.engines.node import EngineSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

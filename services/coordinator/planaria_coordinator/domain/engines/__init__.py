@@ -1,0 +1,1 @@
+"""Nodes and engines: directives, their outcomes, liveness, preparing engines."""
