@@ -1,8 +1,8 @@
 """Plans and model profiles as protobuf messages: for planners and for custom schedulers."""
 
 from planaria.api.common.v1 import plan_pb2, profile_pb2
-from planaria_coordinator.domain.plan import Pipeline, Plan, Stage
-from planaria_coordinator.domain.planning import LayerProfile, ModelProfile
+from planaria_coordinator.domain.placement.plan import Pipeline, Plan, Stage
+from planaria_coordinator.domain.placement.planner_query import LayerProfile, ModelProfile
 
 
 def profile_message(profile: ModelProfile) -> profile_pb2.ModelProfile:

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.domain.plan import Pipeline, Plan, Stage
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.plan import Pipeline, Plan, Stage
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 
 
 class FakePlanner:

@@ -16,10 +16,10 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.time_account import Activity, Ledger
-from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.plan import Pipeline, Plan, Stage
-from planaria_coordinator.domain.planning import LayerProfile
-from planaria_coordinator.domain.replicas import assign_places
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.plan import Pipeline, Plan, Stage
+from planaria_coordinator.domain.placement.planner_query import LayerProfile
+from planaria_coordinator.domain.placement.replicas import assign_places
 from unit.coordinator.protocol_state import (
     NOON,
     NUM_LAYERS,

@@ -33,7 +33,7 @@ from planaria_coordinator.domain.job.signals import (
     ResultArrived,
     Signal,
 )
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.transition import Decision, decide
 from planaria_coordinator.domain.transition_state import Phase
 from unit.coordinator.protocol_cluster import (

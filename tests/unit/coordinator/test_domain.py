@@ -17,10 +17,10 @@ from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer, 
 from planaria_coordinator.domain.job.model_profile import measured_layers, model_profile
 from planaria_coordinator.domain.job.requirements import NodeFacts
 from planaria_coordinator.domain.job.time_account import Activity, Ledger
-from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.plan import plan_problem
-from planaria_coordinator.domain.planning import LayerCopy
-from planaria_coordinator.domain.replicas import (
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.plan import plan_problem
+from planaria_coordinator.domain.placement.planner_query import LayerCopy
+from planaria_coordinator.domain.placement.replicas import (
     MAX_SOURCES,
     assign_places,
     choose_sources,

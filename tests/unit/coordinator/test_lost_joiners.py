@@ -15,7 +15,7 @@ from planaria_coordinator.domain.job.signals import (
     ResultArrived,
     Signal,
 )
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.transition import decide
 from unit.coordinator.protocol_cluster import (
     UNEVEN,

@@ -7,7 +7,7 @@ import pytest
 from planaria_coordinator.domain.engines.outcome import MeasuredLayer
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.utilization import counted_flops, model_flops_utilization
-from planaria_coordinator.domain.placement import peak_of
+from planaria_coordinator.domain.placement.placement import peak_of
 from unit.coordinator.protocol_cluster import first_run
 from unit.coordinator.protocol_state import NUM_LAYERS, NUM_MICROBATCHES
 from unit.coordinator.simulation import running_world

@@ -23,8 +23,8 @@ from planaria_coordinator.domain.finish_step import (
     spread,
 )
 from planaria_coordinator.domain.job.requirements import Requirements
-from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.replicas import assign_places
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.replicas import assign_places
 from unit.coordinator.fake_planner import make_plan
 from unit.coordinator.job_documents import job_document
 

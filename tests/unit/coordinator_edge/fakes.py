@@ -15,7 +15,7 @@ from planaria_coordinator.application.statistics import RecoveryTotals, Totals
 from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState, Node, NodeState
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
-from planaria_coordinator.domain.plan import Pipeline, Plan, Stage
+from planaria_coordinator.domain.placement.plan import Pipeline, Plan, Stage
 from planaria_coordinator.domain.recovery import Recovery, RecoveryPhase
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -23,7 +23,7 @@ from planaria_common.errors import (
 from planaria_common.grpcserver import GrpcServer
 from planaria_common.netutil import free_port
 from planaria_coordinator.adapters.planner_client import PlannerClient
-from planaria_coordinator.domain.planning import (
+from planaria_coordinator.domain.placement.planner_query import (
     Holding,
     LayerCopy,
     PlanNode,

@@ -18,7 +18,7 @@ from planaria_common.errors import InvalidArgumentError
 from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcserver import GrpcServer
 from planaria_coordinator.application.ports import NodesQuestion, PlanQuestion
-from planaria_coordinator.domain.planning import (
+from planaria_coordinator.domain.placement.planner_query import (
     HardwareProfile,
     LayerProfile,
     ModelProfile,

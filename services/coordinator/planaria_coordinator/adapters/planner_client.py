@@ -10,7 +10,7 @@ from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceStub
 from planaria_common.errors import ErrorReason, PlanariaError, UnavailableError
 from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcwire import is_healthy
-from planaria_coordinator.domain.planning import (
+from planaria_coordinator.domain.placement.planner_query import (
     Candidate,
     LayerCopy,
     PlanAnswer,

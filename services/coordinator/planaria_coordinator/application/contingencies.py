@@ -10,7 +10,12 @@ from dataclasses import replace
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.ports import Planner
-from planaria_coordinator.domain.planning import LayerProfile, PlanAnswer, PlanQuery, Problem
+from planaria_coordinator.domain.placement.planner_query import (
+    LayerProfile,
+    PlanAnswer,
+    PlanQuery,
+    Problem,
+)
 
 _HORIZON_FACTOR = 2.0
 """How far the expected time to the next change may be from what the plans were made for."""

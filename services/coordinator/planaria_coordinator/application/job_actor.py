@@ -39,7 +39,7 @@ from planaria_coordinator.domain.job.job import Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun, Moment
 from planaria_coordinator.domain.job.signals import Signal, StillWaits
 from planaria_coordinator.domain.opening import question_ahead
-from planaria_coordinator.domain.planning import PlanQuery
+from planaria_coordinator.domain.placement.planner_query import PlanQuery
 from planaria_coordinator.domain.transition import Decision, decide, give_up
 
 MAX_BATCH = 256

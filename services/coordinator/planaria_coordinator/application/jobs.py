@@ -21,8 +21,8 @@ from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.resume_advice import resume_problem
 from planaria_coordinator.domain.job.signals import CancelWanted, PauseWanted, ResumeWanted, Signal
 from planaria_coordinator.domain.job.time_account import Activity, Ledger
-from planaria_coordinator.domain.plan import Plan
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.plan import Plan
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery import Recovery
 
 

@@ -11,8 +11,8 @@ from planaria_coordinator.application.ports import Planner, PlanQuestion, Schedu
 from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.signals import PlanArrived, PlanRefused
-from planaria_coordinator.domain.plan import plan_problem
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.plan import plan_problem
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 
 log = get_logger("planning")
 

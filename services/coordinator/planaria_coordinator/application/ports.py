@@ -17,8 +17,8 @@ from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event, EventDraft
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.plan import Plan
-from planaria_coordinator.domain.planning import ModelProfile, PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.plan import Plan
+from planaria_coordinator.domain.placement.planner_query import ModelProfile, PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery import Recovery
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.engines.outcome import Activated, Failure, FenceReport
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement import Placement
+from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.transition_state import Phase
 
 

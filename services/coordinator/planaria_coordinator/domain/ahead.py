@@ -13,8 +13,8 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.opening import carried_story, open_again, open_transition
-from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.placing import nodes_to_plan_on, wants_less
+from planaria_coordinator.domain.placement.choose_plan import nodes_to_plan_on, wants_less
+from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.transition_state import Cause, Phase
 
 

@@ -10,8 +10,8 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.placing import pipelines_in_words
+from planaria_coordinator.domain.placement.choose_plan import pipelines_in_words
+from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.transition_state import Cause, Story, Transition
 

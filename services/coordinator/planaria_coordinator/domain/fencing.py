@@ -24,14 +24,14 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.resume_advice import resume_advice
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.placing import (
+from planaria_coordinator.domain.placement.choose_plan import (
     choose_plan,
     nodes_to_plan_on,
     pipelines_in_words,
     plan_query,
 )
-from planaria_coordinator.domain.replicas import (
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.replicas import (
     has_switched,
     holdings_of_placement,
     layers_of_version,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport
 from planaria_coordinator.domain.job.requirements import Requirements
-from planaria_coordinator.domain.placement import Placement, peak_of
-from planaria_coordinator.domain.plan import Pipeline, Plan
-from planaria_coordinator.domain.replicas import Holdings
+from planaria_coordinator.domain.placement.placement import Placement, peak_of
+from planaria_coordinator.domain.placement.plan import Pipeline, Plan
+from planaria_coordinator.domain.placement.replicas import Holdings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

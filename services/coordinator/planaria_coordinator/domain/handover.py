@@ -14,10 +14,14 @@ from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Activated, Failure, FenceReport, Staged
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
-from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.placing import adopt_plan, seconds_for_layers, tell_of_copies
-from planaria_coordinator.domain.planning import PlanAnswer
-from planaria_coordinator.domain.replicas import (
+from planaria_coordinator.domain.placement.choose_plan import (
+    adopt_plan,
+    seconds_for_layers,
+    tell_of_copies,
+)
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer
+from planaria_coordinator.domain.placement.replicas import (
     choose_sources,
     holdings_of_placement,
     missing_layers,

@@ -10,9 +10,9 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.time_account import Activity, Ledger
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placing import make_query, nodes_to_plan_on
-from planaria_coordinator.domain.planning import PlanQuery
-from planaria_coordinator.domain.replicas import holdings_of_placement
+from planaria_coordinator.domain.placement.choose_plan import make_query, nodes_to_plan_on
+from planaria_coordinator.domain.placement.planner_query import PlanQuery
+from planaria_coordinator.domain.placement.replicas import holdings_of_placement
 from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
 
 _LEAST_HORIZON_SECONDS = 60.0

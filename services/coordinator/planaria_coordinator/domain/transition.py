@@ -92,7 +92,12 @@ from planaria_coordinator.domain.job.signals import (
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import still_waits
 from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
-from planaria_coordinator.domain.placing import copied, copy_failed, plan_arrived, plan_refused
+from planaria_coordinator.domain.placement.choose_plan import (
+    copied,
+    copy_failed,
+    plan_arrived,
+    plan_refused,
+)
 from planaria_coordinator.domain.regrowing import begin_regrowing
 from planaria_coordinator.domain.transition_state import Phase
 

@@ -7,8 +7,8 @@ from enum import StrEnum
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.outcome import Activated, Copied, FenceReport, Staged
 from planaria_coordinator.domain.job.time_account import Ledger
-from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery import RecoveryPhase
 
 

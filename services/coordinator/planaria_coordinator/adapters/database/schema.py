@@ -22,7 +22,7 @@ from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.job import JobError, JobState
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.plan import Plan
+from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.recovery import RecoveryPhase
 
 METADATA = MetaData(

@@ -5,8 +5,8 @@ from datetime import datetime
 
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.job.event import EventDraft
-from planaria_coordinator.domain.plan import Plan
-from planaria_coordinator.domain.planning import PlanQuery
+from planaria_coordinator.domain.placement.plan import Plan
+from planaria_coordinator.domain.placement.planner_query import PlanQuery
 from planaria_coordinator.domain.recovery import Recovery
 
 

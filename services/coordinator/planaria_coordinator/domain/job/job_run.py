@@ -15,7 +15,7 @@ from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.job.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.time_account import Ledger
-from planaria_coordinator.domain.placement import Placement
+from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery import Recovery
 from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
 

@@ -11,7 +11,7 @@ from planaria_common.model_sizes import layer_sizes
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import MeasuredLayer
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
-from planaria_coordinator.domain.planning import (
+from planaria_coordinator.domain.placement.planner_query import (
     HardwareProfile,
     LayerProfile,
     ModelProfile,

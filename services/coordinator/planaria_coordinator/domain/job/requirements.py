@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from planaria_coordinator.domain.plan import Stage
-from planaria_coordinator.domain.planning import LayerProfile
+from planaria_coordinator.domain.placement.plan import Stage
+from planaria_coordinator.domain.placement.planner_query import LayerProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

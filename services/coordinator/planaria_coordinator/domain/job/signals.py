@@ -7,7 +7,7 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import CommitRecord, LayerWritten
 from planaria_coordinator.domain.engines.outcome import CheckpointTaken, DirectiveResult, Failure
 from planaria_coordinator.domain.job.requirements import NodeFacts
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

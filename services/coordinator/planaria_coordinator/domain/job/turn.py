@@ -24,8 +24,8 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.utilization import counted_flops
-from planaria_coordinator.domain.placement import Placement
-from planaria_coordinator.domain.planning import PlanQuery
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.planner_query import PlanQuery
 from planaria_coordinator.domain.transition_state import Phase, Transition
 
 _SURVIVES_A_FENCE = (

@@ -15,7 +15,7 @@ from planaria_coordinator.application.ports import (
     PlanDecision,
     PlanQuestion,
 )
-from planaria_coordinator.domain.plan import Plan, plan_problem
+from planaria_coordinator.domain.placement.plan import Plan, plan_problem
 from planaria_coordinator.entrypoints.grpc.convert import job_message, node_message
 from planaria_coordinator.entrypoints.grpc.scheduler_sessions import (
     NoAnswerError,

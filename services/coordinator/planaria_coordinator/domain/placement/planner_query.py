@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planaria_coordinator.domain.plan import Plan
+from planaria_coordinator.domain.placement.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from planaria_coordinator.domain.engines.directive import CommitRecord, LayerSou
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer
 from planaria_coordinator.domain.job.requirements import Requirements
-from planaria_coordinator.domain.placement import Placement, Places
-from planaria_coordinator.domain.plan import Plan
-from planaria_coordinator.domain.planning import Holding, LayerCopy
+from planaria_coordinator.domain.placement.placement import Placement, Places
+from planaria_coordinator.domain.placement.plan import Plan
+from planaria_coordinator.domain.placement.planner_query import Holding, LayerCopy
 
 MAX_SOURCES = 4
 """So many addresses are named for a layer: one to fetch from, the others in case it dies."""

@@ -19,10 +19,10 @@ from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import tell_waiting, too_few_nodes
-from planaria_coordinator.domain.placement import Placement, peak_of
-from planaria_coordinator.domain.plan import Plan, plan_problem
-from planaria_coordinator.domain.planning import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.replicas import (
+from planaria_coordinator.domain.placement.placement import Placement, peak_of
+from planaria_coordinator.domain.placement.plan import Plan, plan_problem
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.replicas import (
     Holdings,
     assign_places,
     choose_sources,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from planaria_coordinator.domain.engines.engine import Engine
-from planaria_coordinator.domain.plan import Plan
+from planaria_coordinator.domain.placement.plan import Plan
 
 Places = tuple[tuple[str, ...], ...]
 """The engine of each stage of each pipeline."""

@@ -1,0 +1,1 @@
+"""Which engine runs which layers: plans, planner queries, replicas, copies."""
