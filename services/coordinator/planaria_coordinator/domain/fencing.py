@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.activating import begin_activating
-from planaria_coordinator.domain.checkpointing import fill_gaps
+from planaria_coordinator.domain.checkpoint.protocol import fill_gaps
 from planaria_coordinator.domain.completion import close_recovery
 from planaria_coordinator.domain.engines.directive import Commit, CommitRecord, Quiesce, QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending

@@ -24,9 +24,10 @@ application carries out, persisting first and telling others second.
 from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain import checkpointing, losses
+from planaria_coordinator.domain import losses
 from planaria_coordinator.domain.activating import activated, activation_failed
 from planaria_coordinator.domain.ahead import go_on_beside_training, plan_refused_ahead
+from planaria_coordinator.domain.checkpoint.checkpoint import protocol as checkpointing
 from planaria_coordinator.domain.completion import complete
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from planaria_coordinator.domain.checkpoint import Checkpoint
+from planaria_coordinator.domain.checkpoint.checkpoint import Checkpoint
 from planaria_coordinator.domain.engines.directive import Base, CommitRecord, QuiesceMode
 from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.job.job import Evaluation, JobError, JobState

@@ -2,7 +2,7 @@
 
 from pathlib import PurePosixPath
 
-from planaria_coordinator.domain.checkpoint import first_due, version_of
+from planaria_coordinator.domain.checkpoint.checkpoint import first_due, version_of
 from planaria_coordinator.domain.job.job_run import JobRun
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from planaria_common.checkpoints import is_due
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.checkpoint import Checkpoint, version_of
+from planaria_coordinator.domain.checkpoint.checkpoint import Checkpoint, version_of
 from planaria_coordinator.domain.engines.directive import (
     DiscardCheckpoint,
     LayerWritten,
