@@ -1,6 +1,6 @@
 """A join that is held while places are made ready, or while all change over."""
 
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.sim_agent import SimAgent
 from unit.coordinator.simulation import World
 

@@ -34,8 +34,8 @@ from planaria_coordinator.domain.job.signals import (
     Signal,
 )
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.transition import Decision, decide
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.decide import Decision, decide
+from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.protocol_cluster import (
     EVEN,
     Cluster,

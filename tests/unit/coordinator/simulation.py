@@ -27,7 +27,7 @@ from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery import Recovery
 from unit.coordinator.fake_database import FakeDatabase
 from unit.coordinator.fake_planner import FakePlanner
 from unit.coordinator.job_documents import job_document

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from planaria_coordinator.domain.accounting import recovery_record
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.outcome import Activated, Staged
-from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
+from planaria_coordinator.domain.recovery.recovery_costs import recovery_record
+from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story, Transition
 from unit.coordinator.protocol_cluster import first_run
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

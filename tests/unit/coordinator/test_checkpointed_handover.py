@@ -7,7 +7,7 @@ import pytest
 from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.engines.outcome import CheckpointTaken
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.checkpoint_world import (
     LATE,
     announce,

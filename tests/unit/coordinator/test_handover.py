@@ -3,7 +3,7 @@
 import pytest
 
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.handover_world import hold, phase_of, release, staging_join, switching_join
 from unit.coordinator.sim_engine import SimEngine
 from unit.coordinator.simulation import World, running_world

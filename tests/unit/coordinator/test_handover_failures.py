@@ -5,7 +5,7 @@ import pytest
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.handover_world import hold, phase_of, release, staging_join, switching_join
 from unit.coordinator.simulation import running_world
 

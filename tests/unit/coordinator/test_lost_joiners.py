@@ -16,7 +16,7 @@ from planaria_coordinator.domain.job.signals import (
     Signal,
 )
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.transition import decide
+from planaria_coordinator.domain.recovery.decide import decide
 from unit.coordinator.protocol_cluster import (
     UNEVEN,
     facts_of,

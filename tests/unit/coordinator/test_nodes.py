@@ -9,7 +9,7 @@ from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.utilization import counted_flops
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.sim_agent import NUM_LAYERS, SimAgent
 from unit.coordinator.simulation import World, running_world
 

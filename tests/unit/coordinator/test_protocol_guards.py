@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from planaria_coordinator.domain import fencing, finish_step, handover, losses
 from planaria_coordinator.domain.engines import preparing
 from planaria_coordinator.domain.engines.outcome import FenceReport
 from planaria_coordinator.domain.job.job import user_requests as wishes
 from planaria_coordinator.domain.job.signals import NodesGranted
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.placement import Placement, replicas
-from planaria_coordinator.domain.transition_state import Phase, Transition
+from planaria_coordinator.domain.recovery.recovery import fencing, finish_step, handover, losses
+from planaria_coordinator.domain.recovery.transition import Phase, Transition
 from unit.coordinator.protocol_cluster import (
     DISPLACING,
     DRAINING,

@@ -9,7 +9,7 @@ which nothing can happen any more. Without its guards it finds them: test_protoc
 import pytest
 
 from planaria_coordinator.domain.engines.directive import QuiesceMode
-from planaria_coordinator.domain.transition_state import Cause, Phase
+from planaria_coordinator.domain.recovery.transition import Cause, Phase
 from unit.coordinator.protocol_cluster import (
     DISPLACING,
     DRAINING,

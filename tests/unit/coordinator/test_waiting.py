@@ -9,7 +9,7 @@ import pytest
 from planaria_coordinator.application.policy import BuiltInPolicy
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
+from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story, Transition
 from unit.coordinator.job_documents import job_document
 from unit.coordinator.protocol_cluster import first_run
 from unit.coordinator.protocol_state import NOON

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from planaria.job import JobSpec
 from planaria_coordinator.application.submission import requirements_of
-from planaria_coordinator.domain.activating import idle_groups
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer, IdleGroup
-from planaria_coordinator.domain.finish_step import (
+from planaria_coordinator.domain.job.requirements import Requirements
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.replicas import assign_places
+from planaria_coordinator.domain.recovery.activation import idle_groups
+from planaria_coordinator.domain.recovery.finish_step import (
     Share,
     finishing_placement,
     kept_pipelines,
@@ -22,9 +25,6 @@ from planaria_coordinator.domain.finish_step import (
     same_pipelines,
     spread,
 )
-from planaria_coordinator.domain.job.requirements import Requirements
-from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.placement.replicas import assign_places
 from unit.coordinator.fake_planner import make_plan
 from unit.coordinator.job_documents import job_document
 

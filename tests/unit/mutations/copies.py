@@ -157,7 +157,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="who still copies for a checkpoint may take its place late",
-        path="services/coordinator/planaria_coordinator/domain/activating.py",
+        path="services/coordinator/planaria_coordinator/domain/recovery/activation.py",
         lines="return run.requirements.checkpoint_deadline_seconds if copies else 0.0",
         without="return 0.0",
         seen_by=(

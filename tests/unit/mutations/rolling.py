@@ -99,7 +99,7 @@ _GROUPS = (
     ),
     Mutation(
         guard="a group is kept only where all its members name it",
-        path="services/coordinator/planaria_coordinator/domain/activating.py",
+        path="services/coordinator/planaria_coordinator/domain/recovery/activation.py",
         lines=" if times == group.size",
         without="",
         seen_by=(

@@ -12,7 +12,7 @@ PIPELINE = "worker/planaria_worker/engine/step/pipeline_stage.py"
 ACCUMULATE = "worker/planaria_worker/engine/numerics/accumulate.py"
 DIRECTIVES = "worker/planaria_worker/engine/process/directives.py"
 FROM_AGENT = "services/coordinator/planaria_coordinator/entrypoints/grpc/from_agent.py"
-FINISH_STEP = "services/coordinator/planaria_coordinator/domain/finish_step.py"
+FINISH_STEP = "services/coordinator/planaria_coordinator/domain/recovery/finish_step.py"
 
 TEST_FENCE = "tests/unit/engine/test_fence.py"
 TEST_EXCHANGE = "tests/unit/engine/test_exchange.py"

@@ -33,7 +33,7 @@ from planaria_coordinator.domain.job.signals import (
     StepCommitted,
 )
 from planaria_coordinator.domain.job.utilization import model_flops_utilization
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.transition import Phase
 
 _MAX_TAIL_CHARACTERS = 300
 

@@ -23,7 +23,7 @@ from planaria_coordinator.domain.job.signals import CheckpointReported
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import seconds_for_layers
 from planaria_coordinator.domain.placement.replicas import holdings_of_placement
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.transition import Phase
 
 _WORTH_ANOTHER_ENGINE = (
     ErrorReason.STALE_GENERATION,

@@ -8,13 +8,13 @@ from planaria_common.words import counted
 from planaria_coordinator.domain.engines.directive import Base, QuiesceMode
 from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.engines.outcome import Failure, Prepared
-from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
 from planaria_coordinator.domain.job.ending import fail, pause_waiting, stand_still
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import reported_layers
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.fencing import begin_planning_ahead, begin_quiescing
+from planaria_coordinator.domain.recovery.transition import Phase
 
 _WORTH_ANOTHER_TRY = (ErrorReason.ENGINE_FAILED, ErrorReason.UNAVAILABLE, ErrorReason.INTERNAL)
 _NEEDED_TO_TALK = ("transport",)

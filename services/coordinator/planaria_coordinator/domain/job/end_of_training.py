@@ -13,7 +13,7 @@ from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import seconds_for_layers
 from planaria_coordinator.domain.placement.replicas import MAX_SOURCES
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.transition import Phase
 
 
 def final_digest(layer_digests: Mapping[int, str]) -> str:

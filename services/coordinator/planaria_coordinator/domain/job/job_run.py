@@ -16,8 +16,8 @@ from planaria_coordinator.domain.job.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.time_account import Ledger
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.recovery import Recovery
-from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
+from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story, Transition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

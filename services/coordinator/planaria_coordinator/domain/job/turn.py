@@ -26,7 +26,7 @@ from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.utilization import counted_flops
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
-from planaria_coordinator.domain.transition_state import Phase, Transition
+from planaria_coordinator.domain.recovery.transition import Phase, Transition
 
 _SURVIVES_A_FENCE = (
     "prepare",

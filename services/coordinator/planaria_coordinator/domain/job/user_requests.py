@@ -9,9 +9,9 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import NodesGranted
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.opening import new_story, open_ahead, open_transition
 from planaria_coordinator.domain.placement.choose_plan import nodes_to_plan_on
-from planaria_coordinator.domain.transition_state import Cause, Phase
+from planaria_coordinator.domain.recovery.opening import new_story, open_ahead, open_transition
+from planaria_coordinator.domain.recovery.transition import Cause, Phase
 
 
 def nodes_granted(turn: Turn, signal: NodesGranted) -> None:

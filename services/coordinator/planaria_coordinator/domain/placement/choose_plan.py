@@ -7,7 +7,6 @@ from datetime import datetime
 
 from planaria_common.errors import ErrorReason
 from planaria_common.words import counted
-from planaria_coordinator.domain.activating import begin_activating
 from planaria_coordinator.domain.engines.directive import Copy
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Copied
@@ -30,7 +29,8 @@ from planaria_coordinator.domain.placement.replicas import (
     layers_of_version,
     missing_layers,
 )
-from planaria_coordinator.domain.transition_state import Phase, Story
+from planaria_coordinator.domain.recovery.activation import begin_activating
+from planaria_coordinator.domain.recovery.transition import Phase, Story
 
 
 def nodes_to_plan_on(run: JobRun) -> tuple[str, ...]:

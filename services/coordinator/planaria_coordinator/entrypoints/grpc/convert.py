@@ -12,7 +12,7 @@ from planaria.api.coordinator.v1 import resources_pb2
 from planaria_coordinator.domain.engines.node import EngineSnapshot, Node
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job, JobError, LogLine, StepMetrics
-from planaria_coordinator.domain.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery import Recovery
 
 
 def timestamp(time: datetime | None) -> Timestamp | None:

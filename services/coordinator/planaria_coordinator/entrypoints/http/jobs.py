@@ -5,7 +5,7 @@ from fastapi.responses import JSONResponse
 
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
-from planaria_coordinator.domain.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery import Recovery
 from planaria_coordinator.entrypoints.http import models
 from planaria_coordinator.entrypoints.http.dependencies import JobsDep, PageSize, PageToken
 

@@ -7,13 +7,10 @@ they no longer than it takes to put it in force.
 
 from dataclasses import replace
 
-from planaria_coordinator.domain.activating import note_activated, send_places
-from planaria_coordinator.domain.completion import complete
 from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode, Switch
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Activated, Failure, FenceReport, Staged
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
 from planaria_coordinator.domain.placement.choose_plan import (
     adopt_plan,
     seconds_for_layers,
@@ -26,7 +23,10 @@ from planaria_coordinator.domain.placement.replicas import (
     holdings_of_placement,
     missing_layers,
 )
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.activation import note_activated, send_places
+from planaria_coordinator.domain.recovery.opening import carried_story, open_again, open_ahead
+from planaria_coordinator.domain.recovery.transition import Phase
+from planaria_coordinator.domain.recovery.transition_completion import complete
 
 # -- staging -----------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ told nothing before its answer.
 
 from dataclasses import replace
 
-from planaria_coordinator.domain.accounting import phases_of, stop_times
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.opening import carried_story, open_ahead
+from planaria_coordinator.domain.recovery.opening import carried_story, open_ahead
+from planaria_coordinator.domain.recovery.recovery_costs import phases_of, stop_times
 
 
 def begin_regrowing(turn: Turn) -> None:

@@ -24,11 +24,7 @@ application carries out, persisting first and telling others second.
 from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain import losses
-from planaria_coordinator.domain.activating import activated, activation_failed
-from planaria_coordinator.domain.ahead import go_on_beside_training, plan_refused_ahead
 from planaria_coordinator.domain.checkpoint.checkpoint import protocol as checkpointing
-from planaria_coordinator.domain.completion import complete
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import (
@@ -47,14 +43,6 @@ from planaria_coordinator.domain.engines.outcome import (
     Staged,
 )
 from planaria_coordinator.domain.engines.preparing import prepare_failed, prepared
-from planaria_coordinator.domain.fencing import committed, fence_reported
-from planaria_coordinator.domain.handover import (
-    left,
-    staged,
-    staging_failed,
-    switch_failed,
-    switched,
-)
 from planaria_coordinator.domain.job.actions import Action
 from planaria_coordinator.domain.job.end_of_training import (
     digested,
@@ -92,15 +80,30 @@ from planaria_coordinator.domain.job.signals import (
 )
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import still_waits
-from planaria_coordinator.domain.opening import carried_story, open_again, open_ahead
 from planaria_coordinator.domain.placement.choose_plan import (
     copied,
     copy_failed,
     plan_arrived,
     plan_refused,
 )
-from planaria_coordinator.domain.regrowing import begin_regrowing
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.activation import activated, activation_failed
+from planaria_coordinator.domain.recovery.fencing import committed, fence_reported
+from planaria_coordinator.domain.recovery.handover import (
+    left,
+    staged,
+    staging_failed,
+    switch_failed,
+    switched,
+)
+from planaria_coordinator.domain.recovery.online_change import (
+    go_on_beside_training,
+    plan_refused_ahead,
+)
+from planaria_coordinator.domain.recovery.opening import carried_story, open_again, open_ahead
+from planaria_coordinator.domain.recovery.recovery import losses
+from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
+from planaria_coordinator.domain.recovery.transition import Phase
+from planaria_coordinator.domain.recovery.transition_completion import complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from planaria_coordinator.domain.engines.outcome import Activated, Failure, Fenc
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.transition_state import Phase
+from planaria_coordinator.domain.recovery.transition import Phase
 
 
 def begin_activating(turn: Turn) -> None:

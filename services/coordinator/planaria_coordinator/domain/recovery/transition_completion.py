@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from planaria_common.words import counted
-from planaria_coordinator.domain.accounting import recovery_record
 from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.job.actions import RecordRecovery
 from planaria_coordinator.domain.job.job import JobState
@@ -12,8 +11,9 @@ from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import pipelines_in_words
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.recovery import Recovery
-from planaria_coordinator.domain.transition_state import Cause, Story, Transition
+from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_costs import recovery_record
+from planaria_coordinator.domain.recovery.transition import Cause, Story, Transition
 
 _RECOVERIES = (
     Cause.NODE_LOST,

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.checkpoint.checkpoint import protocol as checkpointing
-from planaria_coordinator.domain.completion import complete_recovery
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending, node_of
 from planaria_coordinator.domain.engines.outcome import Failure
@@ -18,7 +17,6 @@ from planaria_coordinator.domain.engines.preparing import (
     prepare_failed,
     refuse_node,
 )
-from planaria_coordinator.domain.handover import staging_overdue
 from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job_run import Disturbance
 from planaria_coordinator.domain.job.signals import (
@@ -29,7 +27,8 @@ from planaria_coordinator.domain.job.signals import (
 )
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.opening import (
+from planaria_coordinator.domain.recovery.handover import staging_overdue
+from planaria_coordinator.domain.recovery.opening import (
     carried_story,
     is_at_leisure,
     new_story,
@@ -37,7 +36,8 @@ from planaria_coordinator.domain.opening import (
     open_ahead,
     open_transition,
 )
-from planaria_coordinator.domain.transition_state import Cause, Phase, Story
+from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story
+from planaria_coordinator.domain.recovery.transition_completion import complete_recovery
 
 _MAX_MESSAGE_CHARACTERS = 300
 

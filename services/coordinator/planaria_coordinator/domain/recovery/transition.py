@@ -9,7 +9,7 @@ from planaria_coordinator.domain.engines.outcome import Activated, Copied, Fence
 from planaria_coordinator.domain.job.time_account import Ledger
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.recovery import RecoveryPhase
+from planaria_coordinator.domain.recovery.recovery import RecoveryPhase
 
 
 class Cause(StrEnum):

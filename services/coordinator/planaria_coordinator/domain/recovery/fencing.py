@@ -7,17 +7,10 @@ nobody go on computing all the while, and finish the step in flight.
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.activating import begin_activating
 from planaria_coordinator.domain.checkpoint.protocol import fill_gaps
-from planaria_coordinator.domain.completion import close_recovery
 from planaria_coordinator.domain.engines.directive import Commit, CommitRecord, Quiesce, QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Committed, FenceReport
-from planaria_coordinator.domain.finish_step import (
-    KeptPipeline,
-    finishing_placement,
-    kept_pipelines,
-)
 from planaria_coordinator.domain.job.end_of_training import begin_digesting
 from planaria_coordinator.domain.job.ending import fail, stand_still
 from planaria_coordinator.domain.job.job import JobState
@@ -41,7 +34,14 @@ from planaria_coordinator.domain.placement.replicas import (
     target_steps,
     witness_record,
 )
-from planaria_coordinator.domain.transition_state import Cause, Phase
+from planaria_coordinator.domain.recovery.activation import begin_activating
+from planaria_coordinator.domain.recovery.finish_step import (
+    KeptPipeline,
+    finishing_placement,
+    kept_pipelines,
+)
+from planaria_coordinator.domain.recovery.transition import Cause, Phase
+from planaria_coordinator.domain.recovery.transition_completion import close_recovery
 
 _IN_WORDS = {
     QuiesceMode.IMMEDIATE: "stand still at once",

@@ -12,8 +12,8 @@ from datetime import datetime
 
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.recovery import Recovery, RecoveryPhase
-from planaria_coordinator.domain.transition_state import Transition
+from planaria_coordinator.domain.recovery.recovery import Recovery, RecoveryPhase
+from planaria_coordinator.domain.recovery.transition import Transition
 
 
 def recovery_record(run: JobRun, transition: Transition, number: int) -> Recovery:

@@ -3,19 +3,22 @@
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.completion import tell_of_fault_tolerance, tell_of_recovery
 from planaria_coordinator.domain.engines.directive import QuiesceMode
-from planaria_coordinator.domain.fencing import ask_ahead, begin_quiescing
-from planaria_coordinator.domain.finish_step import same_pipelines
-from planaria_coordinator.domain.handover import begin_staging
 from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.opening import carried_story, open_again, open_transition
 from planaria_coordinator.domain.placement.choose_plan import nodes_to_plan_on, wants_less
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.transition_state import Cause, Phase
+from planaria_coordinator.domain.recovery.fencing import ask_ahead, begin_quiescing
+from planaria_coordinator.domain.recovery.finish_step import same_pipelines
+from planaria_coordinator.domain.recovery.handover import begin_staging
+from planaria_coordinator.domain.recovery.opening import carried_story, open_again, open_transition
+from planaria_coordinator.domain.recovery.transition import Cause, Phase
+from planaria_coordinator.domain.recovery.transition_completion import (
+    tell_of_fault_tolerance,
+    tell_of_recovery,
+)
 
 
 def go_on_beside_training(turn: Turn) -> None:

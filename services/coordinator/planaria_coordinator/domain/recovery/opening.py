@@ -5,7 +5,6 @@ from datetime import datetime
 
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.preparing import begin_preparing
-from planaria_coordinator.domain.fencing import begin_planning_ahead, begin_quiescing
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.time_account import Activity, Ledger
@@ -13,7 +12,8 @@ from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import make_query, nodes_to_plan_on
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
 from planaria_coordinator.domain.placement.replicas import holdings_of_placement
-from planaria_coordinator.domain.transition_state import Cause, Phase, Story, Transition
+from planaria_coordinator.domain.recovery.fencing import begin_planning_ahead, begin_quiescing
+from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story, Transition
 
 _LEAST_HORIZON_SECONDS = 60.0
 _FIRST_HORIZON_SECONDS = 3600.0
