@@ -3,7 +3,7 @@
 from typing import Any
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.application.agents import CheckpointReport
+from planaria_coordinator.application.agents.agent_messages import CheckpointReport
 from planaria_coordinator.domain.checkpoint.checkpoint import Checkpoint
 from planaria_coordinator.domain.engines.directive import LayerWritten
 from planaria_coordinator.domain.engines.outcome import CheckpointTaken, Failure

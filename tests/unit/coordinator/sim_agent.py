@@ -7,8 +7,12 @@ from typing import Protocol
 
 from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason, UnavailableError
-from planaria_coordinator.application.agent_session import AgentSession
-from planaria_coordinator.application.agents import EngineExited, Hello, ReportsStored
+from planaria_coordinator.application.agents.agent_messages import (
+    EngineExited,
+    Hello,
+    ReportsStored,
+)
+from planaria_coordinator.application.agents.agent_session import AgentSession
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.domain.engines.directive import Base, Directive, Prepare, Stop
 from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState

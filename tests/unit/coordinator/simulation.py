@@ -17,7 +17,7 @@ from typing import Any
 
 from planaria_common.clock import FakeClock
 from planaria_common.errors import UnavailableError
-from planaria_coordinator.application.agents import PeerLost, StepReport
+from planaria_coordinator.application.agents.agent_messages import PeerLost, StepReport
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.policy import BuiltInPolicy

@@ -5,7 +5,7 @@ from operator import methodcaller
 
 from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.application.agents import EngineFault
+from planaria_coordinator.application.agents.agent_messages import EngineFault
 from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.sim_engine import SimEngine

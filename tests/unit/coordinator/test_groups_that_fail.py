@@ -3,7 +3,7 @@
 import pytest
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.application.agents import EngineFault
+from planaria_coordinator.application.agents.agent_messages import EngineFault
 from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode
 from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState

@@ -3,7 +3,7 @@
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.agents import Hello
+from planaria_coordinator.application.agents.agent_messages import Hello
 from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.engines.outcome import Failure

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from planaria_coordinator.application.agent_session import AgentSession
+from planaria_coordinator.application.agents.agent_session import AgentSession
 from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.engines.outcome import DirectiveResult
 from planaria_coordinator.domain.job.job import JobState

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from planaria_common.errors import PlanariaError
-from planaria_coordinator.application.agents import CheckpointReport
+from planaria_coordinator.application.agents.agent_messages import CheckpointReport
 from planaria_coordinator.domain.engines.outcome import CheckpointTaken
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.simulation import World, running_world

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.agents import LogLines
+from planaria_coordinator.application.agents.agent_messages import LogLines
 from planaria_coordinator.application.policy import BuiltInPolicy
 from planaria_coordinator.application.ports import (
     NodesDecision,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from planaria_common.clock import Clock
 from planaria_common.errors import PlanariaError
 from planaria_common.logging import get_logger
+from planaria_coordinator.application.agents.node_updates import tell_of_nodes
+from planaria_coordinator.application.agents.sessions import Sessions
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
 from planaria_coordinator.application.jobs import Jobs
@@ -18,8 +20,6 @@ from planaria_coordinator.application.ports import (
 )
 from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE
 from planaria_coordinator.application.scheduling import Scheduler
-from planaria_coordinator.application.sessions import Sessions
-from planaria_coordinator.application.standing_of_nodes import tell_of_nodes
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.application.taking_up import run_to_take_up

@@ -8,9 +8,9 @@ from typing import Protocol
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
+from planaria_coordinator.application.agents.dispatcher import Dispatcher
 from planaria_coordinator.application.changes import Changes
 from planaria_coordinator.application.contingencies import Contingencies
-from planaria_coordinator.application.dispatcher import Dispatcher
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.planning import ask_for_plan, refused
 from planaria_coordinator.application.ports import (

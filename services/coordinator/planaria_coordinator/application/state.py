@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
+from planaria_coordinator.application.agents.dispatcher import Dispatcher
+from planaria_coordinator.application.agents.node_registry import NodeRegistry
 from planaria_coordinator.application.changes import Changes
-from planaria_coordinator.application.dispatcher import Dispatcher
 from planaria_coordinator.application.job_actor import JobActor
-from planaria_coordinator.application.nodes import NodeRegistry
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.ports import (
     Database,

@@ -8,7 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from planaria.api.common.v1 import errors_pb2
 from planaria.api.worker.v1 import report_pb2, worker_service_pb2
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.agents import (
+from planaria_coordinator.application.agents.agent_messages import (
     CheckpointReport,
     EngineExited,
     EngineFault,

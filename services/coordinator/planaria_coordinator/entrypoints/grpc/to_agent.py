@@ -6,7 +6,7 @@ from datetime import timedelta
 from google.protobuf.duration_pb2 import Duration
 
 from planaria.api.worker.v1 import directive_pb2, report_pb2, worker_service_pb2
-from planaria_coordinator.application.agents import Welcome
+from planaria_coordinator.application.agents.agent_messages import Welcome
 from planaria_coordinator.domain.engines import directive as words
 
 

@@ -10,9 +10,9 @@ from planaria.api.worker.v1.worker_service_pb2 import ReportsStored as ProtoRepo
 from planaria.api.worker.v1.worker_service_pb2 import SessionRequest, SessionResponse
 from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.agent_session import AgentSession
-from planaria_coordinator.application.agents import Hello, ReportsStored
-from planaria_coordinator.application.sessions import Sessions
+from planaria_coordinator.application.agents.agent_messages import Hello, ReportsStored
+from planaria_coordinator.application.agents.agent_session import AgentSession
+from planaria_coordinator.application.agents.sessions import Sessions
 from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
 
 HELLO_TIMEOUT_SECONDS = 10.0

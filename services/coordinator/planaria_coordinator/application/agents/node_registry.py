@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.agents import Hello
-from planaria_coordinator.application.dispatcher import Wire
+from planaria_coordinator.application.agents.agent_messages import Hello
+from planaria_coordinator.application.agents.dispatcher import Wire
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.domain.engines.liveness import Liveness, why_node_lost
 from planaria_coordinator.domain.engines.node import EngineSnapshot, Node, NodeState

@@ -6,9 +6,9 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_common.version import PROTOCOL_VERSION
 from planaria_common.words import counted
-from planaria_coordinator.application.agent_session import AgentSession
-from planaria_coordinator.application.agents import Hello
-from planaria_coordinator.application.nodes import NodeEntry, joined_node
+from planaria_coordinator.application.agents.agent_messages import Hello
+from planaria_coordinator.application.agents.agent_session import AgentSession
+from planaria_coordinator.application.agents.node_registry import NodeEntry, joined_node
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.event import EventDraft

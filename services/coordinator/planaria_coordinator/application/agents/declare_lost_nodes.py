@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from planaria_common.logging import get_logger
-from planaria_coordinator.application.nodes import NodeEntry
+from planaria_coordinator.application.agents.node_registry import NodeEntry
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.signals import NodeLost

@@ -4,7 +4,7 @@ import asyncio
 
 from planaria_common.errors import ErrorReason
 from planaria_common.logging import get_logger
-from planaria_coordinator.application.agents import (
+from planaria_coordinator.application.agents.agent_messages import (
     CheckpointReport,
     EngineExited,
     EngineFault,
@@ -15,8 +15,8 @@ from planaria_coordinator.application.agents import (
     StepReport,
     Welcome,
 )
-from planaria_coordinator.application.losses import declare_lost_nodes
-from planaria_coordinator.application.nodes import NodeEntry
+from planaria_coordinator.application.agents.declare_lost_nodes import declare_lost_nodes
+from planaria_coordinator.application.agents.node_registry import NodeEntry
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.directive import Directive, Stop
 from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState

@@ -1,0 +1,1 @@
+"""Sessions with agents and what they report."""
