@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planaria.job import JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.submission import requirements_of
+from planaria_coordinator.application.jobs.submission import requirements_of
 from planaria_coordinator.domain.engines.directive import CommitRecord
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.liveness import Liveness, observe_progress, why_node_lost

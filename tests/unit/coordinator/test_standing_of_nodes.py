@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import NodesGranted, Signal

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.job import JobSpec
-from planaria_coordinator.application.submission import requirements_of
+from planaria_coordinator.application.jobs.submission import requirements_of
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer, IdleGroup
 from planaria_coordinator.domain.job.requirements import Requirements

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.coordinator import Coordinator
-from planaria_coordinator.application.jobs import JobView, Submission
+from planaria_coordinator.application.jobs.jobs import JobView, Submission
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.application.statistics import RecoveryTotals, Totals
 from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState, Node, NodeState

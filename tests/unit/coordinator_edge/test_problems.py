@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from planaria_common.errors import ERRORS, ErrorReason, PlanariaError
-from planaria_coordinator.application.submission import read_job_spec
+from planaria_coordinator.application.jobs.submission import read_job_spec
 from unit.coordinator_edge.fakes import FakeCoordinator
 
 MEDIA_TYPE = "application/problem+json"

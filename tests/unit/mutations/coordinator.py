@@ -346,7 +346,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="a defect in planning is an answer",
-        path="services/coordinator/planaria_coordinator/application/job_actor.py",
+        path="services/coordinator/planaria_coordinator/application/jobs/job_actor.py",
         lines="self.post(refused(query, PlanariaError(ErrorReason.INTERNAL, message)))",
         without="pass",
         seen_by=(

@@ -209,7 +209,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="a job's decision is stored before what else waits for SQLite",
-        path="services/coordinator/planaria_coordinator/application/job_actor.py",
+        path="services/coordinator/planaria_coordinator/application/jobs/job_actor.py",
         lines=(
             "    async def _store(self, decision: Decision) -> None:\n"
             "        async with self._storing, "

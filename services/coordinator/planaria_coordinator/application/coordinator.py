@@ -10,7 +10,9 @@ from planaria_coordinator.application.agents.node_updates import tell_of_nodes
 from planaria_coordinator.application.agents.sessions import Sessions
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
-from planaria_coordinator.application.jobs import Jobs
+from planaria_coordinator.application.jobs.jobs import Jobs
+from planaria_coordinator.application.jobs.projection import NUM_STEPS_FOR_RATE
+from planaria_coordinator.application.jobs.restored_run import run_to_take_up
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.ports import (
     Database,
@@ -18,11 +20,9 @@ from planaria_coordinator.application.ports import (
     SchedulingPolicy,
     UnitOfWork,
 )
-from planaria_coordinator.application.projection import NUM_STEPS_FOR_RATE
 from planaria_coordinator.application.scheduling import Scheduler
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
-from planaria_coordinator.application.taking_up import run_to_take_up
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.job_run import JobRun

@@ -7,7 +7,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.node_registry import NodeEntry
 from planaria_coordinator.application.agents.node_updates import tell_of_nodes
-from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.node import NodeState

@@ -11,7 +11,7 @@ from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.dispatcher import Dispatcher
 from planaria_coordinator.application.agents.node_registry import NodeRegistry
 from planaria_coordinator.application.changes import Changes
-from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.ports import (
     Database,

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.declare_lost_nodes import declare_lost_nodes
-from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.liveness import (
     Progress,

@@ -5,7 +5,7 @@ what it makes of that. A coordinator that dies between the two leaves the second
 tells a job of a node that it is about to be given.
 """
 
-from planaria_coordinator.application.job_actor import JobActor
+from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.signals import DrainEnded, DrainWanted, NodeLost

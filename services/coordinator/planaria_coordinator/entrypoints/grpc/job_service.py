@@ -9,7 +9,7 @@ import grpc
 
 from planaria.api.coordinator.v1 import job_service_pb2 as pb
 from planaria.api.coordinator.v1 import job_service_pb2_grpc
-from planaria_coordinator.application.jobs import Jobs
+from planaria_coordinator.application.jobs.jobs import Jobs
 from planaria_coordinator.entrypoints.grpc.convert import (
     from_struct,
     job_message,

@@ -11,7 +11,7 @@ from planaria_common.clock import Clock
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.events import Events
-from planaria_coordinator.application.jobs import Jobs
+from planaria_coordinator.application.jobs.jobs import Jobs
 from planaria_coordinator.application.statistics import Statistics
 from planaria_coordinator.entrypoints.http.models import Info
 

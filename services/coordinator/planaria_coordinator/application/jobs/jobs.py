@@ -8,11 +8,11 @@ from typing import Any
 from planaria.job import JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.words import counted_of
+from planaria_coordinator.application.jobs.submission import read_job_spec, requirements_of
 from planaria_coordinator.application.paging import page_size_of
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.application.requests import Request
 from planaria_coordinator.application.state import SharedState, wrong_state
-from planaria_coordinator.application.submission import read_job_spec, requirements_of
 from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
