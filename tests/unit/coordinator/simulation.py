@@ -20,7 +20,7 @@ from planaria_common.errors import UnavailableError
 from planaria_coordinator.application.agents.agent_messages import PeerLost, StepReport
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.options import Options
-from planaria_coordinator.application.policy import BuiltInPolicy
+from planaria_coordinator.application.scheduling.policy import BuiltInPolicy
 from planaria_coordinator.domain.engines.directive import CommitRecord, Directive, Switch
 from planaria_coordinator.domain.engines.node import EngineState
 from planaria_coordinator.domain.engines.outcome import Outcome

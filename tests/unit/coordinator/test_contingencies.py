@@ -1,7 +1,7 @@
 """Plans for single losses are there before they are needed (ALGORITHMS.md 5)."""
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.contingencies import Contingencies
+from planaria_coordinator.application.scheduling.contingencies import Contingencies
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.fake_planner import FakePlanner
 from unit.coordinator.simulation import World, running_world

@@ -9,13 +9,13 @@ import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents.agent_messages import LogLines
-from planaria_coordinator.application.policy import BuiltInPolicy
 from planaria_coordinator.application.ports import (
     NodesDecision,
     NodesQuestion,
     PlanDecision,
     PlanQuestion,
 )
+from planaria_coordinator.application.scheduling.policy import BuiltInPolicy
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.fake_planner import make_plan
 from unit.coordinator.job_documents import job_document

@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from planaria_coordinator.application.policy import BuiltInPolicy
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
+from planaria_coordinator.application.scheduling.policy import BuiltInPolicy
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story, Transition
 from unit.coordinator.job_documents import job_document

@@ -336,7 +336,7 @@ MUTATIONS = (
     ),
     Mutation(
         guard="plans made ahead are asked for again if that was interrupted",
-        path="services/coordinator/planaria_coordinator/application/contingencies.py",
+        path="services/coordinator/planaria_coordinator/application/scheduling/contingencies.py",
         lines="if is_known and not self._was_stopped:",
         without="if is_known:",
         seen_by=(

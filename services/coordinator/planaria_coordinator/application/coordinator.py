@@ -20,7 +20,7 @@ from planaria_coordinator.application.ports import (
     SchedulingPolicy,
     UnitOfWork,
 )
-from planaria_coordinator.application.scheduling import Scheduler
+from planaria_coordinator.application.scheduling.scheduler import Scheduler
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.domain.engines.directive import Directive

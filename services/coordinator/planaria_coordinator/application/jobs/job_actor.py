@@ -10,10 +10,8 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.dispatcher import Dispatcher
 from planaria_coordinator.application.changes import Changes
-from planaria_coordinator.application.contingencies import Contingencies
 from planaria_coordinator.application.jobs.projection import NUM_STEPS_FOR_RATE, project
 from planaria_coordinator.application.options import Options
-from planaria_coordinator.application.planning import ask_for_plan, refused
 from planaria_coordinator.application.ports import (
     Database,
     GenerationRecord,
@@ -22,6 +20,8 @@ from planaria_coordinator.application.ports import (
     TransitionRecord,
     UnitOfWork,
 )
+from planaria_coordinator.application.scheduling.ask_for_plan import ask_for_plan, refused
+from planaria_coordinator.application.scheduling.contingencies import Contingencies
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.domain.job.actions import (

@@ -8,13 +8,13 @@ from google.protobuf.duration_pb2 import Duration
 
 from planaria.api.coordinator.v1 import scheduler_service_pb2 as pb
 from planaria_common.words import counted
-from planaria_coordinator.application.policy import DEFAULT_SCHEDULER, BuiltInPolicy
 from planaria_coordinator.application.ports import (
     NodesDecision,
     NodesQuestion,
     PlanDecision,
     PlanQuestion,
 )
+from planaria_coordinator.application.scheduling.policy import DEFAULT_SCHEDULER, BuiltInPolicy
 from planaria_coordinator.domain.placement.plan import Plan, plan_problem
 from planaria_coordinator.entrypoints.grpc.convert import job_message, node_message
 from planaria_coordinator.entrypoints.grpc.scheduler_sessions import (

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
-from planaria_coordinator.application.policy import DEFAULT_SCHEDULER
 from planaria_coordinator.application.ports import Planner, PlanQuestion, SchedulingPolicy
+from planaria_coordinator.application.scheduling.policy import DEFAULT_SCHEDULER
 from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.signals import PlanArrived, PlanRefused
