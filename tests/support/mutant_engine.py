@@ -9,21 +9,21 @@ from unittest.mock import ANY
 
 from torch import Tensor
 
-from planaria_worker.engine import copying
+from planaria_worker.engine.layers import copy as copying
 from planaria_worker.engine.layers.checkpoint import checkpointer
 from planaria_worker.engine.numerics import accumulate
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.recovery import fence, handover, staging
 from planaria_worker.engine.recovery import training_state as standing
+from planaria_worker.engine.reduction import gradient_reduction as reduction
 from planaria_worker.engine.reduction.complete_sums import Piece
-from planaria_worker.engine.reduction.gradient_reduction import gradient_reduction as reduction
+from planaria_worker.engine.step import commit_messages as exchange
+from planaria_worker.engine.step import pipeline_stage as pipeline
+from planaria_worker.engine.step import training_loop as training
+from planaria_worker.engine.step import two_phase_commit as agreement
 from planaria_worker.engine.step.commit_messages import Message, Outcome, Verdict
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import Place
-from planaria_worker.engine.step.training_step import commit_messages as exchange
-from planaria_worker.engine.step.training_step import pipeline_stage as pipeline
-from planaria_worker.engine.step.training_step import training_loop as training
-from planaria_worker.engine.step.training_step import two_phase_commit as agreement
 
 
 def one_phase() -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from planaria_coordinator.domain.engines import preparing
 from planaria_coordinator.domain.engines.outcome import FenceReport
-from planaria_coordinator.domain.job.job import user_requests as wishes
+from planaria_coordinator.domain.job import user_requests as wishes
 from planaria_coordinator.domain.job.signals import NodesGranted
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.placement import Placement, replicas
-from planaria_coordinator.domain.recovery.recovery import fencing, finish_step, handover, losses
+from planaria_coordinator.domain.placement import replicas
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.recovery import fencing, finish_step, handover, losses
 from planaria_coordinator.domain.recovery.transition import Phase, Transition
 from unit.coordinator.protocol_cluster import (
     DISPLACING,

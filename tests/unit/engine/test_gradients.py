@@ -23,6 +23,7 @@ from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.plan.plan import FollowerPlace
+from planaria_worker.engine.step import pipeline_stage as pipeline_module
 from planaria_worker.engine.step.training_context import Place
 from planaria_worker.engine.step.training_step import (
     RefusedStepError,
@@ -30,7 +31,6 @@ from planaria_worker.engine.step.training_step import (
     compute,
     run_step,
 )
-from planaria_worker.engine.step.training_step import pipeline_stage as pipeline_module
 from planaria_worker.models.stage import Microbatch, build_stage
 from planaria_worker.models.state import initial_state
 from support.memory_groups import MemoryGroup, MemorySum

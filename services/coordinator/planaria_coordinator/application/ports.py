@@ -365,7 +365,7 @@ class PlanDecision:
 
 class SchedulingPolicy(Protocol):
     """Decides what a user's scheduler may decide. Never raises: when a custom scheduler is late,
-    gone or wrong, the answer is that of `planaria_coordinator.application.scheduling.policy.BuiltInPolicy`
+    gone or wrong, the answer is that of `scheduling.policy.BuiltInPolicy`
     with `overruled` set.
     """
 

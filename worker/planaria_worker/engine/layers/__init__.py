@@ -1,1 +1,1 @@
-"""The layers an engine holds: storage, copies to and from peers, initial state, checkpoints, export."""
+"""The layers an engine holds: storage, copies between peers, initial state, checkpoints, export."""

@@ -1,4 +1,4 @@
-"""Runs an engine: `python -m planaria_worker.engine --config FILE`.
+"""The process of an engine.
 
 The agent is answered from the first moment on: torch, which takes seconds to import, comes after
 the control thread.
@@ -186,7 +186,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"planaria-engine: {error}\n")
         sys.exit(2)
     process.run()
-
-
-if __name__ == "__main__":
-    main()

@@ -24,7 +24,7 @@ application carries out, persisting first and telling others second.
 from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.checkpoint.checkpoint import protocol as checkpointing
+from planaria_coordinator.domain.checkpoint import protocol as checkpointing
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import (
@@ -43,6 +43,7 @@ from planaria_coordinator.domain.engines.outcome import (
     Staged,
 )
 from planaria_coordinator.domain.engines.preparing import prepare_failed, prepared
+from planaria_coordinator.domain.job import user_requests as wishes
 from planaria_coordinator.domain.job.actions import Action
 from planaria_coordinator.domain.job.end_of_training import (
     digested,
@@ -51,7 +52,6 @@ from planaria_coordinator.domain.job.end_of_training import (
     go_on_when_checkpointed,
 )
 from planaria_coordinator.domain.job.ending import fail
-from planaria_coordinator.domain.job.job import user_requests as wishes
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
 from planaria_coordinator.domain.job.signals import (
     AgentReturned,
@@ -86,6 +86,7 @@ from planaria_coordinator.domain.placement.choose_plan import (
     plan_arrived,
     plan_refused,
 )
+from planaria_coordinator.domain.recovery import losses
 from planaria_coordinator.domain.recovery.activation import activated, activation_failed
 from planaria_coordinator.domain.recovery.fencing import committed, fence_reported
 from planaria_coordinator.domain.recovery.handover import (
@@ -100,7 +101,6 @@ from planaria_coordinator.domain.recovery.online_change import (
     plan_refused_ahead,
 )
 from planaria_coordinator.domain.recovery.opening import carried_story, open_again, open_ahead
-from planaria_coordinator.domain.recovery.recovery import losses
 from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
 from planaria_coordinator.domain.recovery.transition import Phase
 from planaria_coordinator.domain.recovery.transition_completion import complete

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.checkpoint.checkpoint import protocol as checkpointing
+from planaria_coordinator.domain.checkpoint import protocol as checkpointing
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending, node_of
 from planaria_coordinator.domain.engines.outcome import Failure
