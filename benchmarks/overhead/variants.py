@@ -17,13 +17,17 @@ from planaria_worker.engine.groups import Communicators, Group
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.plan.plan import PipelinePlan, StagePlace
+from planaria_worker.engine.plan.plan import PipelineAssignment, StageAssignment
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.reduction.complete_sums import cut_into_buckets
-from planaria_worker.engine.step.training_context import Place, Surroundings, take_place
+from planaria_worker.engine.step.training_context import (
+    EngineResources,
+    TrainingContext,
+    build_context,
+)
 from planaria_worker.engine.step.training_step import run_step
 from planaria_worker.models.stage import Stage, build_stage, hosted_layers
 from planaria_worker.models.state import LayerState, initial_state
@@ -94,7 +98,7 @@ class Rank:
     ) -> Step:
         store = LayerStore()
         store.install(states, 0)
-        around = Surroundings(
+        resources = EngineResources(
             job=job,
             store=store,
             feed=CommitFeed(),
@@ -102,15 +106,15 @@ class Rank:
             stopwatch=Stopwatch(),
             failpoints=Failpoints(),
         )
-        place = take_place(
-            around,
+        context = build_context(
+            resources,
             view=view,
             generation=GENERATION,
             step=0,
             groups=self._groups(view, variant),
             states=store.states,
         )
-        return lambda step: _run_planaria(place, step)
+        return lambda step: _run_planaria(context, step)
 
     def _groups(self, view: PlanView, variant: str) -> Mapping[str, Group]:
         communicators = Communicators(
@@ -133,8 +137,10 @@ class Rank:
     ) -> Step:
         assert self._pipeline_group is not None
         assert self._replicas is not None
-        place = view.stage
-        stage = build_stage(job.model, place.first_layer, place.num_layers, states, seed=job.seed)
+        context = view.stage
+        stage = build_stage(
+            job.model, context.first_layer, context.num_layers, states, seed=job.seed
+        )
         reducer = Reducer(
             job,
             stage,
@@ -177,16 +183,16 @@ class Rank:
         )
 
 
-def _pipelines(job: Job, configuration: Configuration) -> list[PipelinePlan]:
+def _pipelines(job: Job, configuration: Configuration) -> list[PipelineAssignment]:
     """Equal stages, but for embedding and head, and the microbatches dealt out in turn."""
     num_pipelines, num_stages = configuration.num_pipelines, configuration.num_stages
     num_blocks = job.num_layers - 2
     cuts = [1 + num_blocks * stage // num_stages for stage in range(1, num_stages)]
     bounds = [0, *cuts, job.num_layers]
     return [
-        PipelinePlan(
+        PipelineAssignment(
             stages=tuple(
-                StagePlace(
+                StageAssignment(
                     engine_id=f"{pipeline}.{stage}",
                     data_address="",
                     first_layer=first,
@@ -200,8 +206,8 @@ def _pipelines(job: Job, configuration: Configuration) -> list[PipelinePlan]:
     ]
 
 
-def _run_planaria(place: Place, step: int) -> None:
-    run_step(place, step)
+def _run_planaria(context: TrainingContext, step: int) -> None:
+    run_step(context, step)
 
 
 def _buckets(job: Job, stage: Stage) -> list[tuple[int, ...]]:

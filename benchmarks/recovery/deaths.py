@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.common.results import summary
-from planaria_worker.engine.groups.liveness_beacon import Presence
+from planaria_worker.engine.groups.liveness_beacon import LivenessBeacon
 
 SIZES_MIB = (16, 512, 2048)
 PAGE_BYTES = 4096
@@ -58,8 +58,8 @@ def be_killed(port: int, mib: int) -> None:
     memory = bytearray(mib << 20)
     memory[::PAGE_BYTES] = b"m" * (len(memory) // PAGE_BYTES)
     plain, held = (socket.create_connection(("127.0.0.1", port)) for _ in range(2))
-    presence = Presence(farewell=b"")
-    if not presence.hold(held):
+    beacon = LivenessBeacon(farewell=b"")
+    if not beacon.hold(held):
         raise RuntimeError("the connection could not be handed over")
     held.close()
     plain.send(b"r")

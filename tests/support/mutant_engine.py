@@ -14,22 +14,22 @@ from planaria_worker.engine.layers.checkpoint import checkpointer
 from planaria_worker.engine.numerics import accumulate
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.recovery import fence, handover, staging
-from planaria_worker.engine.recovery import training_state as standing
+from planaria_worker.engine.recovery import training_state as training_state
 from planaria_worker.engine.reduction import gradient_reduction as reduction
 from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.engine.step import commit_messages as exchange
 from planaria_worker.engine.step import pipeline_stage as pipeline
 from planaria_worker.engine.step import training_loop as training
-from planaria_worker.engine.step import two_phase_commit as agreement
+from planaria_worker.engine.step import two_phase_commit as two_phase_commit
 from planaria_worker.engine.step.commit_messages import Message, Outcome, Verdict
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_context import Place
+from planaria_worker.engine.step.training_context import TrainingContext
 
 
 def one_phase() -> None:
     """Whoever has its own sums commits, without hearing whether the others have theirs."""
 
-    def run(self: Any, claim: Message, step: int) -> agreement.Agreed:
+    def run(self: Any, claim: Message, step: int) -> two_phase_commit.Agreed:
         record = CommitRecord(
             step=step,
             generation=self._generation,
@@ -38,9 +38,9 @@ def one_phase() -> None:
             num_tokens=self._format.num_tokens,
         )
         outcome = Outcome(verdict=Verdict.COMMIT, layer=-1, record=record)
-        return agreement.Agreed(outcome=outcome, is_passed=True, cause=None, broken=None)
+        return two_phase_commit.Agreed(outcome=outcome, is_passed=True, cause=None, broken=None)
 
-    agreement.Agreement.run = run  # type: ignore[method-assign]
+    two_phase_commit.TwoPhaseCommit.run = run  # type: ignore[method-assign]
 
 
 def no_generation_check() -> None:
@@ -56,7 +56,7 @@ def no_generation_check() -> None:
 def sums_in_another_order() -> None:
     """The second pipeline sums layer 3 before layer 4, the others after it."""
     mutant: Any = reduction
-    cut = mutant.Reduction._cut
+    cut = mutant.GradientReduction._cut
 
     def swapped(self: Any, view: PlanView, groups: Any) -> list[Any]:
         buckets = list(cut(self, view, groups))
@@ -70,7 +70,7 @@ def sums_in_another_order() -> None:
         return [(Piece(layer=x, start=0, end=sizes[x]),) for x in reversed(layers)]
 
     mutant.cut_into_buckets = cut_between_layers
-    mutant.Reduction._cut = swapped
+    mutant.GradientReduction._cut = swapped
 
 
 def whole_sums_unknown() -> None:
@@ -105,10 +105,10 @@ def broken_gradients_kept() -> None:
     begin = mutant.begin_step
     left: dict[int, tuple[int, Tensor]] = {}
 
-    def begin_with_the_rest(place: Place, step: int) -> None:
-        begin(place, step)
-        place.sums.settle(place.sums.sums)
-        for layer, total in place.sums.sums.items() if place.pipeline else ():
+    def begin_with_the_rest(context: TrainingContext, step: int) -> None:
+        begin(context, step)
+        context.sums.settle(context.sums.sums)
+        for layer, total in context.sums.sums.items() if context.pipeline else ():
             begun, before = left.get(layer, (step, total))
             if begun == step:
                 total.copy_(before)
@@ -126,16 +126,16 @@ def impatient_source() -> None:
 def promise_for_ever() -> None:
     """A straggler that is told of a commit goes on in the generation that the commit has ended."""
 
-    def promise_behind(self: Any, _record: CommitRecord) -> Any:
-        return self.promise and self.promise.after_commit()
+    def retained_after(self: Any, _record: CommitRecord) -> Any:
+        return self.retained_work and self.retained_work.after_commit()
 
-    mutant: Any = standing.Standing
-    mutant.promise_behind = promise_behind
+    mutant: Any = training_state.TrainingState
+    mutant.retained_after = retained_after
 
 
 def hearsay() -> None:
     """An engine takes its place when those that it follows have the commit, with or without it."""
-    mutant: Any = staging.NextPlace
+    mutant: Any = staging.StagedChange
     mutant.is_in_exchange = property(lambda self: False, lambda self, value: None)
 
 
@@ -145,9 +145,9 @@ def layers_dropped_at_once() -> None:
     take = mutant.take
 
     def take_and_drop(self: Any, *what: Any) -> Any:
-        place = take(self, *what)
-        self._builder.around.store.keep(place.view.hosted_layers)
-        return place
+        context = take(self, *what)
+        self._builder.resources.store.keep(context.view.hosted_layers)
+        return context
 
     mutant.take = take_and_drop
 
@@ -171,16 +171,16 @@ def next_owners_write() -> None:
     mutant: Any = training.TrainingLoop
     go_on = mutant._go_on
 
-    def go_on_in_the_next_view(self: Any, place: Any, done: Any) -> Any:
+    def go_on_in_the_next_view(self: Any, context: Any, done: Any) -> Any:
         announce = self._checkpointer.announce
 
         def announce_next(_view: Any, version: int) -> Any:
-            next_place = self._handover.behind(done.record)
-            return announce(next_place.view if next_place else place.view, version)
+            staged_change = self._handover.behind(done.record)
+            return announce(staged_change.view if staged_change else context.view, version)
 
         self._checkpointer.announce = announce_next
         try:
-            return go_on(self, place, done)
+            return go_on(self, context, done)
         finally:
             self._checkpointer.announce = announce
 
@@ -193,7 +193,7 @@ def first_pass_evaluates() -> None:
     evaluate = mutant._evaluate
 
     def evaluate_first(self: Any, microbatches: Sequence[int]) -> None:
-        if not self._ledger.finished:
+        if not self._progress.finished:
             evaluate(self, microbatches)
 
     mutant._evaluate = evaluate_first

@@ -50,7 +50,7 @@ class Member:
 
     def wait_until_watched(self) -> None:
         deadline = time.monotonic() + BOUND_SECONDS
-        while not (self.server and self.server._presence.num_taken and self.server._watchers):
+        while not (self.server and self.server._beacon.num_taken and self.server._watchers):
             assert time.monotonic() < deadline, "nobody watches"
             time.sleep(0.001)
 

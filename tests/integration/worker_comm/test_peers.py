@@ -11,7 +11,7 @@ import pytest
 from integration.worker_comm.bounds import BOUND_SECONDS
 from integration.worker_comm.conftest import StartRanks
 from integration.worker_comm.member import large_layer
-from planaria_worker.engine.groups.failure_detector import PeerWatch
+from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.copy import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.process.failpoints import Action, Failpoint, Failpoints
 from unit.worker_comm.layers import SECRET, same
@@ -68,15 +68,15 @@ def lost() -> "queue.SimpleQueue[str]":
 
 
 @pytest.fixture
-def watch(lost: "queue.SimpleQueue[str]") -> Iterator[PeerWatch]:
+def watch(lost: "queue.SimpleQueue[str]") -> Iterator[FailureDetector]:
     with contextlib.closing(
-        PeerWatch(job_secret=SECRET, on_lost=lambda engine_id, _: lost.put(engine_id))
+        FailureDetector(job_secret=SECRET, on_lost=lambda engine_id, _: lost.put(engine_id))
     ) as running:
         yield running
 
 
 def test_the_watch_reports_the_killed_and_nobody_else(
-    start_ranks: StartRanks, watch: PeerWatch, lost: "queue.SimpleQueue[str]"
+    start_ranks: StartRanks, watch: FailureDetector, lost: "queue.SimpleQueue[str]"
 ) -> None:
     """One leaves in order, one is stopped, one killed: only the last is lost; then the stopped one,
     when it is killed too."""

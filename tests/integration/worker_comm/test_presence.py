@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from integration.worker_comm.bounds import BOUND_SECONDS
-from planaria_worker.engine.groups.liveness_beacon import Presence
+from planaria_worker.engine.groups.liveness_beacon import LivenessBeacon
 
 pytestmark = pytest.mark.integration
 
@@ -24,13 +24,13 @@ FAREWELL = b"bye\n"
 
 LARGE_PROCESS = """
 import socket, sys, time
-from planaria_worker.engine.groups.liveness_beacon import Presence
+from planaria_worker.engine.groups.liveness_beacon import LivenessBeacon
 
 memory = bytearray(256 << 20)
 memory[::4096] = bytes(len(memory) // 4096)
 address = "127.0.0.1", int(sys.argv[1])
 plain, held = (socket.create_connection(address) for _ in range(2))
-presence = Presence(b"bye")
+presence = LivenessBeacon(b"bye")
 assert presence.hold(held)
 held.close()
 plain.send(b"r")
@@ -68,16 +68,16 @@ def test_one_of_two_connections_of_a_large_process_ends_before_its_memory_is_fre
 
 
 @pytest.fixture
-def presence() -> Iterator[Presence]:
-    with contextlib.closing(Presence(FAREWELL)) as running:
+def beacon() -> Iterator[LivenessBeacon]:
+    with contextlib.closing(LivenessBeacon(FAREWELL)) as running:
         yield running
 
 
-def hand_over(presence: Presence) -> socket.socket:
+def hand_over(beacon: LivenessBeacon) -> socket.socket:
     """Returns the other end of a connection that is held, and by nothing else."""
     other, mine = socket.socketpair()
     with mine:
-        assert presence.hold(mine)
+        assert beacon.hold(mine)
     other.settimeout(BOUND_SECONDS)
     return other
 
@@ -100,14 +100,14 @@ def _open_above() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_open_above")  # before the thread begins
-def test_nothing_else_is_open_in_the_thread(presence: Presence) -> None:
+def test_nothing_else_is_open_in_the_thread(beacon: LivenessBeacon) -> None:
     """A group's socket that is closed must not stay open there."""
-    with hand_over(presence):
+    with hand_over(beacon):
         assert num_descriptors_of_thread() == 2  # what it is handed by, and what it holds
 
 
-def test_farewell_is_said_to_everybody_who_is_there(presence: Presence) -> None:
-    others = [hand_over(presence) for _ in range(40)]  # more than there is room for at first
+def test_farewell_is_said_to_everybody_who_is_there(beacon: LivenessBeacon) -> None:
+    others = [hand_over(beacon) for _ in range(40)]  # more than there is room for at first
     gone = others[::3]
     for other in gone:
         other.close()
@@ -117,7 +117,7 @@ def test_farewell_is_said_to_everybody_who_is_there(presence: Presence) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
-    presence.close()
+    beacon.close()
 
     for other in left:
         with other:
@@ -125,11 +125,11 @@ def test_farewell_is_said_to_everybody_who_is_there(presence: Presence) -> None:
             assert other.recv(100) == b""
 
 
-def test_a_closed_presence_takes_nothing(presence: Presence) -> None:
-    presence.close()
+def test_a_closed_presence_takes_nothing(beacon: LivenessBeacon) -> None:
+    beacon.close()
     other, mine = socket.socketpair()
     with other, mine:
-        assert not presence.hold(mine)
+        assert not beacon.hold(mine)
 
 
 def test_where_a_thread_has_no_files_of_its_own_it_shares_those_of_the_process(
@@ -139,17 +139,17 @@ def test_where_a_thread_has_no_files_of_its_own_it_shares_those_of_the_process(
     monkeypatch.setattr(
         "planaria_worker.engine.groups.liveness_beacon._CLOSE_RANGE_UNSHARE", 1 << 30
     )
-    with contextlib.closing(Presence(FAREWELL)) as presence:
-        other = hand_over(presence)
+    with contextlib.closing(LivenessBeacon(FAREWELL)) as beacon:
+        other = hand_over(beacon)
         assert num_descriptors_of_thread() == len(list(Path("/proc/self/fd").iterdir()))
     with other:
         assert other.recv(100) == FAREWELL
         assert other.recv(100) == b""
 
 
-def test_signals_are_left_to_other_threads(presence: Presence) -> None:
+def test_signals_are_left_to_other_threads(beacon: LivenessBeacon) -> None:
     """Guard: the mask. A handler in the thread would write to descriptors it does not have."""
-    with hand_over(presence):
+    with hand_over(beacon):
         status = (proc_of_thread() / "status").read_text(encoding="ascii")
         blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1):

@@ -11,13 +11,21 @@ import torch
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, stage_places
+from planaria_worker.engine.plan.plan import (
+    FollowerAssignment,
+    PipelineAssignment,
+    stage_assignments,
+)
 from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_context import Place, Surroundings, take_place
+from planaria_worker.engine.step.training_context import (
+    EngineResources,
+    TrainingContext,
+    build_context,
+)
 from planaria_worker.engine.step.training_step import (
     CommittedStep,
     attempt,
@@ -41,15 +49,15 @@ def make_job(folder: Path, model: Mapping[str, Any], *, reproducible: bool) -> J
 
 def take_places(
     job: Job,
-    plan: Sequence[PipelinePlan],
+    plan: Sequence[PipelineAssignment],
     kind: type[MemoryGroup] = MemoryGroup,
     *,
-    followers: Sequence[FollowerPlace] = (),
+    followers: Sequence[FollowerAssignment] = (),
     resumed_step: int | None = None,
-) -> list[Place]:
+) -> list[TrainingContext]:
     """Every engine of a plan, before the first step."""
     hosted = lambda first, count: hosted_layers(job.model, first, count)  # noqa: E731
-    engine_ids = [place.engine_id for place in stage_places(plan)]
+    engine_ids = [context.engine_id for context in stage_assignments(plan)]
     views = [
         view_plan(
             plan,
@@ -68,8 +76,8 @@ def take_places(
         states = {x: initial_state(job.model, x, seed=job.seed) for x in view.hosted_layers}
         store.install(states, 0)
         places.append(
-            take_place(
-                Surroundings(
+            build_context(
+                EngineResources(
                     job=job,
                     store=store,
                     feed=CommitFeed(),
@@ -88,32 +96,34 @@ def take_places(
     return places
 
 
-def run_one_step(job: Job, plan: Sequence[PipelinePlan]) -> list[tuple[Place, CommittedStep]]:
+def run_one_step(
+    job: Job, plan: Sequence[PipelineAssignment]
+) -> list[tuple[TrainingContext, CommittedStep]]:
     """One step of every engine of a plan, each on a thread."""
     return run_places(take_places(job, plan))
 
 
-def run_places(places: Sequence[Place]) -> list[tuple[Place, CommittedStep]]:
+def run_places(places: Sequence[TrainingContext]) -> list[tuple[TrainingContext, CommittedStep]]:
     with ThreadPoolExecutor(len(places)) as threads:
-        done = list(threads.map(lambda place: run_step(place, 0), places))
+        done = list(threads.map(lambda context: run_step(context, 0), places))
     return list(zip(places, done, strict=True))
 
 
-def run_steps(places: Sequence[Place]) -> list[CommitRecord]:
+def run_steps(places: Sequence[TrainingContext]) -> list[CommitRecord]:
     """Two steps of every engine of a plan: the second begins with what the first has made."""
 
-    def run(place: Place) -> list[CommitRecord]:
-        kind = follow_step if place.view.is_follower else run_step
-        return [kind(place, step).record for step in range(2)]
+    def run(context: TrainingContext) -> list[CommitRecord]:
+        kind = follow_step if context.view.is_follower else run_step
+        return [kind(context, step).record for step in range(2)]
 
     with ThreadPoolExecutor(len(places)) as threads:
         return [record for records in threads.map(run, places) for record in records]
 
 
-def follow_step(place: Place, step: int) -> CommittedStep:
+def follow_step(context: TrainingContext, step: int) -> CommittedStep:
     """What is left of a step for who computes nothing of it."""
-    begin_step(place, step)
-    done = attempt(place)
-    place.around.fence.settle()
+    begin_step(context, step)
+    done = attempt(context)
+    context.resources.fence.settle()
     assert isinstance(done, CommittedStep)
     return done

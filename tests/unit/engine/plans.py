@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from planaria_worker.engine.plan.owned_layers import HostedLayers
-from planaria_worker.engine.plan.plan import PipelinePlan, StagePlace
+from planaria_worker.engine.plan.plan import PipelineAssignment, StageAssignment
 
 
 def untied(first_layer: int, num_layers: int) -> Sequence[int]:
@@ -22,12 +22,12 @@ def tied(model_layers: int) -> HostedLayers:
     return hosted
 
 
-def pipeline(index: int, cuts: Sequence[int], microbatches: Sequence[int]) -> PipelinePlan:
+def pipeline(index: int, cuts: Sequence[int], microbatches: Sequence[int]) -> PipelineAssignment:
     """A pipeline whose stages begin at 0 and at the cuts; the last cut is the number of layers."""
     starts = [0, *cuts[:-1]]
-    return PipelinePlan(
+    return PipelineAssignment(
         stages=tuple(
-            StagePlace(
+            StageAssignment(
                 engine_id=f"{index}.{stage}",
                 data_address=f"127.0.0.1:{1000 * (index + 1) + stage}",
                 first_layer=first,
@@ -40,7 +40,7 @@ def pipeline(index: int, cuts: Sequence[int], microbatches: Sequence[int]) -> Pi
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[list[PipelinePlan], int, int]:
+def plans(draw: st.DrawFn) -> tuple[list[PipelineAssignment], int, int]:
     """Pipelines, number of layers, number of microbatches."""
     num_layers = draw(st.integers(1, 9))
     num_pipelines = draw(st.integers(1, 4))

@@ -14,12 +14,12 @@ from typing import cast
 import torch
 
 from planaria_worker.engine.groups import Group
-from planaria_worker.engine.plan.plan import PipelinePlan
+from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.reduction.complete_sums import Piece
-from planaria_worker.engine.reduction.gradient_reduction import Reduction
+from planaria_worker.engine.reduction.gradient_reduction import GradientReduction
 from unit.engine.plans import pipeline as pipeline_plan
 from unit.engine.plans import untied
 from unit.engine.summing import (
@@ -42,7 +42,7 @@ WHOLE = [1] * NUM_MICROBATCHES
 class Pipeline:
     """Engines that make the same passes."""
 
-    plan: PipelinePlan
+    plan: PipelineAssignment
     engines: list[Engine]
     microbatches: list[int]
     """Of the step in flight: computed, or still to be."""
@@ -91,7 +91,7 @@ class World:
 
     def compute(self, pipeline: Pipeline) -> None:
         """The next of its microbatches, if one is missing."""
-        missing = pipeline.engines[0].ledger.missing(pipeline.microbatches)
+        missing = pipeline.engines[0].progress.missing(pipeline.microbatches)
         for engine in pipeline.engines if missing else ():
             engine.compute(missing[0])
 
@@ -137,7 +137,9 @@ class World:
             self._check(engine, progress, exact)
         self.check_local_sums()
         self.is_attempted = True
-        if all(engine.ledger.is_whole(engine.layers, NUM_MICROBATCHES) for engine in self.engines):
+        if all(
+            engine.progress.is_whole(engine.layers, NUM_MICROBATCHES) for engine in self.engines
+        ):
             self.step += 1
             self.restart()
             return True
@@ -147,19 +149,19 @@ class World:
         """What is finished is in the local sums once, and nothing else."""
         for pipeline in self.pipelines:
             for engine in pipeline.engines:
-                finished = [engine.ledger.finished.count(m) for m in MICROBATCHES]
+                finished = [engine.progress.finished.count(m) for m in MICROBATCHES]
                 totals = engine.sums.totals
                 for piece in engine.pieces:
                     held = WHOLE if engine.has_whole(piece) else finished
                     assert times(totals[piece.layer][piece.start]) == held
                 assert max(finished) <= 1
                 still = tuple(m for m in pipeline.microbatches if not finished[m])
-                assert engine.ledger.missing(pipeline.microbatches) == still
+                assert engine.progress.missing(pipeline.microbatches) == still
 
     def _meet(self, max_in_flight: int) -> Hall:
         """Groups and sums of a new generation."""
         plan = [
-            PipelinePlan(stages=pipeline.plan.stages, microbatches=tuple(part))
+            PipelineAssignment(stages=pipeline.plan.stages, microbatches=tuple(part))
             for row, pipeline in enumerate(self.pipelines)
             if (part := MICROBATCHES[row :: len(self.pipelines)])
         ]
@@ -173,7 +175,7 @@ class World:
                 hosted_layers=untied,
             )
             groups = {spec.name: Meeting(spec, engine, hall) for spec in view.owner_groups}
-            engine.reduction = Reduction(
+            engine.reduction = GradientReduction(
                 view=view,
                 groups=cast(dict[str, Group], groups),
                 sums=engine.sums,
@@ -193,7 +195,7 @@ class World:
         complete = engine.pieces[: progress.num_complete]
         started = {piece.layer for piece in begun}
         ends = {piece.layer for piece in complete if piece.end == SIZES[piece.layer]}
-        ledger = engine.ledger
+        ledger = engine.progress
         assert ledger.generation == self.generation
         assert ledger.in_flight == started - ends
         assert ledger.complete.keys() == ends

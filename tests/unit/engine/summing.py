@@ -19,8 +19,8 @@ from planaria_worker.engine.numerics.accumulate import FixedPoint, GradientSums
 from planaria_worker.engine.plan.plan_view import GroupSpec
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.reduction.complete_sums import Piece
-from planaria_worker.engine.reduction.gradient_reduction import Reduction
-from planaria_worker.engine.step.step_progress import Ledger
+from planaria_worker.engine.reduction.gradient_reduction import GradientReduction
+from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.models.layout import LayerLayout, TensorLayout
 
 NUM_LAYERS = 3
@@ -57,9 +57,9 @@ class Engine:
 
     engine_id: str
     layers: range
-    ledger: Ledger = field(init=False)
+    progress: StepProgress = field(init=False)
     sums: GradientSums = field(init=False)
-    reduction: Reduction | None = None
+    reduction: GradientReduction | None = None
     starts_left: int = 0
     """Pieces whose sum it may begin before it is fenced."""
     sums_left: int = 0
@@ -82,17 +82,17 @@ class Engine:
         return self.sums.num_whole.get(piece.layer, 0) >= piece.end
 
     def begin_step(self, step: int, generation: int) -> None:
-        self.ledger = Ledger(step=step, generation=generation)
+        self.progress = StepProgress(step=step, generation=generation)
         self.sums.clear()
         self.sums.settle(self.layers)
 
-    def compute(self, microbatch: int, summed: Reduction | None = None) -> None:
+    def compute(self, microbatch: int, summed: GradientReduction | None = None) -> None:
         """One backward pass; behind the last one sums begin."""
         for layer in reversed(self.layers):
             self.sums.sums[layer][self.sums.num_whole.get(layer, 0) :] += 1 << (4 * microbatch)
             if summed is not None:
                 summed.complete(layer)
-        self.ledger.finished.append(microbatch)
+        self.progress.finished.append(microbatch)
 
     def begin_attempt(
         self, generation: int, microbatches: Sequence[int], *, is_resumed: bool
@@ -102,13 +102,13 @@ class Engine:
         Who comes last has heard what is whole within its pass, the others only behind it.
         """
         assert self.reduction is not None
-        missing = self.ledger.missing(microbatches)
+        missing = self.progress.missing(microbatches)
         last = missing[-1:]
         for microbatch in missing[: len(missing) - len(last)]:
             self.compute(microbatch)
-        self.ledger.begin_attempt(generation)
+        self.progress.begin_attempt(generation)
         self.is_asking = True
-        self.reduction.begin(self.ledger, self._check, last, is_resumed=is_resumed)
+        self.reduction.begin(self.progress, self._check, last, is_resumed=is_resumed)
         self.is_asking = False
         for microbatch in last:
             self.compute(microbatch, self.reduction)
@@ -117,17 +117,17 @@ class Engine:
 
     def finish_attempt(self) -> None:
         assert self.reduction is not None
-        if self.reduction.is_begun(self.ledger):
+        if self.reduction.is_begun(self.progress):
             with contextlib.suppress(FencedError, GroupBroken):
                 self.reduction.run()
 
     def _check(self) -> None:
         if self.is_cut_early:
-            raise FencedError(self.ledger.generation, self.ledger.generation + 1)
+            raise FencedError(self.progress.generation, self.progress.generation + 1)
         if self.is_asking:
             return
         if not self.starts_left:
-            raise FencedError(self.ledger.generation, self.ledger.generation + 1)
+            raise FencedError(self.progress.generation, self.progress.generation + 1)
         self.starts_left -= 1
 
 

@@ -16,7 +16,7 @@ from planaria_worker.engine.plan.plan_view import GroupSpec
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.step.training_context import Surroundings
+from planaria_worker.engine.step.training_context import EngineResources
 from support.training_jobs import training_job
 
 HOST = "127.0.0.1"
@@ -29,7 +29,7 @@ def test_a_follower_waits_as_long_as_the_passes_of_others_take(tmp_path: Path) -
     engines may last."""
     files = training_job(tmp_path, num_blocks=1).files
     job = open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
-    around = Surroundings(
+    resources = EngineResources(
         job=job,
         store=LayerStore(),
         feed=CommitFeed(),
@@ -51,7 +51,7 @@ def test_a_follower_waits_as_long_as_the_passes_of_others_take(tmp_path: Path) -
             engine_id=engine_id,
             host=HOST,
             transport="gloo",
-            around=around,
+            resources=resources,
             clock=SystemClock(),
             operation_timeout_seconds=OPERATION_SECONDS,
         )

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria_worker.engine.groups import Group
-from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan
+from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.recovery.fence import Fence, FencedError
-from planaria_worker.engine.step.commit_link import ExchangeLine
+from planaria_worker.engine.step.commit_link import CommitLink
 from planaria_worker.engine.step.commit_messages import ExchangeFormat, LayerClaim, Message, Verdict
-from planaria_worker.engine.step.two_phase_commit import Agreed, Agreement
+from planaria_worker.engine.step.two_phase_commit import Agreed, TwoPhaseCommit
 from support.memory_groups import MemoryGroup, connect
 from unit.engine.plans import plans, untied
 
@@ -67,7 +67,7 @@ class Rank:
     """One engine, between attempts."""
 
     view: PlanView
-    line: ExchangeLine
+    line: CommitLink
     groups: Mapping[str, Group]
     last_ranks: CountingGroup | None = field(default=None)
     num_left: int = 0
@@ -80,7 +80,7 @@ class Rank:
         fence = FenceInTheExchange(generation) if in_exchange else Fence(generation)
         if event is Event.FENCED_WITH_ITS_SUMS:
             fence.fence(generation + 1)
-        agreement = Agreement(
+        two_phase_commit = TwoPhaseCommit(
             view=self.view,
             generation=generation,
             exchange_format=form,
@@ -91,11 +91,11 @@ class Rank:
             failpoints=Failpoints(),
         )
         if event is Event.CALLED_OFF:
-            agreement.call_off(step)
+            two_phase_commit.call_off(step)
             if self.last_ranks is not None:
                 self.last_ranks.cut()
             return None
-        agreed = agreement.run(self._claim(event, generation, step, form), step)
+        agreed = two_phase_commit.run(self._claim(event, generation, step, form), step)
         went_across = agreed.is_passed or (in_exchange and isinstance(agreed.cause, FencedError))
         if self.last_ranks is not None and not went_across:
             self.last_ranks.cut()  # as an engine does: nobody need wait for it
@@ -116,8 +116,8 @@ class Rank:
 
 
 def ranks(
-    pipelines: Sequence[PipelinePlan],
-    followers: Sequence[FollowerPlace],
+    pipelines: Sequence[PipelineAssignment],
+    followers: Sequence[FollowerAssignment],
     num_layers: int,
     num_microbatches: int,
 ) -> list[Rank]:
@@ -137,7 +137,7 @@ def ranks(
     return [
         Rank(
             view=view,
-            line=ExchangeLine(
+            line=CommitLink(
                 groups[view.engine_id][view.exchange_group.name] if view.exchange_group else None
             ),
             groups=groups[view.engine_id],
@@ -180,10 +180,10 @@ def expected_passes(all_ranks: Sequence[Rank], events: Sequence[Event]) -> list[
 
 
 @st.composite
-def followers_of(draw: st.DrawFn, num_layers: int) -> list[FollowerPlace]:
+def followers_of(draw: st.DrawFn, num_layers: int) -> list[FollowerAssignment]:
     layers = st.sets(st.integers(0, num_layers - 1), min_size=1)
     return [
-        FollowerPlace(
+        FollowerAssignment(
             engine_id=f"follower-{index}", data_address="", layers=tuple(sorted(draw(layers)))
         )
         for index in range(draw(st.integers(0, 2)))
@@ -193,7 +193,7 @@ def followers_of(draw: st.DrawFn, num_layers: int) -> list[FollowerPlace]:
 @settings(max_examples=60)
 @given(plans(), st.data())
 def test_every_attempt_sends_one_message_up_and_one_down(
-    plan: tuple[list[PipelinePlan], int, int], data: st.DataObject
+    plan: tuple[list[PipelineAssignment], int, int], data: st.DataObject
 ) -> None:
     pipelines, num_layers, num_microbatches = plan
     all_ranks = ranks(pipelines, data.draw(followers_of(num_layers)), num_layers, num_microbatches)

@@ -28,8 +28,8 @@ from planaria_worker.engine.layers.checkpoint.layout import (
 )
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry, Manifest
 from planaria_worker.engine.layers.checkpoint.seal import check_root, discard, seal
-from planaria_worker.engine.plan.owned_layers import find_runs
-from planaria_worker.engine.plan.plan import PipelinePlan
+from planaria_worker.engine.plan.owned_layers import find_owned_layers
+from planaria_worker.engine.plan.plan import PipelineAssignment
 from unit.engine.plans import plans, tied, untied
 
 TENSORS = {
@@ -45,10 +45,10 @@ SHAPES = dict.fromkeys(TENSORS, (3, 4))
 
 @given(plan=plans(), is_tied=st.booleans(), turn=st.integers(1, 50), every=st.integers(1, 7))
 def test_every_layer_is_written_by_one_of_its_owners_and_each_gets_its_turn(
-    plan: tuple[list[PipelinePlan], int, int], is_tied: bool, turn: int, every: int
+    plan: tuple[list[PipelineAssignment], int, int], is_tied: bool, turn: int, every: int
 ) -> None:
     pipelines, num_layers, _ = plan
-    runs = find_runs(pipelines, num_layers, tied(num_layers) if is_tied else untied)
+    runs = find_owned_layers(pipelines, num_layers, tied(num_layers) if is_tied else untied)
     owners = {layer: run.owners for run in runs for layer in run.layers}
     engines = {stage.engine_id for pipeline in pipelines for stage in pipeline.stages}
     writers: dict[int, list[str]] = {layer: [] for layer in owners}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria_worker.engine.evaluation import EvaluationPlan
-from planaria_worker.engine.plan.plan import PipelinePlan
+from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.step.commit_messages import (
     ExchangeFormat,
     ExchangeMismatchError,
@@ -40,7 +40,7 @@ class Cluster:
 
     def __init__(
         self,
-        pipelines: list[PipelinePlan],
+        pipelines: list[PipelineAssignment],
         num_layers: int,
         num_microbatches: int,
         *,
@@ -94,7 +94,7 @@ class Cluster:
 
 @given(plans(), st.booleans(), st.booleans())
 def test_a_whole_step_is_committed(
-    plan: tuple[list[PipelinePlan], int, int], is_tied: bool, is_reproducible: bool
+    plan: tuple[list[PipelineAssignment], int, int], is_tied: bool, is_reproducible: bool
 ) -> None:
     pipelines, num_layers, num_microbatches = plan
     cluster = Cluster(
@@ -112,7 +112,7 @@ def test_a_whole_step_is_committed(
 
 @given(plans(), st.booleans(), st.data())
 def test_invariant_1_one_missing_or_repeated_microbatch_anywhere_stops_the_commit(
-    plan: tuple[list[PipelinePlan], int, int], is_tied: bool, data: st.DataObject
+    plan: tuple[list[PipelineAssignment], int, int], is_tied: bool, data: st.DataObject
 ) -> None:
     pipelines, num_layers, num_microbatches = plan
     cluster = Cluster(pipelines, num_layers, num_microbatches, is_tied=is_tied)
@@ -126,7 +126,7 @@ def test_invariant_1_one_missing_or_repeated_microbatch_anywhere_stops_the_commi
 
 @given(plans(), st.data())
 def test_invariant_1_a_loss_that_is_missing_or_reported_twice_stops_the_commit(
-    plan: tuple[list[PipelinePlan], int, int], data: st.DataObject
+    plan: tuple[list[PipelineAssignment], int, int], data: st.DataObject
 ) -> None:
     cluster = Cluster(*plan)
     engine_id = data.draw(st.sampled_from(sorted(cluster.losses)))
@@ -140,7 +140,7 @@ def test_invariant_1_a_loss_that_is_missing_or_reported_twice_stops_the_commit(
 
 @given(plans(), st.data())
 def test_one_gradient_out_of_range_stops_everyone_and_names_the_layer(
-    plan: tuple[list[PipelinePlan], int, int], data: st.DataObject
+    plan: tuple[list[PipelineAssignment], int, int], data: st.DataObject
 ) -> None:
     cluster = Cluster(*plan)
     engine_id = data.draw(st.sampled_from(sorted(cluster.layers)))
@@ -186,7 +186,7 @@ def test_rounding_in_the_default_mode_is_no_divergence() -> None:
 
 @given(plans(), st.data())
 def test_all_park_behind_a_commit_or_none(
-    plan: tuple[list[PipelinePlan], int, int], data: st.DataObject
+    plan: tuple[list[PipelineAssignment], int, int], data: st.DataObject
 ) -> None:
     cluster = Cluster(*plan)
     for engine_id in cluster.layers:

@@ -22,9 +22,9 @@ from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.accumulate import FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
-from planaria_worker.engine.plan.plan import FollowerPlace
+from planaria_worker.engine.plan.plan import FollowerAssignment
 from planaria_worker.engine.step import pipeline_stage as pipeline_module
-from planaria_worker.engine.step.training_context import Place
+from planaria_worker.engine.step.training_context import TrainingContext
 from planaria_worker.engine.step.training_step import (
     RefusedStepError,
     begin_step,
@@ -108,8 +108,8 @@ def test_default_mode_differs_by_rounding_alone(tmp_path: Path, model: dict[str,
     exact = {layer: torch.stack(each) for layer, each in contributions(job).items()}
     eps = torch.finfo(torch.float32).eps
     for plan in PLANS.values():
-        for place, _ in run_one_step(job, plan):
-            for layer, total in place.reduced.items():
+        for context, _ in run_one_step(job, plan):
+            for layer, total in context.reduced.items():
                 bound = len(exact[layer]) * eps * exact[layer].abs().sum(0)
                 off = (total.double() - exact[layer].sum(0)).abs()
                 assert (off <= bound).all(), (layer, plan)
@@ -137,7 +137,7 @@ def test_a_follower_adds_nothing_of_the_step_before(tmp_path: Path) -> None:
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
     job = dataclasses.replace(job, bucket_bytes=1024)
     plan = PLANS["deep and flat"]
-    follower = FollowerPlace(engine_id="f", data_address="", layers=(3,))
+    follower = FollowerAssignment(engine_id="f", data_address="", layers=(3,))
     alone = run_steps(take_places(job, plan))
     assert run_steps(take_places(job, plan, followers=[follower])) == [*alone, *alone[:2]]
 
@@ -158,19 +158,19 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
     at_first: dict[str, list[int]] = {}
     at_last: dict[str, list[int]] = {}
 
-    def note(place: Place) -> None:
-        at_last[place.view.engine_id] = list(place.ledger.finished)
-        at_first.setdefault(place.view.engine_id, at_last[place.view.engine_id])
+    def note(context: TrainingContext) -> None:
+        at_last[context.view.engine_id] = list(context.progress.finished)
+        at_first.setdefault(context.view.engine_id, at_last[context.view.engine_id])
 
-    for place in places:
-        for group in place.sum_groups:
-            cast(WatchedGroup, group).when_begun = partial(note, place)
+    for context in places:
+        for group in context.sum_groups:
+            cast(WatchedGroup, group).when_begun = partial(note, context)
     is_early = [
-        at_first[place.view.engine_id] == place.ledger.finished[:-1]
-        for place, _ in run_places(places)
+        at_first[context.view.engine_id] == context.progress.finished[:-1]
+        for context, _ in run_places(places)
     ]
     assert all(is_early) if resumed_step is None else any(is_early)
-    assert at_last == {place.view.engine_id: place.ledger.finished for place in places}
+    assert at_last == {context.view.engine_id: context.progress.finished for context in places}
 
 
 def test_a_sum_with_a_gradient_out_of_range_is_not_whole(tmp_path: Path) -> None:
@@ -182,13 +182,13 @@ def test_a_sum_with_a_gradient_out_of_range_is_not_whole(tmp_path: Path) -> None
     register: Any = weight.register_hook
     register(lambda gradient: gradient.fill_(torch.inf))
 
-    def run(place: Place) -> None:
+    def run(context: TrainingContext) -> None:
         with pytest.raises(RefusedStepError, match="OUT_OF_RANGE in layer 1"):
-            run_step(place, 0)
+            run_step(context, 0)
 
     with ThreadPoolExecutor(len(places)) as threads:
         list(threads.map(run, places))
-    hosting = [place.sums.num_whole for place in places if 1 in place.view.hosted_layers]
+    hosting = [context.sums.num_whole for context in places if 1 in context.view.hosted_layers]
     assert [sorted(num_whole) for num_whole in hosting] == [[0], [0, 2]]
 
 
@@ -200,25 +200,25 @@ def test_a_pass_that_nobody_needs_any_more_ends_between_two_layers(
     """Whoever lost its pipeline takes part again before its pass would have been over."""
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
     job = dataclasses.replace(job, activation_checkpointing=checkpointed)
-    (place,) = take_places(job, PLANS["one"])
-    assert place.pipeline is not None
+    (context,) = take_places(job, PLANS["one"])
+    assert context.pipeline is not None
     middle = job.num_layers // 2
-    stage = place.pipeline._stage
+    stage = context.pipeline._stage
     ran = []
     for layer, built in stage._built.items():
         for module in built.parts.values():
             module.register_forward_hook(lambda *_, layer=layer: ran.append(layer))
     (module,) = stage._built[middle].parts.values()
     if is_forward:
-        module.register_forward_hook(lambda *_: place.halt.set())
+        module.register_forward_hook(lambda *_: context.halt.set())
     else:
         weight = next(module.parameters())
-        cast(Any, weight).register_post_accumulate_grad_hook(lambda _: place.halt.set())
+        cast(Any, weight).register_post_accumulate_grad_hook(lambda _: context.halt.set())
     with pytest.raises(GroupBroken, match="halted"):
-        run_step(place, 0)
-    summed = {layer for layer, total in place.sums.sums.items() if total.any()}
-    assert ("backward" in place.around.stopwatch.seconds) is not is_forward
-    assert "forward" in place.around.stopwatch.seconds
+        run_step(context, 0)
+    summed = {layer for layer, total in context.sums.sums.items() if total.any()}
+    assert ("backward" in context.resources.stopwatch.seconds) is not is_forward
+    assert "forward" in context.resources.stopwatch.seconds
     assert all(leaf.parameter.grad is None for leaf in stage.leaves)
     if is_forward:
         assert not summed
@@ -235,7 +235,9 @@ def test_what_a_generation_needed_is_gone_with_it(tmp_path: Path) -> None:
     gc.disable()
     try:
         done = run_one_step(job, PLANS["deep and flat"])
-        parts = [weakref.ref(part) for place, _ in done for part in (place.pipeline, place.sums)]
+        parts = [
+            weakref.ref(part) for context, _ in done for part in (context.pipeline, context.sums)
+        ]
         del done
         assert not any(part() for part in parts)
     finally:
@@ -255,16 +257,16 @@ class Unbuilt:
 def test_groups_that_could_not_be_made_keep_nothing_of_a_pass(tmp_path: Path) -> None:
     """Guard: `with_traceback`."""
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
-    (place,) = take_places(job, PLANS["one"])
-    place.reduction, place.awaited = None, cast(Any, Unbuilt())
+    (context,) = take_places(job, PLANS["one"])
+    context.reduction, context.awaited = None, cast(Any, Unbuilt())
     gc.collect()
     gc.disable()
     try:
-        begin_step(place, 0)
-        compute(place, place.view.pipeline.microbatches)
-        assert len(place.ledger.finished) == job.num_microbatches
-        stage = weakref.ref(place.pipeline)
-        del place
+        begin_step(context, 0)
+        compute(context, context.view.pipeline.microbatches)
+        assert len(context.progress.finished) == job.num_microbatches
+        stage = weakref.ref(context.pipeline)
+        del context
         assert stage() is None
         assert Unbuilt.reason
     finally:
@@ -276,11 +278,14 @@ def test_reproducible_mode_has_one_sum_and_one_norm(tmp_path: Path, model: dict[
     job = make_job(tmp_path, model, reproducible=True)
     ((whole, committed),) = run_one_step(job, PLANS["one"])
     for plan in PLANS.values():
-        for place, done in run_one_step(job, plan):
+        for context, done in run_one_step(job, plan):
             assert done.record == committed.record
-            for layer, total in place.reduced.items():
+            for layer, total in context.reduced.items():
                 assert torch.equal(total, whole.reduced[layer])
-                ours, theirs = place.around.store.states[layer], whole.around.store.states[layer]
+                ours, theirs = (
+                    context.resources.store.states[layer],
+                    whole.resources.store.states[layer],
+                )
                 assert torch.equal(ours.parameters, theirs.parameters)
 
 
@@ -314,4 +319,4 @@ def test_a_peer_is_waited_for_behind_the_device(
         num_in_step = len(made) - made[::-1].index("device")  # behind it comes the exchange
         for before, call in pairwise(made[:num_in_step]):
             assert call != "recv" or before == "device"
-    assert all(place.ledger.compute_seconds > 0 for place, _ in done)
+    assert all(context.progress.compute_seconds > 0 for context, _ in done)

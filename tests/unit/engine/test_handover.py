@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from planaria_common.errors import PlanariaError
-from planaria_worker.engine.groups.current_groups import Links
+from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.process.trace import Trace
 from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.recovery.handover import Handover
-from planaria_worker.engine.recovery.retained_work import Promise
-from planaria_worker.engine.recovery.training_state import Standing
+from planaria_worker.engine.recovery.retained_work import RetainedWork
+from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.commit_record import CommitRecord
 
 GENERATION, NEXT, STEP, NUM_STEPS = 3, 4, 6, 9
@@ -26,8 +26,8 @@ RECORD = CommitRecord(
     num_tokens=1,
     next_generation=NEXT,
 )
-OLD = Promise(generation=GENERATION, step=STEP, microbatches=(0,), each_step=(0,))
-NEW = Promise(generation=NEXT, step=STEP + 1, microbatches=(1,), each_step=(1,))
+OLD = RetainedWork(generation=GENERATION, step=STEP, microbatches=(0,), each_step=(0,))
+NEW = RetainedWork(generation=NEXT, step=STEP + 1, microbatches=(1,), each_step=(1,))
 
 
 class Next:
@@ -45,17 +45,17 @@ class Next:
     def take(self, version: int) -> Any:
         assert version == STEP + 1
         self.claim()
-        return place(NEXT)
+        return context(NEXT)
 
     def wait_for_layers(self, version: int) -> None:
         assert version == STEP + 1
 
-    def promise(self, committed_steps: int) -> Promise:
+    def retained_work(self, committed_steps: int) -> RetainedWork:
         assert committed_steps == STEP + 1
         return NEW
 
 
-def place(generation: int) -> Any:
+def context(generation: int) -> Any:
     return SimpleNamespace(generation=generation, pipeline_groups=(), trace=lambda: None)
 
 
@@ -67,16 +67,16 @@ class World:
         self.fence.see(NEXT)
         vitals = Vitals(on_change=lambda: None)
         vitals.committed_steps = STEP
-        self.standing = Standing(vitals=vitals, trace=Trace(), num_commits=NUM_STEPS)
-        self.standing.place, self.standing.promise = place(GENERATION), OLD
-        around = SimpleNamespace(fence=self.fence)
+        self.training_state = TrainingState(vitals=vitals, trace=Trace(), num_commits=NUM_STEPS)
+        self.training_state.context, self.training_state.retained_work = context(GENERATION), OLD
+        resources = SimpleNamespace(fence=self.fence)
         self.joined: list[CommitRecord] = []
         self.handover = Handover(
-            builder=SimpleNamespace(around=around),  # type: ignore[arg-type]
+            builder=SimpleNamespace(resources=resources),  # type: ignore[arg-type]
             job_secret="",
-            standing=self.standing,
-            links=Links(),
-            peer_watch=SimpleNamespace(watch=lambda peers: None),  # type: ignore[arg-type]
+            training_state=self.training_state,
+            links=CurrentGroups(),
+            failure_detector=SimpleNamespace(watch=lambda peers: None),  # type: ignore[arg-type]
             on_join=lambda _, record: self.joined.append(record),
         )
 
@@ -95,55 +95,61 @@ def world() -> World:
 def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Renewing a place is tested with real ones."""
     monkeypatch.setattr(
-        "planaria_worker.engine.recovery.handover.renew_place", lambda *_, **__: None
+        "planaria_worker.engine.recovery.handover.renew_context", lambda *_, **__: None
     )
 
 
 def test_an_unchanged_pipeline_goes_from_promise_to_promise(world: World) -> None:
     staged = world.stage()
-    assert world.handover.renew(world.standing.place, staged, RECORD)  # type: ignore[arg-type]
-    assert world.standing.promise == NEW
-    assert (world.standing.last_commit, world.standing.committed_steps) == (RECORD, STEP + 1)
+    assert world.handover.renew(world.training_state.context, staged, RECORD)  # type: ignore[arg-type]
+    assert world.training_state.retained_work == NEW
+    assert (world.training_state.last_commit, world.training_state.committed_steps) == (
+        RECORD,
+        STEP + 1,
+    )
 
 
 def test_invariant_4_a_fence_that_comes_first_leaves_the_place_untaken(world: World) -> None:
     """Also when it comes after the place was looked up."""
     kept, changed = world.stage(), world.stage(keeps_step=False)
     world.fence.see(NEXT + 1)
-    assert not world.handover.renew(world.standing.place, kept, RECORD)  # type: ignore[arg-type]
+    assert not world.handover.renew(world.training_state.context, kept, RECORD)  # type: ignore[arg-type]
     with pytest.raises(FencedError):
         world.handover.take(changed, RECORD)
     assert not kept.is_claimed
     assert not changed.is_claimed
-    assert world.standing.promise == OLD
+    assert world.training_state.retained_work == OLD
 
 
 def test_invariant_4_a_fence_while_groups_are_built_leaves_the_new_place_untaken(
     world: World,
 ) -> None:
     """A report that was given at the fence knows nothing of its promise."""
-    world.standing.place = world.standing.promise = None
+    world.training_state.context = world.training_state.retained_work = None
     world.fence.fence(NEXT + 1)
     with pytest.raises(FencedError):
-        world.standing.take(place(NEXT), NEW, world.fence)
-    assert world.standing.place is None
-    assert world.standing.promise is None
+        world.training_state.take(context(NEXT), NEW, world.fence)
+    assert world.training_state.context is None
+    assert world.training_state.retained_work is None
 
 
 def test_a_halted_engine_takes_no_promise(world: World) -> None:
     staged = world.stage()
-    world.standing.promise = None
-    assert not world.handover.renew(world.standing.place, staged, RECORD)  # type: ignore[arg-type]
-    assert world.standing.promise is None
+    world.training_state.retained_work = None
+    assert not world.handover.renew(world.training_state.context, staged, RECORD)  # type: ignore[arg-type]
+    assert world.training_state.retained_work is None
 
 
 def test_a_place_is_taken_with_its_promise(world: World) -> None:
     staged = world.stage(keeps_step=False)
-    world.standing.place = world.standing.promise = None
+    world.training_state.context = world.training_state.retained_work = None
     taken = world.handover.take(staged, RECORD)
-    assert world.standing.place is taken
-    assert world.standing.promise == NEW
-    assert (world.standing.last_commit, world.standing.committed_steps) == (RECORD, STEP + 1)
+    assert world.training_state.context is taken
+    assert world.training_state.retained_work == NEW
+    assert (world.training_state.last_commit, world.training_state.committed_steps) == (
+        RECORD,
+        STEP + 1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,13 +191,13 @@ def test_a_commit_ends_only_older_generations() -> None:
 
 
 def test_invariant_4_no_place_is_made_where_the_engine_may_still_commit(world: World) -> None:
-    trains: Any = place(GENERATION)
+    trains: Any = context(GENERATION)
     trains.halt = threading.Event()
-    world.standing.place = trains
+    world.training_state.context = trains
     with pytest.raises(PlanariaError, match="trains in generation 3, and was not fenced"):
-        world.standing.require_fenced(world.fence)
+        world.training_state.require_fenced(world.fence)
     trains.halt.set()
-    world.standing.require_fenced(world.fence)
+    world.training_state.require_fenced(world.fence)
     trains.halt.clear()
     world.fence.fence(NEXT)
-    world.standing.require_fenced(world.fence)
+    world.training_state.require_fenced(world.fence)

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan
+from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from planaria_worker.engine.reduction.complete_sums import cut_into_buckets
 from planaria_worker.engine.reduction.launch_order import LaunchOrder
 from unit.engine.plans import plans, tied, untied
 
-Plan = tuple[list[PipelinePlan], int, int]
+Plan = tuple[list[PipelineAssignment], int, int]
 Order = Callable[[PlanView, Sequence[tuple[int, ...]], int], LaunchOrder]
 
 
@@ -117,7 +117,7 @@ def rank(
 
 def simulate(
     plan: Plan,
-    followers: Sequence[FollowerPlace] = (),
+    followers: Sequence[FollowerAssignment] = (),
     *,
     make: Order,
     is_tied: bool,
@@ -164,10 +164,10 @@ def right(_: PlanView, buckets: Sequence[tuple[int, ...]], limit: int) -> Launch
 
 
 @st.composite
-def followers_of(draw: st.DrawFn, num_layers: int) -> list[FollowerPlace]:
+def followers_of(draw: st.DrawFn, num_layers: int) -> list[FollowerAssignment]:
     layers = st.sets(st.integers(0, num_layers - 1), min_size=1)
     return [
-        FollowerPlace(engine_id=f"f{n}", data_address="", layers=tuple(sorted(draw(layers))))
+        FollowerAssignment(engine_id=f"f{n}", data_address="", layers=tuple(sorted(draw(layers))))
         for n in range(draw(st.integers(0, 2)))
     ]
 

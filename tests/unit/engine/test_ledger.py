@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from planaria_worker.engine.step.step_progress import NUM_RECENT_STEPS, Ledger
+from planaria_worker.engine.step.step_progress import NUM_RECENT_STEPS, StepProgress
 from unit.engine.steps import World
 from unit.engine.summing import MICROBATCHES, NUM_LAYERS, NUM_PIECES
 
@@ -118,36 +118,36 @@ def test_what_was_whole_in_one_generation_is_what_the_next_one_sums(cut_off: int
 
 
 def test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums() -> None:
-    ledger = Ledger(step=3, generation=1, finished=[0, 2])
-    ledger.launch([4, 5])
-    ledger.enter([5], 6)
-    assert (ledger.in_flight, ledger.complete) == ({4}, {5: 6})
-    ledger.begin_attempt(2)
-    assert (ledger.generation, ledger.finished) == (2, [0, 2])
-    assert (ledger.in_flight, ledger.complete) == (set(), {})
+    progress = StepProgress(step=3, generation=1, finished=[0, 2])
+    progress.launch([4, 5])
+    progress.enter([5], 6)
+    assert (progress.in_flight, progress.complete) == ({4}, {5: 6})
+    progress.begin_attempt(2)
+    assert (progress.generation, progress.finished) == (2, [0, 2])
+    assert (progress.in_flight, progress.complete) == (set(), {})
 
 
 def test_a_ledger_knows_what_a_microbatch_takes() -> None:
     """A step that computed nothing, as a follower's, says nothing of it."""
-    ledger = Ledger(step=3, generation=1)
-    assert ledger.usual_microbatch_seconds == 0.0
-    ledger = ledger_behind(ledger, 1.5)
-    assert (ledger.step, ledger.generation, ledger.finished) == (4, 1, [])
-    assert ledger.usual_microbatch_seconds == 0.5
-    assert ledger.behind(5, 2).usual_microbatch_seconds == 0.5
+    progress = StepProgress(step=3, generation=1)
+    assert progress.usual_microbatch_seconds == 0.0
+    progress = ledger_behind(progress, 1.5)
+    assert (progress.step, progress.generation, progress.finished) == (4, 1, [])
+    assert progress.usual_microbatch_seconds == 0.5
+    assert progress.behind(5, 2).usual_microbatch_seconds == 0.5
 
 
 def test_one_slow_step_says_nothing_of_a_place_and_several_do() -> None:
     """Who is given more for it keeps that until the next plan."""
-    ledger = ledger_behind(Ledger(step=0, generation=1), 1.5)
+    progress = ledger_behind(StepProgress(step=0, generation=1), 1.5)
     for slow in range(1, NUM_RECENT_STEPS):
-        ledger = ledger_behind(ledger, 3.0)
-        assert ledger.usual_microbatch_seconds == 0.5, slow
-    assert ledger_behind(ledger, 3.0).usual_microbatch_seconds == 1.0
+        progress = ledger_behind(progress, 3.0)
+        assert progress.usual_microbatch_seconds == 0.5, slow
+    assert ledger_behind(progress, 3.0).usual_microbatch_seconds == 1.0
 
 
-def ledger_behind(ledger: Ledger, compute_seconds: float) -> Ledger:
+def ledger_behind(progress: StepProgress, compute_seconds: float) -> StepProgress:
     """Return the account behind a step of three microbatches that took so long."""
-    ledger.finished.extend([0, 2, 5])
-    ledger.compute_seconds = compute_seconds
-    return ledger.behind(ledger.step + 1, ledger.generation)
+    progress.finished.extend([0, 2, 5])
+    progress.compute_seconds = compute_seconds
+    return progress.behind(progress.step + 1, progress.generation)

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
-from planaria_worker.engine.groups.current_groups import Links
+from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.plan.plan_view import GroupSpec
 
 
@@ -89,15 +89,15 @@ def old() -> Generation:
 
 
 @pytest.fixture
-def links(old: Generation) -> Links:
-    links = Links()
+def links(old: Generation) -> CurrentGroups:
+    links = CurrentGroups()
     links.begin(old.communicators)
     links.join_pipeline(old.along)
     return links
 
 
 def test_the_groups_before_a_handover_last_until_its_first_commit(
-    links: Links, old: Generation
+    links: CurrentGroups, old: Generation
 ) -> None:
     """Peers may still be reading the last verdict from them."""
     new = Generation("a", "c")
@@ -107,7 +107,9 @@ def test_the_groups_before_a_handover_last_until_its_first_commit(
     assert (old.shut, new.shut) == ((True, True), (False, False))
 
 
-def test_a_pipeline_that_is_kept_outlives_its_generation(links: Links, old: Generation) -> None:
+def test_a_pipeline_that_is_kept_outlives_its_generation(
+    links: CurrentGroups, old: Generation
+) -> None:
     new = Generation("x", "y")  # its pipeline's group has the same name
     links.hand_over(new.communicators)
     links.shut_retired("the plan changed")
@@ -119,7 +121,7 @@ def test_a_pipeline_that_is_kept_outlives_its_generation(links: Links, old: Gene
     assert old.shut == (True, True)
 
 
-def test_a_pipeline_that_was_kept_ends_as_others_do(links: Links, old: Generation) -> None:
+def test_a_pipeline_that_was_kept_ends_as_others_do(links: CurrentGroups, old: Generation) -> None:
     """Its generation ended long before it. Guard: a pipeline is retired by itself."""
     links.hand_over(Generation("a", "b").communicators)
     links.shut_retired("the plan changed")
@@ -130,7 +132,7 @@ def test_a_pipeline_that_was_kept_ends_as_others_do(links: Links, old: Generatio
     assert (old.shut, new.shut) == ((True, True), (False, False))
 
 
-def test_a_lost_peer_ends_a_retired_pipeline(links: Links, old: Generation) -> None:
+def test_a_lost_peer_ends_a_retired_pipeline(links: CurrentGroups, old: Generation) -> None:
     links.hand_over(Generation("a", "b").communicators)
     links.shut_retired("the plan changed")
     links.hand_over(Generation("a", "c").communicators, Generation("a", "c").along)
@@ -138,15 +140,17 @@ def test_a_lost_peer_ends_a_retired_pipeline(links: Links, old: Generation) -> N
     assert old.pipeline.is_shut
 
 
-@pytest.mark.parametrize("end", [Links.shut_sums, Links.shut])
-def test_a_fence_shuts_what_was_retired(links: Links, old: Generation, end: "object") -> None:
+@pytest.mark.parametrize("end", [CurrentGroups.shut_sums, CurrentGroups.shut])
+def test_a_fence_shuts_what_was_retired(
+    links: CurrentGroups, old: Generation, end: "object"
+) -> None:
     new = Generation("a", "c")
     links.hand_over(new.communicators, new.along)
     end(links, "fenced")  # type: ignore[operator]
     assert old.shut == (True, True)
 
 
-def test_a_lost_peer_is_in_groups_of_three_kinds(links: Links, old: Generation) -> None:
+def test_a_lost_peer_is_in_groups_of_three_kinds(links: CurrentGroups, old: Generation) -> None:
     """Those in use, those before them, and those that are staged."""
     new, staged = Generation("a", "c"), Generation("a", "b")
     links.hand_over(new.communicators, new.along)
@@ -163,21 +167,21 @@ class TestSetAside:
     """A fence ends what is under way across the pipelines; the rest can be taken up again."""
 
     def test_what_is_idle_and_lost_nobody_outlives_the_fence(
-        self, links: Links, old: Generation
+        self, links: CurrentGroups, old: Generation
     ) -> None:
         links.set_aside(["gone"])
         links.shut("fenced")
         assert old.shut == (True, False)
         assert [group.group_id for group in links.idle_groups] == ["1/last-ranks"]
 
-    def test_what_is_busy_does_not(self, links: Links, old: Generation) -> None:
+    def test_what_is_busy_does_not(self, links: CurrentGroups, old: Generation) -> None:
         old.across.is_busy = True
         links.set_aside([])
         links.shut("fenced")
         assert old.shut == (True, True)
         assert links.idle_groups == []
 
-    def test_what_has_lost_a_member_does_not(self, links: Links, old: Generation) -> None:
+    def test_what_has_lost_a_member_does_not(self, links: CurrentGroups, old: Generation) -> None:
         """Even if it was set aside before anybody knew."""
         links.set_aside([])
         links.set_aside(["other"])
@@ -185,7 +189,7 @@ class TestSetAside:
         assert links.idle_groups == []
 
     def test_who_sees_a_pipeline_break_sets_the_rest_aside(
-        self, links: Links, old: Generation
+        self, links: CurrentGroups, old: Generation
     ) -> None:
         links.peer_lost("b")
         assert old.shut == (True, True)  # b was in both
@@ -199,13 +203,13 @@ class TestSetAside:
 
     def test_a_line_sums_nothing(self, old: Generation) -> None:
         """Before the place is taken, nobody has said which groups are along the pipeline."""
-        links = Links()
+        links = CurrentGroups()
         links.begin(old.communicators)
         links.set_aside([])
         assert (old.pipeline.is_aside, old.across.is_aside) == (False, True)
 
     def test_it_is_taken_up_where_the_members_are_the_same(
-        self, links: Links, old: Generation
+        self, links: CurrentGroups, old: Generation
     ) -> None:
         """In whichever order the plan has them."""
         links.set_aside([])
@@ -217,7 +221,10 @@ class TestSetAside:
         assert old.shut == (False, True)
 
     def test_two_with_the_same_members_are_told_apart_by_their_ids(self) -> None:
-        links, fake = Links(), FakeCommunicators(FakeGroup("z", "a", "b"), FakeGroup("y", "b", "a"))
+        links, fake = (
+            CurrentGroups(),
+            FakeCommunicators(FakeGroup("z", "a", "b"), FakeGroup("y", "b", "a")),
+        )
         links.begin(cast(Communicators, fake))
         links.set_aside([])
         wanted = [spec("owners-0", "a", "b"), spec("last-ranks", "a", "b")]
@@ -230,7 +237,7 @@ class TestSetAside:
         """A follower has become the last rank of nobody: both groups have the same members now."""
         owners = FakeGroup("owners-2", "a", "b", "c")
         brief = FakeGroup("last-ranks", "a", "b", "c", is_brief=True)
-        links = Links()
+        links = CurrentGroups()
         links.begin(cast(Communicators, FakeCommunicators(owners, brief)))
         links.set_aside([])
         new = FakeCommunicators()
@@ -241,7 +248,9 @@ class TestSetAside:
         links.begin(cast(Communicators, new), sums=wanted, kept={"1/last-ranks", "1/owners-2"})
         assert new.groups == {"owners-3": owners.heir, "last-ranks": brief.heir}
 
-    def test_what_is_not_kept_by_all_is_made_anew(self, links: Links, old: Generation) -> None:
+    def test_what_is_not_kept_by_all_is_made_anew(
+        self, links: CurrentGroups, old: Generation
+    ) -> None:
         links.set_aside([])
         new = FakeCommunicators()
         links.begin(cast(Communicators, new), sums=[spec("last-ranks", "a", "b", "other")])
@@ -254,7 +263,7 @@ class TestSetAside:
         Guard: what had been taken up is shut, since nobody else could end it.
         """
         kept, lost = FakeGroup("kept", "a", "b"), FakeGroup("lost", "a", "b", "other")
-        links = Links()
+        links = CurrentGroups()
         links.begin(cast(Communicators, FakeCommunicators(kept, lost)))
         links.set_aside([])
         links.peer_lost("other")
@@ -265,7 +274,9 @@ class TestSetAside:
         assert kept.heir is not None
         assert kept.heir.is_shut
 
-    def test_what_is_retired_is_not_taken_up_any_more(self, links: Links, old: Generation) -> None:
+    def test_what_is_retired_is_not_taken_up_any_more(
+        self, links: CurrentGroups, old: Generation
+    ) -> None:
         links.set_aside([])
         links.hand_over(Generation("a", "c").communicators)
         links.shut_retired("the plan changed")

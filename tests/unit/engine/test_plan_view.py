@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, PlanError
+from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment, PlanError
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from unit.engine.plans import pipeline, plans, tied, untied
 
 
 def views(
-    pipelines: list[PipelinePlan], num_layers: int, num_microbatches: int, *, is_tied: bool = False
+    pipelines: list[PipelineAssignment],
+    num_layers: int,
+    num_microbatches: int,
+    *,
+    is_tied: bool = False,
 ) -> list[PlanView]:
     return [
         view_plan(
@@ -66,7 +70,7 @@ def test_one_engine_needs_no_group() -> None:
 
 @given(plans(), st.booleans())
 def test_every_layer_is_summed_by_all_who_hold_it(
-    plan: tuple[list[PipelinePlan], int, int], is_tied: bool
+    plan: tuple[list[PipelineAssignment], int, int], is_tied: bool
 ) -> None:
     pipelines, num_layers, num_microbatches = plan
     all_views = views(pipelines, num_layers, num_microbatches, is_tied=is_tied)
@@ -85,7 +89,7 @@ def test_every_layer_is_summed_by_all_who_hold_it(
 
 @given(plans(), st.booleans())
 def test_groups_and_sums_have_one_order_for_all(
-    plan: tuple[list[PipelinePlan], int, int], is_tied: bool
+    plan: tuple[list[PipelineAssignment], int, int], is_tied: bool
 ) -> None:
     """Blocking on each in turn cannot deadlock: always somebody's next is everybody's next."""
     pipelines, num_layers, num_microbatches = plan
@@ -105,7 +109,7 @@ def _run_to_the_end(todo: dict[str, list[tuple[str, tuple[str, ...]]]]) -> None:
 
 
 @given(plans())
-def test_last_ranks_meet(plan: tuple[list[PipelinePlan], int, int]) -> None:
+def test_last_ranks_meet(plan: tuple[list[PipelineAssignment], int, int]) -> None:
     pipelines, num_layers, num_microbatches = plan
     for view in views(pipelines, num_layers, num_microbatches):
         expected = view.is_last and len(pipelines) > 1
@@ -144,20 +148,20 @@ GOOD = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])]
         ([pipeline(1, [4], [0, 1, 2])], "no place for 0.0"),
     ],
 )
-def test_a_wrong_plan_is_refused(pipelines: list[PipelinePlan], complaint: str) -> None:
+def test_a_wrong_plan_is_refused(pipelines: list[PipelineAssignment], complaint: str) -> None:
     with pytest.raises(PlanError, match=complaint):
         view_plan(pipelines, "0.0", num_layers=4, num_microbatches=3, hosted_layers=untied)
 
 
-def follower(index: int, layers: Sequence[int]) -> FollowerPlace:
-    return FollowerPlace(
+def follower(index: int, layers: Sequence[int]) -> FollowerAssignment:
+    return FollowerAssignment(
         engine_id=f"follower-{index}", data_address=f"follower:{index}", layers=tuple(layers)
     )
 
 
 @given(plans(), st.booleans(), st.data())
 def test_followers_are_owners_for_everybody_alike(
-    plan: tuple[list[PipelinePlan], int, int], is_tied: bool, data: st.DataObject
+    plan: tuple[list[PipelineAssignment], int, int], is_tied: bool, data: st.DataObject
 ) -> None:
     pipelines, num_layers, num_microbatches = plan
     layers = st.lists(st.integers(0, num_layers - 1), min_size=1, unique=True).map(sorted)

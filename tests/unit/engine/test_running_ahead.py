@@ -24,11 +24,11 @@ from torch import Tensor
 
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.plan.plan import PipelinePlan
+from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.step_progress import Ledger
-from planaria_worker.engine.step.training_context import Place, renew_place
+from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 from planaria_worker.engine.step.training_step import CommittedStep, attempt, begin_step, compute
 from support import memory_groups
 from support.memory_groups import MemoryGroup
@@ -132,9 +132,9 @@ class Crew:
         self._num_actions = [0] * len(moments)
         self._num_told = [0] * len(moments)
         self._changed = threading.Condition()
-        for stage, place in enumerate(self.places):
-            place.around.fence.fence(GENERATION + 1)
-            cast(Any, place.around.failpoints).hit = self._hook(stage)
+        for stage, context in enumerate(self.places):
+            context.resources.fence.fence(GENERATION + 1)
+            cast(Any, context.resources.failpoints).hit = self._hook(stage)
 
     def run(self) -> list[CommittedStep]:
         """The whole step, each stage on a thread."""
@@ -142,20 +142,20 @@ class Crew:
             return list(threads.map(self._run, range(len(self.places))))
 
     def _run(self, stage: int) -> CommittedStep:
-        place = self.places[stage]
-        begin_step(place, 0)
+        context = self.places[stage]
+        begin_step(context, 0)
         while True:
-            compute(place, place.ledger.missing(place.view.pipeline.first_microbatches))
-            done = attempt(place)
+            compute(context, context.progress.missing(context.view.pipeline.first_microbatches))
+            done = attempt(context)
             if isinstance(done, CommittedStep):
-                place.around.fence.settle()
+                context.resources.fence.settle()
                 return done
-            if not place.upcoming:
+            if not context.upcoming:
                 self._wait_and_tell(stage)
-            generation = place.generation + 1
-            renew_place(
-                place,
-                view=place.upcoming.popleft(),
+            generation = context.generation + 1
+            renew_context(
+                context,
+                view=context.upcoming.popleft(),
                 generation=generation,
                 awaited=cast(Communicators, Awaited(are_lost=generation < self._last)),
                 resumed_step=0,
@@ -192,14 +192,14 @@ class Crew:
 
     def _tell(self, stage: int) -> None:
         self._num_told[stage] += 1
-        plan, place = self._plans[self._num_told[stage]], self.places[stage]
+        plan, context = self._plans[self._num_told[stage]], self.places[stage]
         for each in self.places:  # nobody is told of a plan before all are fenced for it
-            if each.around.fence.newest < GENERATION + self._num_told[stage]:
-                each.around.fence.fence(GENERATION + self._num_told[stage])
-        place.upcoming.append(
+            if each.resources.fence.newest < GENERATION + self._num_told[stage]:
+                each.resources.fence.fence(GENERATION + self._num_told[stage])
+        context.upcoming.append(
             view_plan(
                 plan,
-                place.view.engine_id,
+                context.view.engine_id,
                 num_layers=self.job.num_layers,
                 num_microbatches=self.job.num_microbatches,
                 hosted_layers=untied,
@@ -207,7 +207,7 @@ class Crew:
         )
 
 
-def _plan(cuts: Sequence[int], microbatches: tuple[int, ...]) -> list[PipelinePlan]:
+def _plan(cuts: Sequence[int], microbatches: tuple[int, ...]) -> list[PipelineAssignment]:
     rest = tuple(m for m in ALL if m not in microbatches)
     kept = dataclasses.replace(pipeline(0, cuts, microbatches), keeps_step=True)
     return [kept, *(dataclasses.replace(lost, microbatches=rest) for lost in LOST if rest)]
@@ -225,7 +225,7 @@ class Undisturbed:
 def undisturbed(folder: Path, **options: Any) -> Undisturbed:
     job = make_job(folder, {"family": "llama", **options}, reproducible=True)
     done = run_one_step(job, [pipeline(0, CUTS[2], ALL)])
-    found = parameters([place for place, _ in done])
+    found = parameters([context for context, _ in done])
     return Undisturbed(job=job, parameters=found, record=done[0][1].record)
 
 
@@ -245,12 +245,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_groups, "TIMEOUT_SECONDS", 10.0)
 
 
-def parameters(places: Sequence[Place]) -> dict[int, Tensor]:
+def parameters(places: Sequence[TrainingContext]) -> dict[int, Tensor]:
     """Of every layer."""
     return {
         layer: state.parameters
-        for place in places
-        for layer, state in place.around.store.states.items()
+        for context in places
+        for layer, state in context.resources.store.states.items()
     }
 
 
@@ -263,13 +263,13 @@ def check(crew: Crew, expected: Undisturbed) -> None:
     for step in committed:
         assert step.record.gradient_norm == expected.record.gradient_norm
         assert step.record.evaluation_loss == expected.record.evaluation_loss
-    for place, passes in zip(crew.places, crew.passes, strict=True):
+    for context, passes in zip(crew.places, crew.passes, strict=True):
         assert sorted(passes) == sorted((at, m) for m in ALL for at in ("forward", "backward"))
         in_flight = most = 0
         for at, _ in passes:
             in_flight += 1 if at == "forward" else -1
             most = max(most, in_flight)
-        assert most <= len(crew.places) - place.view.stage_index
+        assert most <= len(crew.places) - context.view.stage_index
 
 
 @pytest.mark.parametrize("kind", [MemoryGroup, SlowGroup])
@@ -321,12 +321,12 @@ def test_nothing_is_ahead_of_an_evaluation(evaluating: Undisturbed) -> None:
 
 def test_what_was_begun_is_what_comes_next(plain: Undisturbed) -> None:
     """Guard: else a stage would take the activations of one microbatch for those of another."""
-    (place, *_) = take_places(plain.job, [pipeline(0, CUTS[2], ALL)])
-    begin_step(place, 0)
-    assert place.pipeline is not None
+    (context, *_) = take_places(plain.job, [pipeline(0, CUTS[2], ALL)])
+    begin_step(context, 0)
+    assert context.pipeline is not None
     for step, begun in [(0, [3]), (1, [1])]:  # the other microbatch; the one of another step
-        place.pipeline._started = begun
-        place.pipeline._ledger = Ledger(step=0, generation=GENERATION)
-        begin_step(place, step)
+        context.pipeline._started = begun
+        context.pipeline._progress = StepProgress(step=0, generation=GENERATION)
+        begin_step(context, step)
         with pytest.raises(RuntimeError, match="begun"):
-            compute(place, (1, 3))
+            compute(context, (1, 3))

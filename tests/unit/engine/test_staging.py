@@ -12,7 +12,7 @@ import torch
 from planaria_worker.engine.job import open_job
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.recovery.fence import Fence, FencedError
-from planaria_worker.engine.recovery.staging import NextPlace
+from planaria_worker.engine.recovery.staging import StagedChange
 from support.training_jobs import training_job
 
 GENERATION, LAYER, VERSION = 4, 1, 7
@@ -31,11 +31,11 @@ class Staged:
         files = training_job(folder, num_blocks=1).files
         job = open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
         self.store = LayerStore()
-        around = SimpleNamespace(
+        resources = SimpleNamespace(
             job=job, store=self.store, fence=Fence(GENERATION), failpoints=None
         )
-        builder: Any = SimpleNamespace(around=around, communicators=lambda _: Communicators())
-        self.next: Any = NextPlace(
+        builder: Any = SimpleNamespace(resources=resources, communicators=lambda _: Communicators())
+        self.next: Any = StagedChange(
             builder=builder,
             job_secret="",
             activation=SimpleNamespace(generation=GENERATION, layers={LAYER: ()}),  # type: ignore[arg-type]
@@ -44,10 +44,10 @@ class Staged:
             on_commit=lambda *_: None,
         )
         self.next._layers.allocate()
-        place: Any = Communicators()
-        self.place = weakref.ref(place)
+        context: Any = Communicators()
+        self.context = weakref.ref(context)
         self.parameters = weakref.ref(self.next._layers.states[LAYER].parameters)
-        self.next._place = place
+        self.next._context = context
 
 
 @pytest.fixture
@@ -58,17 +58,17 @@ def staged(tmp_path: Path) -> Staged:
 def test_what_is_given_up_is_gone(staged: Staged) -> None:
     """Though errors and threads still know of it. Guard: `drop` lets go."""
     staged.next.drop()
-    assert (staged.place(), staged.parameters()) == (None, None)
+    assert (staged.context(), staged.parameters()) == (None, None)
 
 
 def test_what_is_taken_is_the_stores_alone(staged: Staged) -> None:
     """The place itself is known until the next change of plan. Guard: `take` lets go."""
     taken = staged.next.take(VERSION)
-    assert taken is staged.place()
+    assert taken is staged.context()
     assert staged.store.held() == {LAYER: VERSION}
     del taken
     staged.store.keep(())
-    assert (staged.place(), staged.parameters()) == (None, None)
+    assert (staged.context(), staged.parameters()) == (None, None)
 
 
 def test_what_is_taken_is_not_given_up(staged: Staged) -> None:

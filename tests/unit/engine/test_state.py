@@ -9,9 +9,9 @@ import torch
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.copy import CommitFeed, LayerFetcher
-from planaria_worker.engine.layers.initial_state import SeedBase
+from planaria_worker.engine.layers.initial_state import InitialStateFromSeed
 from planaria_worker.engine.layers.layer_store import LayerStore, fill
-from planaria_worker.engine.layers.layer_tasks import LayerWork
+from planaria_worker.engine.layers.layer_tasks import LayerTasks
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.recovery.fence import Fence, StaleGenerationError
@@ -90,7 +90,7 @@ def test_a_copy_of_something_else_is_refused(job: Job, store: LayerStore) -> Non
 def test_a_copy_that_is_complete_behind_a_fence_is_not_installed(job: Job) -> None:
     """Nothing interrupts what has arrived: it is asked for once more when it is to be installed."""
     store, fence = LayerStore(), Fence(1)
-    work = LayerWork(job=job, base=SeedBase(job=job), store=store, fence=fence)
+    work = LayerTasks(job=job, base=InitialStateFromSeed(job=job), store=store, fence=fence)
     fetcher = LayerFetcher(job_secret="secret", failpoints=Failpoints())
     fence.fence(2)
     with pytest.raises(StaleGenerationError):

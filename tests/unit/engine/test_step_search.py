@@ -95,7 +95,7 @@ class Search:
 
     def _next(self, world: World, num_losses: int, num_disturbed: int) -> Iterator[Action]:
         for row, pipeline in enumerate(world.pipelines):
-            if pipeline.engines[0].ledger.missing(pipeline.microbatches):
+            if pipeline.engines[0].progress.missing(pipeline.microbatches):
                 yield Compute(row)
             if num_losses < self.case.num_losses:
                 yield Lose(row, is_regrown=True)
@@ -165,11 +165,11 @@ def _key_of(pipeline: Pipeline) -> object:
     engines = tuple(
         (
             engine.layers,
-            frozenset(engine.ledger.finished),
+            frozenset(engine.progress.finished),
             tuple(sorted(engine.sums.num_whole.items())),
             tuple(tuple(total.tolist()) for _, total in sorted(engine.sums.totals.items())),
-            frozenset(engine.ledger.in_flight),
-            tuple(sorted(engine.ledger.complete.items())),
+            frozenset(engine.progress.in_flight),
+            tuple(sorted(engine.progress.complete.items())),
         )
         for engine in pipeline.engines
     )

@@ -18,18 +18,18 @@ from planaria_worker.engine.step.training_step import CommittedStep
 RECORD = CommitRecord(step=0, generation=1, gradient_norm=1.0, loss=1.0, num_tokens=1)
 
 
-class Place:
+class TrainingContext:
     """Of an engine that follows: it has no microbatches."""
 
     view = SimpleNamespace(is_follower=True)
-    ledger = SimpleNamespace(missing=lambda _: ())
+    progress = SimpleNamespace(missing=lambda _: ())
 
 
 def make_loop(**parts: Any) -> TrainingLoop:
     """A loop of the parts that a test needs."""
-    names = ("standing", "handover", "checkpointer", "vitals", "teller", "clock")
+    names = ("training_state", "handover", "checkpointer", "vitals", "reporter", "clock")
     return TrainingLoop(
-        builder=parts.pop("builder", SimpleNamespace(around=None)),
+        builder=parts.pop("builder", SimpleNamespace(resources=None)),
         halt=lambda _: None,
         set_aside=lambda: None,
         **{name: parts.get(name) for name in names},  # type: ignore[arg-type]
@@ -39,25 +39,25 @@ def make_loop(**parts: Any) -> TrainingLoop:
 def test_a_place_is_gone_when_another_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sums and buffers would be in use for as long as nothing breaks. Guard: whoever lets the
     loop train has no place in hand."""
-    standing: Any = SimpleNamespace(place=Place(), committed_steps=0)
-    first = weakref.ref(standing.place)
+    training_state: Any = SimpleNamespace(context=TrainingContext(), committed_steps=0)
+    first = weakref.ref(training_state.context)
     in_memory = []
 
-    def attempt(place: Place) -> CommittedStep:
+    def attempt(context: TrainingContext) -> CommittedStep:
         in_memory.append(first() is not None)
         if len(in_memory) == 2:
             raise GroupBroken("enough")
         return CommittedStep(record=RECORD, broken=None)
 
-    def go_on(place: Place, done: CommittedStep) -> Place:
-        standing.place = Place()
-        return standing.place  # type: ignore[no-any-return]
+    def go_on(context: TrainingContext, done: CommittedStep) -> TrainingContext:
+        training_state.context = TrainingContext()
+        return training_state.context  # type: ignore[no-any-return]
 
     for name in ("compute", "begin_step"):
         monkeypatch.setattr(training, name, lambda *_: None)
     monkeypatch.setattr(training, "attempt", attempt)
     untold: Any = SimpleNamespace(step_begins=lambda: None)
-    loop = make_loop(standing=standing, vitals=standing, teller=untold)
+    loop = make_loop(training_state=training_state, vitals=training_state, reporter=untold)
     monkeypatch.setattr(loop, "_go_on", go_on)
     monkeypatch.setattr(loop, "_break_off", lambda *_: None)
     loop.train_from_start()
@@ -82,19 +82,19 @@ def test_who_is_halted_while_it_copies_for_a_checkpoint_takes_no_other_place() -
         behind=lambda _: SimpleNamespace(view=view),
         renew=lambda *_: False,
     )
-    standing: Any = SimpleNamespace(
-        promise_behind=lambda _: None,
+    training_state: Any = SimpleNamespace(
+        retained_after=lambda _: None,
         enter_commit=lambda *_: None,
         drop=lambda: calls.append("dropped"),
         is_finished=False,
     )
     loop = make_loop(
-        builder=SimpleNamespace(around=SimpleNamespace(fence=fence)),
+        builder=SimpleNamespace(resources=SimpleNamespace(fence=fence)),
         handover=handover,
-        standing=standing,
+        training_state=training_state,
         checkpointer=SimpleNamespace(announce=lambda *_: [0], take=take),
     )
-    place: Any = SimpleNamespace(view=view, halt=halt)
+    context: Any = SimpleNamespace(view=view, halt=halt)
     record = replace(RECORD, next_generation=2)
-    assert loop._go_on(place, CommittedStep(record=record, broken=None)) is None
+    assert loop._go_on(context, CommittedStep(record=record, broken=None)) is None
     assert calls == ["report", "copied", "dropped"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from planaria_worker.engine.groups.backends import open_connector
-from planaria_worker.engine.groups.pipeline_link import LineConnector
+from planaria_worker.engine.groups.pipeline_link import PipelineLinkConnector
 from planaria_worker.engine_config import Transport
 
 
@@ -21,4 +21,4 @@ def test_what_is_in_host_memory_goes_over_a_line_whatever_the_device(transport: 
         is_on_host=True,
         operation_timeout_seconds=1,
     )
-    assert type(connector) is LineConnector
+    assert type(connector) is PipelineLinkConnector

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from planaria_worker.engine.groups import Group, GroupBroken, Work
-from planaria_worker.engine.groups.pipeline_link import LineConnector
+from planaria_worker.engine.groups.pipeline_link import PipelineLinkConnector
 
 HOST = "127.0.0.1"
 BOUND_SECONDS = 30.0
@@ -36,7 +36,7 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
 
 def connect(
     pool: ThreadPoolExecutor,
-    connectors: list[LineConnector],
+    connectors: list[PipelineLinkConnector],
     *,
     timeout_seconds: float = BOUND_SECONDS,
 ) -> Line:
@@ -66,7 +66,7 @@ def build_line(elsewhere: ThreadPoolExecutor) -> Iterator[BuildLine]:
     built: Line = []
 
     def build(size: int) -> Line:
-        line = connect(elsewhere, [LineConnector(HOST, BOUND_SECONDS) for _ in range(size)])
+        line = connect(elsewhere, [PipelineLinkConnector(HOST, BOUND_SECONDS) for _ in range(size)])
         built.extend(line)
         return line
 
@@ -276,7 +276,7 @@ def test_a_wait_for_a_sum_is_bounded(build_line: BuildLine) -> None:
     assert line[1].is_shut
 
 
-def called(connector: LineConnector) -> socket.socket:
+def called(connector: PipelineLinkConnector) -> socket.socket:
     """A connection of a stranger."""
     host, _, port = connector.address.partition("/")[0].rpartition(":")
     return socket.create_connection((host, int(port)))
@@ -284,7 +284,7 @@ def called(connector: LineConnector) -> socket.socket:
 
 def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
     """Guard: the token."""
-    connectors = [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)]
+    connectors = [PipelineLinkConnector(HOST, BOUND_SECONDS) for _ in range(2)]
     with called(connectors[1]) as stranger:
         stranger.sendall(b"0" * 16)
         line = connect(elsewhere, connectors)
@@ -300,7 +300,7 @@ def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
 def test_strangers_hold_up_nobody(elsewhere: ThreadPoolExecutor) -> None:
     """They called first and say nothing, or little, and are more than are heard. Guard: callers are
     heard side by side."""
-    connectors = [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)]
+    connectors = [PipelineLinkConnector(HOST, BOUND_SECONDS) for _ in range(2)]
     with contextlib.ExitStack() as strangers:
         for _ in range(40):
             strangers.enter_context(called(connectors[1])).sendall(b"0")
@@ -315,7 +315,7 @@ def test_strangers_hold_up_nobody(elsewhere: ThreadPoolExecutor) -> None:
 
 def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
     """Guard: `Callers` hears on."""
-    connector = LineConnector(HOST, BOUND_SECONDS)
+    connector = PipelineLinkConnector(HOST, BOUND_SECONDS)
     waiting = elsewhere.submit(
         connector.connect,
         HashStore(),
@@ -333,7 +333,7 @@ def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
 
 def test_nothing_is_sent_behind_a_part_of_a_message(elsewhere: ThreadPoolExecutor) -> None:
     """The neighbour would take it for the rest. Guard: the writer ends the connection."""
-    line = connect(elsewhere, [LineConnector(HOST, 0.1) for _ in range(2)])
+    line = connect(elsewhere, [PipelineLinkConnector(HOST, 0.1) for _ in range(2)])
     work = line[0].isend(torch.zeros(LARGE), 1)
     until_over = threading.Event()
     while not work.is_over:  # the writer's time is over before anybody reads
@@ -350,7 +350,7 @@ def test_nothing_is_sent_behind_a_part_of_a_message(elsewhere: ThreadPoolExecuto
 def test_who_waits_for_a_neighbour_is_not_held(
     elsewhere: ThreadPoolExecutor, is_told: bool
 ) -> None:
-    connector = LineConnector(HOST, BOUND_SECONDS)
+    connector = PipelineLinkConnector(HOST, BOUND_SECONDS)
     waiting = elsewhere.submit(
         connector.connect,
         HashStore(),
@@ -370,7 +370,7 @@ def test_nothing_is_left_behind(build_line: BuildLine, elsewhere: ThreadPoolExec
     gc.disable()
     try:
         before = len(list(Path("/proc/self/fd").iterdir()))
-        line = connect(elsewhere, [LineConnector(HOST, BOUND_SECONDS) for _ in range(2)])
+        line = connect(elsewhere, [PipelineLinkConnector(HOST, BOUND_SECONDS) for _ in range(2)])
         waiting = elsewhere.submit(receive, line[0])
         until_blocked(waiting)
         for group in line:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from planaria_common.clock import FakeClock
-from planaria_worker.engine.groups.failure_detector import PeerWatch
+from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.copy import CopyServer, wire
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers, serve
 
@@ -83,9 +83,9 @@ def losses() -> Losses:
 
 
 @pytest.fixture
-def watch(losses: Losses) -> Iterator[PeerWatch]:
+def watch(losses: Losses) -> Iterator[FailureDetector]:
     with contextlib.closing(
-        PeerWatch(job_secret=SECRET, on_lost=losses, clock=FakeClock(NOW))
+        FailureDetector(job_secret=SECRET, on_lost=losses, clock=FakeClock(NOW))
     ) as running:
         yield running
 
@@ -105,7 +105,7 @@ def server(engine_id: str) -> Iterator[CopyServer]:
 
 
 def test_the_end_of_a_connection_is_a_loss(
-    watch: PeerWatch, losses: Losses, peers: list[Peer]
+    watch: FailureDetector, losses: Losses, peers: list[Peer]
 ) -> None:
     """Also when the peer has not answered yet, and when it says more than its name."""
     watch.watch({str(index): peer.address for index, peer in enumerate(peers)})
@@ -119,7 +119,7 @@ def test_the_end_of_a_connection_is_a_loss(
         assert losses.next() == str(index)
 
 
-def test_a_reset_is_a_loss(watch: PeerWatch, losses: Losses, peers: list[Peer]) -> None:
+def test_a_reset_is_a_loss(watch: FailureDetector, losses: Losses, peers: list[Peer]) -> None:
     watch.watch({"0": peers[0].address})
     connection = peers[0].accept(greeted("0"))
     linger_zero = b"\x01\x00\x00\x00\x00\x00\x00\x00"
@@ -129,7 +129,7 @@ def test_a_reset_is_a_loss(watch: PeerWatch, losses: Losses, peers: list[Peer]) 
 
 
 def test_a_port_without_a_listener_is_a_loss(
-    watch: PeerWatch, losses: Losses, peers: list[Peer]
+    watch: FailureDetector, losses: Losses, peers: list[Peer]
 ) -> None:
     """The process ended before it was watched."""
     peers[0].listener.close()
@@ -137,14 +137,16 @@ def test_a_port_without_a_listener_is_a_loss(
     assert losses.next() == "0"
 
 
-def test_a_port_that_changed_hands_is_a_loss(watch: PeerWatch, losses: Losses) -> None:
+def test_a_port_that_changed_hands_is_a_loss(watch: FailureDetector, losses: Losses) -> None:
     """Guard: the name in the greeting."""
     with server("job/node/0/2") as other:
         watch.watch({"job/node/0/1": other.address})
         assert losses.next() == "job/node/0/1"
 
 
-def test_a_name_in_pieces_is_awaited(watch: PeerWatch, losses: Losses, peers: list[Peer]) -> None:
+def test_a_name_in_pieces_is_awaited(
+    watch: FailureDetector, losses: Losses, peers: list[Peer]
+) -> None:
     watch.watch({"peer": peers[0].address})
     connection = peers[0].accept()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -154,7 +156,7 @@ def test_a_name_in_pieces_is_awaited(watch: PeerWatch, losses: Losses, peers: li
     assert losses.is_empty()
 
 
-def test_goodbye_is_no_loss(watch: PeerWatch, losses: Losses, peers: list[Peer]) -> None:
+def test_goodbye_is_no_loss(watch: FailureDetector, losses: Losses, peers: list[Peer]) -> None:
     """A server that ends in order is not reported. Guard: `bye`."""
     with server("leaving") as leaving:
         watch.watch({"leaving": leaving.address, "lost": peers[0].address})
@@ -168,7 +170,7 @@ def test_goodbye_is_no_loss(watch: PeerWatch, losses: Losses, peers: list[Peer])
 
 
 def test_goodbye_on_one_connection_is_goodbye(
-    watch: PeerWatch, losses: Losses, peers: list[Peer]
+    watch: FailureDetector, losses: Losses, peers: list[Peer]
 ) -> None:
     """The peer closes in order before it has greeted on the other."""
     watch.watch({"peer": peers[0].address, "lost": peers[1].address})
@@ -183,7 +185,7 @@ def test_goodbye_on_one_connection_is_goodbye(
 
 def wait_until_watched(watched: CopyServer) -> None:
     deadline = time.monotonic() + BOUND_SECONDS
-    while not (watched._presence.num_taken and watched._watchers):
+    while not (watched._beacon.num_taken and watched._watchers):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -196,7 +198,7 @@ def has_ended(connection: socket.socket) -> bool:
 
 
 def test_each_loss_is_reported_once_for_each_watch(
-    watch: PeerWatch, losses: Losses, peers: list[Peer]
+    watch: FailureDetector, losses: Losses, peers: list[Peer]
 ) -> None:
     for _ in range(2):
         watch.watch({"0": peers[0].address, "1": peers[1].address})
@@ -208,7 +210,7 @@ def test_each_loss_is_reported_once_for_each_watch(
 
 
 def test_who_is_no_longer_watched_is_not_reported(
-    watch: PeerWatch, losses: Losses, peers: list[Peer]
+    watch: FailureDetector, losses: Losses, peers: list[Peer]
 ) -> None:
     """Generations change: the connection to a former peer is closed by us, others are kept."""
     watch.watch({"0": peers[0].address, "1": peers[1].address})
@@ -226,7 +228,7 @@ def test_who_is_no_longer_watched_is_not_reported(
 
 
 def test_a_failing_callback_or_address_costs_nobody_else(
-    watch: PeerWatch, losses: Losses, peers: list[Peer]
+    watch: FailureDetector, losses: Losses, peers: list[Peer]
 ) -> None:
     """Guard: `_guarded`."""
     losses.fails = True
@@ -238,7 +240,7 @@ def test_a_failing_callback_or_address_costs_nobody_else(
 
 
 def test_closing_reports_nothing(losses: Losses, peers: list[Peer]) -> None:
-    watch = PeerWatch(job_secret=SECRET, on_lost=losses, clock=FakeClock(NOW))
+    watch = FailureDetector(job_secret=SECRET, on_lost=losses, clock=FakeClock(NOW))
     watch.watch({"0": peers[0].address})
     connection = peers[0].accept(greeted("0"))
     watch.close()

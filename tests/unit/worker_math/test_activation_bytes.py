@@ -8,7 +8,7 @@ import torch
 from planaria.job import JobSpec
 from planaria_common.model_config import ModelConfig
 from planaria_common.model_sizes import layer_sizes
-from planaria_worker.engine.process.layer_timing import LoneLayer
+from planaria_worker.engine.process.layer_timing import SingleLayer
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
 from planaria_worker.profiling.measure import open_workload
@@ -48,5 +48,5 @@ def test_activations_are_reckoned_exactly(
             hosted: initial_state(job.model, hosted, seed=0, compute_dtype=job.compute_dtype)
             for hosted in hosted_layers(job.model, layer, 1)
         }
-        kept, sent = LoneLayer(job, layer, states).activation_and_output_bytes()
+        kept, sent = SingleLayer(job, layer, states).activation_and_output_bytes()
         assert (size.activation_bytes, size.output_bytes) == (kept, sent), size.name

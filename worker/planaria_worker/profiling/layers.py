@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from planaria_common.measurement import LayerMeasurement
 from planaria_worker.engine.job import Job
-from planaria_worker.engine.process.layer_timing import LoneLayer, kinds_of_layers
+from planaria_worker.engine.process.layer_timing import SingleLayer, kinds_of_layers
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
 from planaria_worker.profiling.timing import timing
@@ -46,7 +46,7 @@ def _measure(job: Job, layer: int, num_passes: int) -> LayerMeasurement:
         )
         for hosted in hosted_layers(job.model, layer, 1)
     }
-    alone = LoneLayer(job, layer, states)
+    alone = SingleLayer(job, layer, states)
     for _ in range(_NUM_WARM_UP):
         alone.run()
         alone.update()

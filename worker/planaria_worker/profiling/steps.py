@@ -10,12 +10,16 @@ from planaria_common.measurement import StepMeasurement
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.plan.plan import PipelinePlan, StagePlace
+from planaria_worker.engine.plan.plan import PipelineAssignment, StageAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.step.training_context import Place, Surroundings, take_place
+from planaria_worker.engine.step.training_context import (
+    EngineResources,
+    TrainingContext,
+    build_context,
+)
 from planaria_worker.engine.step.training_step import run_step
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
@@ -30,20 +34,22 @@ def measure_steps(
 ) -> StepMeasurement:
     """Trains by the engine's own step, alone in its plan, after one step of warm-up."""
     job = replace(job, num_microbatches=min(job.num_microbatches, max_microbatches))
-    place = _place(job)
+    context = _context(job)
     samples = []
     for step in range(num_steps + 1):
         start = _now(job)
-        run_step(place, step)
+        run_step(context, step)
         samples.append(_now(job) - start)
         one_done()
     return StepMeasurement(num_microbatches=job.num_microbatches, step=timing(samples[1:]))
 
 
-def _place(job: Job) -> Place:
+def _context(job: Job) -> TrainingContext:
     """All layers in one stage, and no group: nobody else holds them."""
-    stage = StagePlace(engine_id=_ENGINE, data_address="", first_layer=0, num_layers=job.num_layers)
-    pipeline = PipelinePlan(stages=(stage,), microbatches=tuple(range(job.num_microbatches)))
+    stage = StageAssignment(
+        engine_id=_ENGINE, data_address="", first_layer=0, num_layers=job.num_layers
+    )
+    pipeline = PipelineAssignment(stages=(stage,), microbatches=tuple(range(job.num_microbatches)))
     view = view_plan(
         [pipeline],
         _ENGINE,
@@ -62,7 +68,7 @@ def _place(job: Job) -> Place:
         },
         version=0,
     )
-    around = Surroundings(
+    resources = EngineResources(
         job=job,
         store=store,
         feed=CommitFeed(),
@@ -70,8 +76,8 @@ def _place(job: Job) -> Place:
         stopwatch=Stopwatch(),
         failpoints=Failpoints(),
     )
-    return take_place(
-        around, view=view, generation=_GENERATION, step=0, groups={}, states=store.states
+    return build_context(
+        resources, view=view, generation=_GENERATION, step=0, groups={}, states=store.states
     )
 
 

@@ -13,7 +13,7 @@ _MAX_UNKNOWN = 32
 """Callers who have not said all of the token yet; one more, and the first of them is let go."""
 
 
-class Callers:
+class Acceptor:
     """Those who have called and are not known yet."""
 
     def __init__(self, listener: socket.socket, token: bytes) -> None:

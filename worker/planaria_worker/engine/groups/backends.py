@@ -104,9 +104,9 @@ def open_connector(
         )
     connector: Connector
     if is_line or is_brief:
-        from planaria_worker.engine.groups.pipeline_link import LineConnector
+        from planaria_worker.engine.groups.pipeline_link import PipelineLinkConnector
 
-        connector = LineConnector(host, operation_timeout_seconds)
+        connector = PipelineLinkConnector(host, operation_timeout_seconds)
     else:
         from planaria_worker.engine.groups.gloo import GlooConnector
 

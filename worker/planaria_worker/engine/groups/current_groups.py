@@ -13,7 +13,7 @@ from planaria_worker.engine.groups import Communicators, Group, GroupBroken
 from planaria_worker.engine.plan.plan_view import GroupSpec
 
 
-class Links:
+class CurrentGroups:
     """Holds the groups, so that any thread can shut them."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Links:
             Names of the groups that go on.
         """
         with self._lock:
-            taken, loss = self._take_up(sums, kept)
+            taken, loss = self._adopt_started(sums, kept)
             communicators.adopt(taken)
             if loss is not None:
                 communicators.shut(f"a group that was to be kept is lost: {loss}")
@@ -115,7 +115,7 @@ class Links:
         """Those that were set aside, and still stand."""
         return [g for g in self._groups_of_sums() if g.is_aside and not g.is_shut]
 
-    def _take_up(
+    def _adopt_started(
         self, specs: Iterable[GroupSpec], kept: Collection[str]
     ) -> tuple[dict[str, Group], GroupBroken | None]:
         """Groups by the names that the specs have for them; and why one was lost, if one was."""

@@ -46,7 +46,7 @@ class _Peer:
     """Its end, or goodbye, was seen: there is nothing more to watch."""
 
 
-class PeerWatch:
+class FailureDetector:
     """Watches the peers it was last given; reports each loss once."""
 
     def __init__(self, *, job_secret: str, on_lost: OnLost, clock: Clock | None = None) -> None:

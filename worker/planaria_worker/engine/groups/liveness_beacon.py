@@ -55,7 +55,7 @@ _close = types.ExternalFunction("close", types.int32(types.int32))
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 
-class Presence:
+class LivenessBeacon:
     """Holds connections until their other ends are closed, it is closed, or the process is dead.
 
     Attributes:

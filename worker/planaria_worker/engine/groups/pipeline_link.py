@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from planaria_worker.engine.groups.acceptor import Callers
+from planaria_worker.engine.groups.acceptor import Acceptor
 from planaria_worker.engine.groups.addresses import format_address, parse_address
 from planaria_worker.engine.groups.backends import Pending
 
@@ -33,7 +33,7 @@ _LOOK_UP_SECONDS = 0.02
 """How often who waits for a message to leave looks whether the group was shut."""
 
 
-class LineConnector:
+class PipelineLinkConnector:
     """One rank's end: listens for the rank before it, calls the rank behind it."""
 
     def __init__(self, host: str, operation_timeout_seconds: float) -> None:
@@ -53,21 +53,21 @@ class LineConnector:
         addresses: Sequence[str],
         *,
         timeout_seconds: float,
-    ) -> "LineBackend":
+    ) -> "PipelineLinkBackend":
         deadline = time.monotonic() + timeout_seconds
         neighbours = {}
         try:
             if rank + 1 < len(addresses):
                 neighbours[rank + 1] = self._call(addresses[rank + 1], deadline)
             if rank > 0:
-                callers = Callers(self._listener, self._token.encode())
-                neighbours[rank - 1] = self._noted(callers.wait_for_neighbour(deadline))
+                acceptor = Acceptor(self._listener, self._token.encode())
+                neighbours[rank - 1] = self._noted(acceptor.wait_for_neighbour(deadline))
         except OSError as error:
             raise RuntimeError(f"a neighbour did not come: {error}") from None
         self._opened = [self._listener]  # the others are the backend's
-        return LineBackend(
+        return PipelineLinkBackend(
             {
-                rank: _Line(connection, self._operation_timeout_seconds)
+                rank: _PipelineLink(connection, self._operation_timeout_seconds)
                 for rank, connection in neighbours.items()
             }
         )
@@ -100,10 +100,10 @@ class LineConnector:
         return opened
 
 
-class LineBackend:
+class PipelineLinkBackend:
     """One rank's connections to its neighbours, by their ranks."""
 
-    def __init__(self, lines: Mapping[int, "_Line"]) -> None:
+    def __init__(self, lines: Mapping[int, "_PipelineLink"]) -> None:
         self._lines = lines
         self._last_sum: _Sum | None = None
 
@@ -127,7 +127,7 @@ class LineBackend:
             line.cut()
 
 
-class _Line:
+class _PipelineLink:
     """A connection to one neighbour; operations are started by one thread at a time."""
 
     def __init__(self, opened: socket.socket, timeout_seconds: float) -> None:
@@ -302,7 +302,9 @@ class _Sum:
     on to the other with this rank's part.
     """
 
-    def __init__(self, tensor: Tensor, lines: Sequence[_Line], before: "_Sum | None") -> None:
+    def __init__(
+        self, tensor: Tensor, lines: Sequence[_PipelineLink], before: "_Sum | None"
+    ) -> None:
         self._total = tensor
         self._own = tensor.clone()
         self._before = before
@@ -331,7 +333,7 @@ class _Sum:
     def is_over(self) -> bool:
         return not self._awaited
 
-    def _first_to_speak(self, timeout_seconds: float, deadline: float) -> _Line:
+    def _first_to_speak(self, timeout_seconds: float, deadline: float) -> _PipelineLink:
         poll = select.poll()
         for line in self._awaited:
             poll.register(line.reader, select.POLLIN)

@@ -38,7 +38,7 @@ from planaria_worker.models.state import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseFacts:
+class InitialStateFacts:
     """What all engines of a job must agree on; by default the seed."""
 
     path: str = ""
@@ -51,11 +51,11 @@ class BaseFacts:
     """Tokens seen in these steps."""
 
 
-class Base(Protocol):
+class InitialState(Protocol):
     """Gives every layer in the version of the base."""
 
     @property
-    def facts(self) -> BaseFacts: ...
+    def facts(self) -> InitialStateFacts: ...
 
     def state(self, layer: int) -> LayerState:
         """One layer.
@@ -66,9 +66,9 @@ class Base(Protocol):
         ...
 
 
-def open_base(
-    init_from: str | None, known: BaseFacts | None, *, job: Job, model: Mapping[str, Any]
-) -> Base:
+def open_initial_state(
+    init_from: str | None, known: InitialStateFacts | None, *, job: Job, model: Mapping[str, Any]
+) -> InitialState:
     """Finds the base of a job.
 
     Args:
@@ -82,18 +82,18 @@ def open_base(
         PlanariaError: INIT_UNUSABLE.
     """
     if init_from is None:
-        return SeedBase(job=job)
+        return InitialStateFromSeed(job=job)
     if known is not None:
-        return KnownBase(facts=known, job=job, model=model)
+        return KnownInitialState(facts=known, job=job, model=model)
     return _find(Path(init_from), job, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeedBase:
+class InitialStateFromSeed:
     """Every parameter follows from the seed and its name."""
 
     job: Job
-    facts: BaseFacts = BaseFacts()
+    facts: InitialStateFacts = InitialStateFacts()
 
     def state(self, layer: int) -> LayerState:
         job = self.job
@@ -107,12 +107,12 @@ class SeedBase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainedBase:
+class InitialStateFromPretrained:
     """Parameters of a Hugging Face folder, without optimizer history."""
 
     job: Job
     folder: PretrainedFolder
-    facts: BaseFacts
+    facts: InitialStateFacts
 
     def state(self, layer: int) -> LayerState:
         job = self.job
@@ -129,7 +129,7 @@ class PretrainedBase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointBase:
+class InitialStateFromCheckpoint:
     """Parameters and optimizer state of a checkpoint."""
 
     job: Job
@@ -137,8 +137,8 @@ class CheckpointBase:
     manifest: Manifest
 
     @property
-    def facts(self) -> BaseFacts:
-        return BaseFacts(
+    def facts(self) -> InitialStateFacts:
+        return InitialStateFacts(
             path=str(self.folder),
             step=self.manifest.step,
             sha256=self.manifest.sha256,
@@ -159,19 +159,19 @@ class CheckpointBase:
 
 
 @dataclass(slots=True, kw_only=True)
-class KnownBase:
+class KnownInitialState:
     """A base that was found by others, and is opened when a layer is asked for."""
 
-    facts: BaseFacts
+    facts: InitialStateFacts
     job: Job
     model: Mapping[str, Any]
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _opened: Base | None = None
+    _opened: InitialState | None = None
 
     def state(self, layer: int) -> LayerState:
         return self._open().state(layer)
 
-    def _open(self) -> Base:
+    def _open(self) -> InitialState:
         with self._lock:
             if self._opened is None:
                 found = _find(Path(self.facts.path), self.job, self.model)
@@ -185,7 +185,7 @@ class KnownBase:
             return self._opened
 
 
-def _find(folder: Path, job: Job, model: Mapping[str, Any]) -> Base:
+def _find(folder: Path, job: Job, model: Mapping[str, Any]) -> InitialState:
     """A checkpoint, the newest in a folder of them, or a Hugging Face folder.
 
     Raises:
@@ -208,17 +208,19 @@ def _find(folder: Path, job: Job, model: Mapping[str, Any]) -> Base:
     raise _unusable(f"init_from: {folder} {what}", folder)
 
 
-def _open_pretrained(folder: Path, job: Job) -> PretrainedBase:
+def _open_pretrained(folder: Path, job: Job) -> InitialStateFromPretrained:
     try:
         pretrained = PretrainedFolder.open(folder)
         pretrained.check(job.model)
-        facts = BaseFacts(path=str(folder), sha256=pretrained.content_sha256())
+        facts = InitialStateFacts(path=str(folder), sha256=pretrained.content_sha256())
     except PretrainedError as error:
         raise _unusable(str(error), folder) from None
-    return PretrainedBase(job=job, folder=pretrained, facts=facts)
+    return InitialStateFromPretrained(job=job, folder=pretrained, facts=facts)
 
 
-def _open_checkpoint(folder: Path, job: Job, model: Mapping[str, Any]) -> CheckpointBase:
+def _open_checkpoint(
+    folder: Path, job: Job, model: Mapping[str, Any]
+) -> InitialStateFromCheckpoint:
     """Checks all that can be checked without reading values: those are verified when they are."""
     try:
         manifest = Manifest.read(folder)
@@ -233,7 +235,7 @@ def _open_checkpoint(folder: Path, job: Job, model: Mapping[str, Any]) -> Checkp
             f"{job.num_steps}: nothing is left to train",
             folder,
         )
-    return CheckpointBase(job=job, folder=folder, manifest=manifest)
+    return InitialStateFromCheckpoint(job=job, folder=folder, manifest=manifest)
 
 
 def _check_model(folder: Path, manifest: Manifest, job: Job, model: Mapping[str, Any]) -> None:

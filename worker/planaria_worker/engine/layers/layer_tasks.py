@@ -15,7 +15,7 @@ from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import LayerFetcher
 from planaria_worker.engine.layers.export import ExportError, export_huggingface, export_safetensors
-from planaria_worker.engine.layers.initial_state import Base
+from planaria_worker.engine.layers.initial_state import InitialState
 from planaria_worker.engine.layers.layer_store import LayerStore, fill
 from planaria_worker.engine.numerics.digest import layer_digest
 from planaria_worker.engine.recovery.fence import Fence
@@ -26,11 +26,11 @@ Sources = Mapping[int, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWork:
+class LayerTasks:
     """Copy, digest and export for one engine."""
 
     job: Job
-    base: Base
+    base: InitialState
     store: LayerStore
     fence: Fence
 

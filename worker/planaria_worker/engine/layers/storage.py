@@ -11,11 +11,15 @@ from planaria_worker.engine.layers.checkpoint import CheckpointError
 from planaria_worker.engine.layers.checkpoint.checkpointer import CheckpointPlan
 from planaria_worker.engine.layers.checkpoint.errors import checkpoint_failed
 from planaria_worker.engine.layers.checkpoint.seal import check_root
-from planaria_worker.engine.layers.initial_state import Base, BaseFacts, open_base
+from planaria_worker.engine.layers.initial_state import (
+    InitialState,
+    InitialStateFacts,
+    open_initial_state,
+)
 from planaria_worker.engine_config import EngineConfig
 
 
-def job_base(config: EngineConfig, job: Job) -> Base:
+def job_initial_state(config: EngineConfig, job: Job) -> InitialState:
     """Finds where a job begins, or takes the word of those who have.
 
     Raises:
@@ -24,19 +28,19 @@ def job_base(config: EngineConfig, job: Job) -> Base:
     spec = _spec(config)
     known = None
     if config.base_path:
-        known = BaseFacts(
+        known = InitialStateFacts(
             path=config.base_path,
             step=config.base_step,
             sha256=bytes.fromhex(config.base_sha256),
             num_tokens=config.base_tokens,
         )
     try:
-        return open_base(spec.init_from, known, job=job, model=_model(spec, job))
+        return open_initial_state(spec.init_from, known, job=job, model=_model(spec, job))
     except PlanariaError as error:
         raise _on_this_node(config, error) from None
 
 
-def checkpoint_plan(config: EngineConfig, job: Job, base: Base) -> CheckpointPlan | None:
+def checkpoint_plan(config: EngineConfig, job: Job, base: InitialState) -> CheckpointPlan | None:
     """Where a job's checkpoints go; None: it has none.
 
     Raises:

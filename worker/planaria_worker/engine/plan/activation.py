@@ -7,11 +7,11 @@ from datetime import datetime
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.groups import Communicators, GroupBroken
-from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, PlanError
+from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment, PlanError
 from planaria_worker.engine.plan.plan_view import GroupSpec, PlanView, view_plan
 from planaria_worker.engine.recovery.fence import FencedError
-from planaria_worker.engine.recovery.retained_work import Promise
-from planaria_worker.engine.step.training_context import Surroundings
+from planaria_worker.engine.recovery.retained_work import RetainedWork
+from planaria_worker.engine.step.training_context import EngineResources
 from planaria_worker.engine_config import Transport
 from planaria_worker.models.stage import hosted_layers
 
@@ -21,8 +21,8 @@ class Activation:
     """A place in a plan, as a directive gives it."""
 
     generation: int
-    pipelines: tuple[PipelinePlan, ...]
-    followers: tuple[FollowerPlace, ...] = ()
+    pipelines: tuple[PipelineAssignment, ...]
+    followers: tuple[FollowerAssignment, ...] = ()
     committed_steps: int
     """0 when the place is taken behind a commit, whichever that is."""
     store_address: str
@@ -54,7 +54,7 @@ class Builder:
     engine_id: str
     host: str
     transport: Transport
-    around: Surroundings
+    resources: EngineResources
     clock: Clock
     operation_timeout_seconds: float
 
@@ -64,7 +64,7 @@ class Builder:
         Raises:
             PlanariaError: it cannot be run, or has no place for this engine.
         """
-        job = self.around.job
+        job = self.resources.job
         try:
             return view_plan(
                 activation.pipelines,
@@ -84,7 +84,7 @@ class Builder:
         Raises:
             PlanariaError: some are not, or of another version.
         """
-        missing = [x for x in view.hosted_layers if self.around.store.version(x) != version]
+        missing = [x for x in view.hosted_layers if self.resources.store.version(x) != version]
         if missing:
             names = ", ".join(map(str, missing))
             raise PlanariaError(
@@ -102,12 +102,12 @@ class Builder:
         return Communicators(
             engine_id=self.engine_id,
             host=self.host,
-            device=self.around.job.device,
+            device=self.resources.job.device,
             transport=self.transport,
             operation_timeout_seconds=max(
                 self.operation_timeout_seconds, activation.rebuild_timeout_seconds
             ),
-            failpoints=self.around.failpoints,
+            failpoints=self.resources.failpoints,
         )
 
     def start(
@@ -132,14 +132,14 @@ class Builder:
         communicators.start(
             specs,
             store_address=activation.store_address,
-            prefix=f"{self.around.job.job_id}/{activation.generation}/",
+            prefix=f"{self.resources.job.job_id}/{activation.generation}/",
             timeout_seconds=activation.rebuild_timeout_seconds,
             when_over=when_over,
         )
 
     def activated(self, start_time: datetime, num_groups: int, committed_steps: int) -> Activated:
         """The answer to an Activate whose groups stand, or to a Switch."""
-        self.around.stopwatch.trace.event("activated")
+        self.resources.stopwatch.trace.event("activated")
         return Activated(
             rebuild_start_time=start_time,
             resume_time=self.clock.now(),
@@ -151,16 +151,16 @@ class Builder:
         """Why groups do not stand, in words for the coordinator."""
         if not isinstance(failure, GroupBroken):
             return failure
-        if self.around.fence.is_fenced(generation):
-            return FencedError(generation, self.around.fence.newest)
+        if self.resources.fence.is_fenced(generation):
+            return FencedError(generation, self.resources.fence.newest)
         return PlanariaError(
             ErrorReason.UNAVAILABLE, "a peer was lost while the communicators were built"
         )
 
 
-def promised(activation: Activation, view: PlanView) -> Promise:
+def retained_by(activation: Activation, view: PlanView) -> RetainedWork:
     """What an engine of a pipeline promises by taking its place."""
-    return Promise(
+    return RetainedWork(
         generation=activation.generation,
         step=activation.committed_steps,
         microbatches=view.pipeline.first_microbatches,

@@ -4,7 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, stage_places
+from planaria_worker.engine.plan.plan import (
+    FollowerAssignment,
+    PipelineAssignment,
+    stage_assignments,
+)
 
 HostedLayers = Callable[[int, int], Sequence[int]]
 """From (first layer, number of layers) of a stage to the layers whose state it needs: its own, and
@@ -15,7 +19,7 @@ _DIGIT = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class OwnedLayers:
     """Layers that the same engines own, summed by one all-reduce.
 
     A layer that owns a tied parameter gets a gradient from each of the layers that use it, so every
@@ -46,19 +50,19 @@ class Run:
         return sum(_DIGIT**place for place, user in enumerate(self.users) if user in own_layers)
 
 
-def find_runs(
-    pipelines: Sequence[PipelinePlan],
+def find_owned_layers(
+    pipelines: Sequence[PipelineAssignment],
     num_layers: int,
     hosted_layers: HostedLayers,
-    followers: Sequence[FollowerPlace] = (),
-) -> tuple[Run, ...]:
+    followers: Sequence[FollowerAssignment] = (),
+) -> tuple[OwnedLayers, ...]:
     """Cuts the model where the set of owners changes; the run with the highest first layer first.
 
     One order for all, or two pipelines that are cut differently wait for each other for ever
     (ALGORITHMS.md 6).
     """
     owners: list[list[str]] = [[] for _ in range(num_layers)]
-    for place in stage_places(pipelines):
+    for place in stage_assignments(pipelines):
         for layer in hosted_layers(place.first_layer, place.num_layers):
             owners[layer].append(place.engine_id)
     for follower in followers:
@@ -68,7 +72,7 @@ def find_runs(
     cuts = groupby(range(num_layers), key=lambda layer: (owners[layer], len(users[layer])))
     groups = [tuple(layers) for _, layers in cuts]
     return tuple(
-        Run(layers=layers, owners=tuple(owners[layers[0]]), users=users[layers[0]])
+        OwnedLayers(layers=layers, owners=tuple(owners[layers[0]]), users=users[layers[0]])
         for layers in reversed(groups)
     )
 

@@ -10,7 +10,7 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlace:
+class StageAssignment:
     """A stage and the engine that runs it."""
 
     engine_id: str
@@ -24,10 +24,10 @@ class StagePlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelinePlan:
+class PipelineAssignment:
     """A pipeline's stages in layer order, and the microbatches it runs in each step."""
 
-    stages: tuple[StagePlace, ...]
+    stages: tuple[StageAssignment, ...]
     microbatches: tuple[int, ...]
     step_microbatches: tuple[int, ...] = ()
     """Those of the step in flight, when they are others than `microbatches`."""
@@ -41,7 +41,7 @@ class PipelinePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowerPlace:
+class FollowerAssignment:
     """An engine that holds layers and computes nothing: it adds zero to their sums."""
 
     engine_id: str
@@ -49,14 +49,14 @@ class FollowerPlace:
     layers: tuple[int, ...]
 
 
-def stage_places(pipelines: Iterable[PipelinePlan]) -> Iterator[StagePlace]:
+def stage_assignments(pipelines: Iterable[PipelineAssignment]) -> Iterator[StageAssignment]:
     """All stages, pipeline by pipeline."""
     return chain.from_iterable(pipeline.stages for pipeline in pipelines)
 
 
 def check_plan(
-    pipelines: Sequence[PipelinePlan],
-    followers: Sequence[FollowerPlace] = (),
+    pipelines: Sequence[PipelineAssignment],
+    followers: Sequence[FollowerAssignment] = (),
     *,
     num_layers: int,
     num_microbatches: int,
@@ -84,7 +84,7 @@ def check_plan(
     for index, follower in enumerate(followers):
         if not follower.layers or not set(follower.layers) <= set(range(num_layers)):
             raise PlanError(f"followers[{index}].layers: not of 0..{num_layers - 1}, or none")
-    engines = [place.engine_id for place in stage_places(pipelines)]
+    engines = [place.engine_id for place in stage_assignments(pipelines)]
     engines += [follower.engine_id for follower in followers]
     if len(set(engines)) < len(engines):
         raise PlanError("engine_id: an engine has more than one place")

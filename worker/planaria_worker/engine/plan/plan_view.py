@@ -7,14 +7,14 @@ the same order without talking to each other first.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from planaria_worker.engine.plan.owned_layers import HostedLayers, Run, find_runs
+from planaria_worker.engine.plan.owned_layers import HostedLayers, OwnedLayers, find_owned_layers
 from planaria_worker.engine.plan.plan import (
-    FollowerPlace,
-    PipelinePlan,
+    FollowerAssignment,
+    PipelineAssignment,
     PlanError,
-    StagePlace,
+    StageAssignment,
     check_plan,
-    stage_places,
+    stage_assignments,
 )
 
 
@@ -42,14 +42,14 @@ class PlanView:
     """A plan, seen from one engine."""
 
     engine_id: str
-    pipelines: tuple[PipelinePlan, ...]
-    followers: tuple[FollowerPlace, ...]
+    pipelines: tuple[PipelineAssignment, ...]
+    followers: tuple[FollowerAssignment, ...]
     row: int
     """Its place in the exchange across: its pipeline's, or a follower's behind all of them."""
     stage_index: int
     """In its pipeline; 0 for a follower."""
     hosted_layers: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[OwnedLayers, ...]
     """Those this engine sums, in the order in which everybody sums them."""
     forward_group: GroupSpec | None
     """Activations; None for a pipeline of one stage."""
@@ -69,12 +69,12 @@ class PlanView:
         return self.row >= len(self.pipelines)
 
     @property
-    def pipeline(self) -> PipelinePlan:
+    def pipeline(self) -> PipelineAssignment:
         """That of this engine; IndexError for a follower."""
         return self.pipelines[self.row]
 
     @property
-    def stage(self) -> StagePlace:
+    def stage(self) -> StageAssignment:
         """That of this engine; IndexError for a follower."""
         return self.pipeline.stages[self.stage_index]
 
@@ -120,22 +120,25 @@ class PlanView:
     def peers(self) -> dict[str, str]:
         """Data addresses of the engines it shares a group with, by engine id."""
         ids = {member for group in self.groups for member in group.members} - {self.engine_id}
-        places: list[StagePlace | FollowerPlace] = [*stage_places(self.pipelines), *self.followers]
+        places: list[StageAssignment | FollowerAssignment] = [
+            *stage_assignments(self.pipelines),
+            *self.followers,
+        ]
         return {place.engine_id: place.data_address for place in places if place.engine_id in ids}
 
-    def owner_group(self, run: Run) -> GroupSpec | None:
+    def owner_group(self, run: OwnedLayers) -> GroupSpec | None:
         """The group that sums a run; None when this engine alone owns it."""
         return next((group for group in self.owner_groups if group.members == run.owners), None)
 
 
 def view_plan(
-    pipelines: Sequence[PipelinePlan],
+    pipelines: Sequence[PipelineAssignment],
     engine_id: str,
     *,
     num_layers: int,
     num_microbatches: int,
     hosted_layers: HostedLayers,
-    followers: Sequence[FollowerPlace] = (),
+    followers: Sequence[FollowerAssignment] = (),
     separate_directions: bool = False,
 ) -> PlanView:
     """Finds an engine's place in a plan.
@@ -162,7 +165,7 @@ def view_plan(
         hosted = tuple(hosted_layers(stage.first_layer, stage.num_layers))
     else:
         hosted = followers[row - len(pipelines)].layers
-    runs = find_runs(pipelines, num_layers, hosted_layers, followers)
+    runs = find_owned_layers(pipelines, num_layers, hosted_layers, followers)
     forward_group = _line(pipelines, row, "forward")
     backward_group = _line(pipelines, row, "backward") if separate_directions else forward_group
     return PlanView(
@@ -182,7 +185,7 @@ def view_plan(
 
 
 def _find(
-    pipelines: Sequence[PipelinePlan], followers: Sequence[FollowerPlace], engine_id: str
+    pipelines: Sequence[PipelineAssignment], followers: Sequence[FollowerAssignment], engine_id: str
 ) -> tuple[int, int]:
     """Row in the exchange, and stage."""
     for row, pipeline in enumerate(pipelines):
@@ -195,7 +198,7 @@ def _find(
     raise PlanError(f"engine_id: the plan has no place for {engine_id}")
 
 
-def _line(pipelines: Sequence[PipelinePlan], row: int, what: str) -> GroupSpec | None:
+def _line(pipelines: Sequence[PipelineAssignment], row: int, what: str) -> GroupSpec | None:
     if row >= len(pipelines):
         return None
     members = tuple(place.engine_id for place in pipelines[row].stages)
@@ -210,7 +213,7 @@ def _line(pipelines: Sequence[PipelinePlan], row: int, what: str) -> GroupSpec |
     )
 
 
-def _owner_groups(runs: Iterable[Run]) -> tuple[GroupSpec, ...]:
+def _owner_groups(runs: Iterable[OwnedLayers]) -> tuple[GroupSpec, ...]:
     """One group for each set of owners, named after its first run."""
     groups: dict[tuple[str, ...], GroupSpec] = {}
     for run in runs:
@@ -225,7 +228,7 @@ def _once(*groups: GroupSpec | None) -> tuple[GroupSpec, ...]:
 
 
 def _last_ranks_group(
-    pipelines: Sequence[PipelinePlan], followers: Sequence[FollowerPlace], engine_id: str
+    pipelines: Sequence[PipelineAssignment], followers: Sequence[FollowerAssignment], engine_id: str
 ) -> GroupSpec | None:
     """In the order of the rows of the exchange; None for an engine that is not in it."""
     members = tuple(pipeline.stages[-1].engine_id for pipeline in pipelines)

@@ -7,11 +7,11 @@ from datetime import datetime
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepared
 from planaria_common.clock import Clock
 from planaria_worker.engine.groups import StoreServer
-from planaria_worker.engine.groups.failure_detector import PeerWatch
+from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.layers.layer_tasks import LayerWork
+from planaria_worker.engine.layers.layer_tasks import LayerTasks
 from planaria_worker.engine.layers.storage import checkpoint_plan
 from planaria_worker.engine.plan.activation import Builder
 from planaria_worker.engine.process.directives import Directives
@@ -22,8 +22,8 @@ from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.process.watchdog import Watchdog
 from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.step.training_context import Surroundings
-from planaria_worker.engine.step.training_thread import Trainer
+from planaria_worker.engine.step.trainer import Trainer
+from planaria_worker.engine.step.training_context import EngineResources
 from planaria_worker.engine_config import EngineConfig
 
 OPERATION_TIMEOUT_SECONDS = 300.0
@@ -70,7 +70,7 @@ class Engine:
         self._reports = Reports(config, to_agent, fence, clock)
         failpoints.hit("prepare")
         self._preparation = prepare(config)
-        self._around = Surroundings(
+        self._resources = EngineResources(
             job=self._preparation.job,
             store=LayerStore(),
             feed=CommitFeed(),
@@ -78,8 +78,8 @@ class Engine:
             stopwatch=stopwatch,
             failpoints=failpoints,
         )
-        checkpointer = _checkpointer(self._preparation, self._around, self._reports)
-        self._copy_server = _copy_server(config, self._around)
+        checkpointer = _checkpointer(self._preparation, self._resources, self._reports)
+        self._copy_server = _copy_server(config, self._resources)
         self._store_server = StoreServer(config.advertise_address)
         self._trainer = self._make_trainer(checkpointer)
         self.directives = self._make_directives(checkpointer)
@@ -96,7 +96,7 @@ class Engine:
         if self._config.progress_deadline_seconds:
             Watchdog(
                 deadline_seconds=self._config.progress_deadline_seconds,
-                stopwatch=self._around.stopwatch,
+                stopwatch=self._resources.stopwatch,
                 vitals=self._vitals,
                 report=self._reports.hang,
                 thread_id=threading.get_ident(),
@@ -111,13 +111,13 @@ class Engine:
                 engine_id=config.engine_id,
                 host=config.advertise_address,
                 transport=config.transport,
-                around=self._around,
+                resources=self._resources,
                 clock=self._clock,
                 operation_timeout_seconds=OPERATION_TIMEOUT_SECONDS,
             ),
             job_secret=config.job_secret,
             vitals=self._vitals,
-            peer_watch=PeerWatch(
+            failure_detector=FailureDetector(
                 job_secret=config.job_secret, on_lost=self._peer_lost, clock=self._clock
             ),
             listener=self._reports,
@@ -125,16 +125,16 @@ class Engine:
         )
 
     def _make_directives(self, checkpointer: Checkpointer) -> Directives:
-        around = self._around
+        resources = self._resources
         return Directives(
             job_secret=self._config.job_secret,
-            around=around,
+            resources=resources,
             trainer=self._trainer,
-            layer_work=LayerWork(
-                job=around.job,
+            layer_work=LayerTasks(
+                job=resources.job,
                 base=self._preparation.base,
-                store=around.store,
-                fence=around.fence,
+                store=resources.store,
+                fence=resources.fence,
             ),
             checkpointer=checkpointer,
             vitals=self._vitals,
@@ -152,23 +152,25 @@ class Engine:
         self._stop()
 
 
-def _checkpointer(preparation: Preparation, around: Surroundings, reports: Reports) -> Checkpointer:
+def _checkpointer(
+    preparation: Preparation, resources: EngineResources, reports: Reports
+) -> Checkpointer:
     config = preparation.config
     return Checkpointer(
         checkpoint_plan(config, preparation.job, preparation.base),
         engine_id=config.engine_id,
-        store=around.store,
+        store=resources.store,
         listener=reports,
-        failpoints=around.failpoints,
+        failpoints=resources.failpoints,
     )
 
 
-def _copy_server(config: EngineConfig, around: Surroundings) -> CopyServer:
+def _copy_server(config: EngineConfig, resources: EngineResources) -> CopyServer:
     return CopyServer(
         config.advertise_address,
         engine_id=config.engine_id,
         job_secret=config.job_secret,
-        source=around.store,
-        feed=around.feed,
-        failpoints=around.failpoints,
+        source=resources.store,
+        feed=resources.feed,
+        failpoints=resources.failpoints,
     )

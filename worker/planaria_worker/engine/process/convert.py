@@ -9,9 +9,9 @@ from planaria.api.common.v1 import errors_pb2
 from planaria.api.worker.v1 import directive_pb2, report_pb2
 from planaria_common.errors import ErrorReason
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
-from planaria_worker.engine.layers.initial_state import BaseFacts
+from planaria_worker.engine.layers.initial_state import InitialStateFacts
 from planaria_worker.engine.plan.activation import Activated, Activation
-from planaria_worker.engine.plan.plan import FollowerPlace, PipelinePlan, StagePlace
+from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment, StageAssignment
 from planaria_worker.engine.process.faults import Fault
 from planaria_worker.engine.process.step_reports import StepDone
 from planaria_worker.engine.recovery.staging import Staged
@@ -36,9 +36,9 @@ def activation(directive: directive_pb2.Directive) -> Activation:
     return Activation(
         generation=directive.generation,
         pipelines=tuple(
-            PipelinePlan(
+            PipelineAssignment(
                 stages=tuple(
-                    StagePlace(
+                    StageAssignment(
                         engine_id=stage.engine_id,
                         data_address=stage.data_address,
                         first_layer=stage.first_layer,
@@ -53,7 +53,7 @@ def activation(directive: directive_pb2.Directive) -> Activation:
             for pipeline in activate.pipelines
         ),
         followers=tuple(
-            FollowerPlace(
+            FollowerAssignment(
                 engine_id=follower.engine_id,
                 data_address=follower.data_address,
                 layers=tuple(follower.layers),
@@ -115,7 +115,7 @@ def layer_entry(message: report_pb2.LayerWritten) -> LayerEntry:
     return LayerEntry(layer=message.layer, num_bytes=message.bytes, sha256=message.sha256.hex())
 
 
-def base(facts: BaseFacts) -> report_pb2.Base | None:
+def base(facts: InitialStateFacts) -> report_pb2.Base | None:
     """None when the job begins from its seed."""
     if not facts.path:
         return None

@@ -31,15 +31,15 @@ from planaria_common.logging import get_logger
 from planaria_common.priority import stand_back
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.layers.copy import CopyInterrupted, LayerFetcher
-from planaria_worker.engine.layers.layer_tasks import LayerWork
+from planaria_worker.engine.layers.layer_tasks import LayerTasks
 from planaria_worker.engine.plan.activation import Activated, Activation, Answer
 from planaria_worker.engine.process import convert
 from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.recovery.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.recovery.staging import Staged
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_context import Surroundings
-from planaria_worker.engine.step.training_thread import Trainer
+from planaria_worker.engine.step.trainer import Trainer
+from planaria_worker.engine.step.training_context import EngineResources
 
 _NUM_REMEMBERED = 1024
 
@@ -53,9 +53,9 @@ class Directives:
         self,
         *,
         job_secret: str,
-        around: Surroundings,
+        resources: EngineResources,
         trainer: Trainer,
-        layer_work: LayerWork,
+        layer_work: LayerTasks,
         checkpointer: Checkpointer,
         vitals: Vitals,
         answer: Callable[[DirectiveResult], None],
@@ -63,16 +63,16 @@ class Directives:
         clock: Clock,
     ) -> None:
         self._job_secret = job_secret
-        self._fence = around.fence
+        self._fence = resources.fence
         self._trainer = trainer
         self._layer_work = layer_work
         self._checkpointer = checkpointer
-        self._store = around.store
+        self._store = resources.store
         self._vitals = vitals
         self._answer = answer
         self._stop = stop
         self._clock = clock
-        self._failpoints = around.failpoints
+        self._failpoints = resources.failpoints
         self._lock = threading.Lock()
         self._results: OrderedDict[str, DirectiveResult | None] = OrderedDict()
         self._fetchers: dict[LayerFetcher, int] = {}
@@ -142,25 +142,25 @@ class Directives:
         """A promise: until the new generation is applied, no sum is joined, no exchange passed."""
         self._trainer.tell_noted()
         committed_steps, last = self._vitals.committed_steps, self._trainer.last_commit
-        ledger, promise = self._trainer.ledger, self._trainer.promise
-        is_in_flight = ledger.step == committed_steps
+        progress, retained_work = self._trainer.progress, self._trainer.retained_work
+        is_in_flight = progress.step == committed_steps
         report = FenceReport(
             committed_steps=committed_steps,
             last_commit=None if last is None else last.to_proto(),
             layers=self._held_layers(),
-            finished_microbatches=list(ledger.finished) if is_in_flight else (),
-            step_compute_seconds=ledger.compute_seconds if is_in_flight else 0.0,
+            finished_microbatches=list(progress.finished) if is_in_flight else (),
+            step_compute_seconds=progress.compute_seconds if is_in_flight else 0.0,
             fence_time=convert.timestamp(fence_time),
             idle_groups=[
                 IdleGroup(id=group.group_id, size=group.size) for group in self._trainer.idle_groups
             ],
-            microbatch_seconds=ledger.usual_microbatch_seconds,
+            microbatch_seconds=progress.usual_microbatch_seconds,
         )
-        if promise is None:
+        if retained_work is None:
             report.park_time.CopyFrom(convert.timestamp(max(fence_time, self._trainer.park_time)))
         else:
-            report.applied_generation = promise.generation
-            report.kept_microbatches.extend(promise.kept(committed_steps))
+            report.applied_generation = retained_work.generation
+            report.kept_microbatches.extend(retained_work.kept(committed_steps))
         self._failpoints.hit("report", committed_steps)
         self._finish(directive, fence_report=report)
 

@@ -23,7 +23,7 @@ from planaria_worker.engine.process.failpoint_script import Line, Script
 
 ENVIRONMENT_VARIABLE = "PLANARIA_ENGINE_FAILPOINTS"
 
-Place = Literal[
+TrainingContext = Literal[
     "prepare",
     "forward",
     "backward",
@@ -61,7 +61,7 @@ class FailpointError(Exception):
 class Failpoint:
     """One failure, to happen once."""
 
-    at: Place
+    at: TrainingContext
     action: Action
     step: int | None = None
     """Only in this step; in a copy or a checkpoint, in this version. None: in any."""
@@ -76,7 +76,7 @@ class Failpoint:
     line: Line | None = None
     """Where it stands in a script."""
 
-    def matches(self, at: Place, step: int | None, microbatch: int | None) -> bool:
+    def matches(self, at: TrainingContext, step: int | None, microbatch: int | None) -> bool:
         return (
             self.at == at
             and self.step in (None, step)
@@ -110,7 +110,9 @@ class Failpoints:
             return cls(script=Script(Path(text).resolve(), engine_id))
         return cls(_parse(text) if text else ())
 
-    def hit(self, at: Place, step: int | None = None, microbatch: int | None = None) -> None:
+    def hit(
+        self, at: TrainingContext, step: int | None = None, microbatch: int | None = None
+    ) -> None:
         """Fails here, if a failpoint says so.
 
         Raises:
@@ -119,7 +121,7 @@ class Failpoints:
         if self._armed or self._script is not None:
             self._hit(at, step, microbatch)
 
-    def _hit(self, at: Place, step: int | None, microbatch: int | None) -> None:
+    def _hit(self, at: TrainingContext, step: int | None, microbatch: int | None) -> None:
         with self._lock:
             if self._script is not None:
                 new = self._script.new_lines()
@@ -178,7 +180,7 @@ def _parse_entry(index: int, entry: Any) -> Failpoint:
     if (entry.get("action") == "hold") != ("until" in entry):
         raise _invalid(f"[{index}].until", "goes with the action hold, and only with it")
     return Failpoint(
-        at=_one_of(get_args(Place), f"[{index}].at", entry.get("at")),
+        at=_one_of(get_args(TrainingContext), f"[{index}].at", entry.get("at")),
         action=_one_of(get_args(Action), f"[{index}].action", entry.get("action")),
         step=_index(f"[{index}].step", entry.get("step")),
         microbatch=_index(f"[{index}].microbatch", entry.get("microbatch")),

@@ -52,7 +52,7 @@ def kinds_of_layers(job: Job) -> tuple[int, ...]:
     return tuple(kinds)
 
 
-class LoneLayer:
+class SingleLayer:
     """A layer with the states it needs (`hosted_layers`) and random input."""
 
     def __init__(self, job: Job, layer: int, states: Mapping[int, LayerState]) -> None:

@@ -9,8 +9,8 @@ import torch
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, MeasuredLayer, Prepared
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.job import Job, open_job
-from planaria_worker.engine.layers.initial_state import Base
-from planaria_worker.engine.layers.storage import job_base
+from planaria_worker.engine.layers.initial_state import InitialState
+from planaria_worker.engine.layers.storage import job_initial_state
 from planaria_worker.engine.numerics.pins import fingerprint, pin_numerics
 from planaria_worker.engine.process import convert
 from planaria_worker.engine.process.layer_timing import LayerCost
@@ -25,7 +25,7 @@ class Preparation:
 
     config: EngineConfig
     job: Job
-    base: Base
+    base: InitialState
     measured: Mapping[int, LayerCost]
     """The cost of each layer."""
     peak_flops_per_second: float
@@ -64,7 +64,7 @@ def prepare(config: EngineConfig) -> Preparation:
     return Preparation(
         config=config,
         job=job,
-        base=job_base(config, job),
+        base=job_initial_state(config, job),
         measured=warm_up(job, config.forward_flops),
         peak_flops_per_second=peak_flops_per_second(job),
     )

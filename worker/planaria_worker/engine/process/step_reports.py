@@ -13,7 +13,7 @@ from planaria_worker.engine.process.faults import Fault, fault_of
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.step.commit_messages import ExchangeMismatchError
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_context import Surroundings
+from planaria_worker.engine.step.training_context import EngineResources
 
 _log = get_logger("trainer")
 
@@ -37,11 +37,11 @@ class Listener(Protocol):
     def fault(self, generation: int, fault: Fault) -> None: ...
 
 
-class Teller:
+class StepReporter:
     """Tells a listener; of a commit that is made while the training thread rests, from another."""
 
-    def __init__(self, around: Surroundings, listener: Listener, clock: Clock) -> None:
-        self._around = around
+    def __init__(self, resources: EngineResources, listener: Listener, clock: Clock) -> None:
+        self._resources = resources
         self._listener = listener
         self._clock = clock
         self._step_started = time.perf_counter()
@@ -69,7 +69,7 @@ class Teller:
     def met(self, error: Exception, generation: int, step: int) -> None:
         """Something broke; nobody need be told if it was a fence that broke it."""
         is_torn_off = isinstance(error, GroupBroken | ExchangeMismatchError)
-        is_fenced = is_torn_off and self._around.fence.is_fenced(generation)
+        is_fenced = is_torn_off and self._resources.fence.is_fenced(generation)
         if isinstance(error, FencedError) or is_fenced:
             _log.info("fenced", generation=generation, cause=str(error))
             return
@@ -82,10 +82,10 @@ class Teller:
             record=record,
             learning_rate=self._learning_rate(record.step),
             step_seconds=time.perf_counter() - self._step_started,
-            seconds=self._around.stopwatch.seconds,
+            seconds=self._resources.stopwatch.seconds,
             commit_time=self._clock.now(),
         )
 
     def _learning_rate(self, step: int) -> float:
-        job = self._around.job
+        job = self._resources.job
         return 0.0 if job.is_closing(step) else learning_rate(job.optimizer, step)

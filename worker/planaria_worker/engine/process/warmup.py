@@ -10,8 +10,8 @@ from torch import Tensor
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.process.layer_timing import (
     LayerCost,
-    LoneLayer,
     PassSeconds,
+    SingleLayer,
     kinds_of_layers,
 )
 from planaria_worker.models.stage import hosted_layers
@@ -49,7 +49,7 @@ def _measure(job: Job, layer: int, forward_flops: int | None) -> LayerCost:
         hosted: empty_state(job.layouts[hosted], device=device, compute_dtype=dtype)
         for hosted in hosted_layers(job.model, layer, 1)
     }
-    alone = LoneLayer(job, layer, states)
+    alone = SingleLayer(job, layer, states)
     alone.run()
     passes = [alone.run() for _ in range(_NUM_MEASURED)]
     alone.update()  # compiles what a commit needs

@@ -7,17 +7,17 @@ steps; for an unchanged pipeline in the same moment in which it enters the commi
 from collections.abc import Callable, Mapping
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.groups.current_groups import Links
-from planaria_worker.engine.groups.failure_detector import PeerWatch
+from planaria_worker.engine.groups.current_groups import CurrentGroups
+from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.plan.activation import Activation, Answer, Builder
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.recovery.fence import FencedError, StaleGenerationError
-from planaria_worker.engine.recovery.staging import NextPlace, StagedAnswer, require_stageable
-from planaria_worker.engine.recovery.training_state import Standing
+from planaria_worker.engine.recovery.staging import StagedAnswer, StagedChange, require_stageable
+from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_context import Place, renew_place
+from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 
-OnJoin = Callable[[NextPlace, CommitRecord], None]
+OnJoin = Callable[[StagedChange, CommitRecord], None]
 """Called when others have made the commit behind which a place is to be taken."""
 
 
@@ -29,19 +29,19 @@ class Handover:
         *,
         builder: Builder,
         job_secret: str,
-        standing: Standing,
-        links: Links,
-        peer_watch: PeerWatch,
+        training_state: TrainingState,
+        links: CurrentGroups,
+        failure_detector: FailureDetector,
         on_join: OnJoin,
     ) -> None:
         self._builder = builder
         self._job_secret = job_secret
-        self._fence = builder.around.fence
-        self._standing = standing
+        self._fence = builder.resources.fence
+        self._training_state = training_state
         self._links = links
-        self._peer_watch = peer_watch
+        self._failure_detector = failure_detector
         self._on_join = on_join
-        self._next: NextPlace | None = None
+        self._next: StagedChange | None = None
         self._peers: Mapping[str, str] = {}
         self._has_moved = False
 
@@ -56,30 +56,30 @@ class Handover:
             PlanariaError: it cannot be staged.
         """
         view = self._builder.view(activation)
-        with self._standing.lock:
-            place = self._standing.place if self._standing.is_in_place else None
-            require_stageable(activation, view, place)
-            self._next = next_place = NextPlace(
+        with self._training_state.lock:
+            context = self._training_state.context if self._training_state.is_in_place else None
+            require_stageable(activation, view, context)
+            self._next = staged_change = StagedChange(
                 builder=self._builder,
                 job_secret=self._job_secret,
                 activation=activation,
                 view=view,
-                is_in_exchange=place is not None,
+                is_in_exchange=context is not None,
                 on_commit=self._followed,
             )
-            self._links.stage(next_place.communicators)
+            self._links.stage(staged_change.communicators)
             self._watch()
-        next_place.start(answer)
+        staged_change.start(answer)
 
     def unstage(self, generation: int) -> None:
         """Gives up a place that was staged in an older generation."""
-        with self._standing.lock:
-            next_place = self._next
-            if next_place is None or next_place.generation >= generation:
+        with self._training_state.lock:
+            staged_change = self._next
+            if staged_change is None or staged_change.generation >= generation:
                 return
             self._next = None
             self._watch()
-        next_place.drop()
+        staged_change.drop()
 
     def switch(self, generation: int, answer: Answer) -> None:
         """Has the staged place taken behind the commit at which everybody is asked to.
@@ -91,29 +91,33 @@ class Handover:
         Raises:
             PlanariaError: there is no such place, or it is not ready.
         """
-        next_place = self._ready(generation)
-        if next_place is None:
+        staged_change = self._ready(generation)
+        if staged_change is None:
             raise PlanariaError(
                 ErrorReason.WRONG_STATE,
                 f"no place of generation {generation} is staged",
                 {"generation": str(generation)},
             )
-        if not next_place.answer_with(answer) and not next_place.is_claimed:
+        if not staged_change.answer_with(answer) and not staged_change.is_claimed:
             self._fence.fence_at_commit(generation)
 
     def watch(self, view: PlanView) -> None:
         """Watches the peers of a new place, and those of the one that is staged."""
-        with self._standing.lock:
+        with self._training_state.lock:
             self._peers = view.peers
             self._watch()
 
-    def behind(self, record: CommitRecord) -> NextPlace | None:
+    def behind(self, record: CommitRecord) -> StagedChange | None:
         """The place to be taken behind a commit; None: there is none, or nothing comes behind."""
-        next_place = self._ready(record.next_generation)
-        is_over = self._standing.is_last(record.step + 1)
-        return None if next_place is None or next_place.is_claimed or is_over else next_place
+        staged_change = self._ready(record.next_generation)
+        is_over = self._training_state.is_last(record.step + 1)
+        return (
+            None if staged_change is None or staged_change.is_claimed or is_over else staged_change
+        )
 
-    def renew(self, place: Place, next_place: NextPlace, record: CommitRecord) -> bool:
+    def renew(
+        self, context: TrainingContext, staged_change: StagedChange, record: CommitRecord
+    ) -> bool:
         """Enters a commit behind which an unchanged pipeline goes on in the next generation.
 
         There is no moment without a promise.
@@ -124,29 +128,29 @@ class Handover:
         """
 
         def change() -> None:
-            next_place.claim()
-            renew_place(
-                place,
-                view=next_place.view,
-                generation=next_place.generation,
-                awaited=next_place.communicators,
+            staged_change.claim()
+            renew_context(
+                context,
+                view=staged_change.view,
+                generation=staged_change.generation,
+                awaited=staged_change.communicators,
             )
-            self._links.hand_over(next_place.communicators)
+            self._links.hand_over(staged_change.communicators)
 
-        standing = self._standing
-        with standing.lock:
-            if not next_place.view.keeps_step or standing.promise is None:
+        training_state = self._training_state
+        with training_state.lock:
+            if not staged_change.view.keeps_step or training_state.retained_work is None:
                 return False
             try:
-                self._fence.install(next_place.generation, change)
+                self._fence.install(staged_change.generation, change)
             except StaleGenerationError:
                 return False
-            standing.enter_commit(record, next_place.promise(record.step + 1))
-            self.watch(next_place.view)
-        place.trace()
+            training_state.enter_commit(record, staged_change.retained_work(record.step + 1))
+            self.watch(staged_change.view)
+        context.trace()
         return True
 
-    def take(self, next_place: NextPlace, record: CommitRecord) -> Place:
+    def take(self, staged_change: StagedChange, record: CommitRecord) -> TrainingContext:
         """Takes another place behind a commit, when its layers have that commit.
 
         Raises:
@@ -154,42 +158,46 @@ class Handover:
             PlanariaError: the layers do not come.
         """
         version = record.step + 1
-        next_place.wait_for_layers(version)
+        staged_change.wait_for_layers(version)
 
-        def change() -> Place:
-            self._standing.account(record)
-            return next_place.take(version)
+        def change() -> TrainingContext:
+            self._training_state.account(record)
+            return staged_change.take(version)
 
-        with self._standing.lock:
+        with self._training_state.lock:
             try:
-                place = self._fence.install(next_place.generation, change)
+                context = self._fence.install(staged_change.generation, change)
             except StaleGenerationError as error:
-                raise FencedError(next_place.generation, error.newest) from None
-            self._links.hand_over(next_place.communicators, place.pipeline_groups)
-            self._standing.take(place, next_place.promise(version), self._fence)
-            self.watch(next_place.view)
+                raise FencedError(staged_change.generation, error.newest) from None
+            self._links.hand_over(staged_change.communicators, context.pipeline_groups)
+            self._training_state.take(context, staged_change.retained_work(version), self._fence)
+            self.watch(staged_change.view)
         self._has_moved = True
-        return place
+        return context
 
-    def settle_in(self, place: Place) -> None:
+    def settle_in(self, context: TrainingContext) -> None:
         """Behind the first commit in a new place: everybody has done with what was before."""
         self._links.shut_retired("the plan changed")
         if self._has_moved:
             self._has_moved = False
-            self._builder.around.store.keep(place.view.hosted_layers)
+            self._builder.resources.store.keep(context.view.hosted_layers)
 
-    def _ready(self, generation: int) -> NextPlace | None:
-        next_place = self._next
-        if next_place is None or next_place.generation != generation or not next_place.is_ready:
+    def _ready(self, generation: int) -> StagedChange | None:
+        staged_change = self._next
+        if (
+            staged_change is None
+            or staged_change.generation != generation
+            or not staged_change.is_ready
+        ):
             return None
-        return next_place
+        return staged_change
 
-    def _followed(self, next_place: NextPlace, record: CommitRecord) -> None:
+    def _followed(self, staged_change: StagedChange, record: CommitRecord) -> None:
         """Called with each commit that the layers of a staged place have."""
-        is_next = record.next_generation == next_place.generation
-        if is_next and not next_place.is_in_exchange and self.behind(record) is next_place:
-            self._on_join(next_place, record)
+        is_next = record.next_generation == staged_change.generation
+        if is_next and not staged_change.is_in_exchange and self.behind(record) is staged_change:
+            self._on_join(staged_change, record)
 
     def _watch(self) -> None:
         staged = {} if self._next is None else self._next.view.peers
-        self._peer_watch.watch({**staged, **self._peers})
+        self._failure_detector.watch({**staged, **self._peers})

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class RetainedWork:
     """The microbatches that are in an engine's local gradients, or will be.
 
     Made when an Activate is accepted, and kept whatever comes, fence or not, until the pipeline is
@@ -21,7 +21,7 @@ class Promise:
     each_step: tuple[int, ...]
     """Those of every later step."""
 
-    def after_commit(self) -> "Promise":
+    def after_commit(self) -> "RetainedWork":
         """The promise for the next step, whether it passed the exchange or was told of it."""
         return replace(self, step=self.step + 1, microbatches=self.each_step)
 

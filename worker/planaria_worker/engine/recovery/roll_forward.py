@@ -7,11 +7,11 @@ from torch import Tensor
 
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.step.commit_record import KeptSums
-from planaria_worker.engine.step.training_context import Place
+from planaria_worker.engine.step.training_context import TrainingContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeSums:
+class CommittableSums:
     """The sums of a step that this engine has not seen committed, but could commit."""
 
     key: KeptSums
@@ -19,12 +19,12 @@ class WholeSums:
     by_layer: Mapping[int, Tensor]
 
 
-def whole_sums(place: Place, committed_steps: int) -> WholeSums | None:
+def committable_sums(context: TrainingContext, committed_steps: int) -> CommittableSums | None:
     """What the step in flight could be committed from, if all of it is there."""
-    ledger, reduced = place.ledger, place.reduced
-    if ledger.step != committed_steps:
+    progress, reduced = context.progress, context.reduced
+    if progress.step != committed_steps:
         return None
-    if not reduced or not ledger.is_whole(reduced, place.around.job.num_microbatches):
+    if not reduced or not progress.is_whole(reduced, context.resources.job.num_microbatches):
         return None
-    key = KeptSums(step=ledger.step, generation=ledger.generation)
-    return WholeSums(key=key, by_layer=dict(reduced), view=place.view)
+    key = KeptSums(step=progress.step, generation=progress.generation)
+    return CommittableSums(key=key, by_layer=dict(reduced), view=context.view)

@@ -14,12 +14,18 @@ from planaria_common.priority import stand_back
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.layers.copy import LayerFollower
 from planaria_worker.engine.layers.followed_layers import FollowedLayers
-from planaria_worker.engine.plan.activation import Activated, Activation, Answer, Builder, promised
+from planaria_worker.engine.plan.activation import (
+    Activated,
+    Activation,
+    Answer,
+    Builder,
+    retained_by,
+)
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.recovery.fence import FencedError
-from planaria_worker.engine.recovery.retained_work import Promise
+from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_context import Place, take_place
+from planaria_worker.engine.step.training_context import TrainingContext, build_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +44,7 @@ StagedAnswer = Callable[[Staged | Exception], None]
 """Says what came of an Activate at a commit; from any thread, and only the first answer counts."""
 
 
-class NextPlace:
+class StagedChange:
     """A place that is staged; taken once, or dropped.
 
     Attributes:
@@ -57,7 +63,7 @@ class NextPlace:
         activation: Activation,
         view: PlanView,
         is_in_exchange: bool,
-        on_commit: Callable[["NextPlace", CommitRecord], None],
+        on_commit: Callable[["StagedChange", CommitRecord], None],
     ) -> None:
         """Opens nothing yet.
 
@@ -75,16 +81,16 @@ class NextPlace:
         self.communicators = builder.communicators(activation)
         self._builder = builder
         self._layers = FollowedLayers(
-            builder.around.job, activation.layers, lambda record: on_commit(self, record)
+            builder.resources.job, activation.layers, lambda record: on_commit(self, record)
         )
         self._follower = LayerFollower(
-            self._layers, job_secret=job_secret, failpoints=builder.around.failpoints
+            self._layers, job_secret=job_secret, failpoints=builder.resources.failpoints
         )
         self._lock = threading.Lock()
         self._is_ready = False
         self._is_claimed = False
         self._is_dropped = False
-        self._place: Place | None = None
+        self._context: TrainingContext | None = None
         self._answer: Answer | None = None
         self._result: Activated | Exception | None = None
 
@@ -128,7 +134,7 @@ class NextPlace:
             if self._is_claimed:
                 return
             self._is_dropped = True
-            self._place = None
+            self._context = None
         over = self._over()
         self._layers.fail(over)
         self._layers.release()
@@ -168,36 +174,36 @@ class NextPlace:
             raise PlanariaError(ErrorReason.UNAVAILABLE, error.message, error.metadata) from None
         self._follower.interrupt()
 
-    def promise(self, committed_steps: int) -> Promise | None:
+    def retained_work(self, committed_steps: int) -> RetainedWork | None:
         """What the engine goes on with by taking the place; None for a follower."""
         if self.view.is_follower:
             return None
-        return promised(replace(self.activation, committed_steps=committed_steps), self.view)
+        return retained_by(replace(self.activation, committed_steps=committed_steps), self.view)
 
     def claim(self) -> None:
         """From now on it is the engine's, and `drop` does nothing."""
         with self._lock:
             self._is_claimed = True
 
-    def take(self, version: int) -> Place:
+    def take(self, version: int) -> TrainingContext:
         """Claims the place, its layers put into the store; only of a pipeline that has changed.
 
         Raises:
             FencedError: the place was given up.
         """
         with self._lock:
-            place, self._place = self._place, None
-            if place is None:
+            context, self._context = self._context, None
+            if context is None:
                 raise self._over()
             self._is_claimed = True
-        self._builder.around.store.install(self._layers.states, version)
+        self._builder.resources.store.install(self._layers.states, version)
         self._layers.release()
-        return place
+        return context
 
     def _make_ready(self) -> Staged:
-        around, clock = self._builder.around, self._builder.clock
+        resources, clock = self._builder.resources, self._builder.clock
         start_time = clock.now()
-        around.failpoints.hit("stage")
+        resources.failpoints.hit("stage")
         specs = self.view.sum_groups if self.view.keeps_step else self.view.groups
         self._builder.start(self.communicators, specs, self.activation)
         self._layers.allocate()
@@ -209,13 +215,13 @@ class NextPlace:
         copy_end_time = clock.now() if self.activation.layers else None
         if not self.view.keeps_step:
             self._keep(
-                take_place(
-                    around,
+                build_context(
+                    resources,
                     view=self.view,
                     generation=self.generation,
                     step=0,
                     groups=groups,
-                    states={**around.store.states, **self._layers.states},
+                    states={**resources.store.states, **self._layers.states},
                 )
             )
         return Staged(
@@ -226,30 +232,32 @@ class NextPlace:
             num_communicators=len(groups),
         )
 
-    def _keep(self, place: Place) -> None:
+    def _keep(self, context: TrainingContext) -> None:
         with self._lock:
             if self._is_dropped:
                 raise self._over()
-            self._place = place
+            self._context = context
 
     def _over(self) -> FencedError:
-        return FencedError(self.generation, self._builder.around.fence.newest)
+        return FencedError(self.generation, self._builder.resources.fence.newest)
 
     def _explain(self, error: Exception) -> Exception:
-        if self._builder.around.fence.newest > self.generation:
+        if self._builder.resources.fence.newest > self.generation:
             return self._over()
         if isinstance(error, GroupBroken):
             return self._builder.explain(error, self.generation)
         return error
 
 
-def require_stageable(activation: Activation, view: PlanView, place: Place | None) -> None:
+def require_stageable(
+    activation: Activation, view: PlanView, context: TrainingContext | None
+) -> None:
     """Makes sure that a place can be made ready beside what the engine does.
 
     Args:
         activation: what is asked for.
         view: the plan.
-        place: what the engine has now; its layers follow every commit.
+        context: what the engine has now; its layers follow every commit.
 
     Raises:
         PlanariaError: names the field and what would be right.
@@ -261,11 +269,11 @@ def require_stageable(activation: Activation, view: PlanView, place: Place | Non
     if any(not addresses for addresses in activation.layers.values()):
         raise _unfit("layers", "each layer that is followed has a source")
     if view.keeps_step:
-        if place is None or place.halt.is_set() or place.view.is_follower:
+        if context is None or context.halt.is_set() or context.view.is_follower:
             raise _not_so("keeps_step", "the engine is in no whole pipeline")
-        if place.view.pipeline.stages != view.pipeline.stages:
+        if context.view.pipeline.stages != view.pipeline.stages:
             raise _not_so("keeps_step", "its pipeline has other stages")
-    held = set() if place is None else set(place.view.hosted_layers)
+    held = set() if context is None else set(context.view.hosted_layers)
     missing = set(view.hosted_layers) - held - set(activation.layers)
     if missing:
         names = ", ".join(map(str, sorted(missing)))

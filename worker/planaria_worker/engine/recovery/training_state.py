@@ -3,20 +3,20 @@
 import threading
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.groups.current_groups import Links
+from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.plan.activation import Activation
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.trace import Trace
 from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.recovery.retained_work import Promise
-from planaria_worker.engine.recovery.roll_forward import WholeSums, whole_sums
+from planaria_worker.engine.recovery.retained_work import RetainedWork
+from planaria_worker.engine.recovery.roll_forward import CommittableSums, committable_sums
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.step_progress import Ledger
-from planaria_worker.engine.step.training_context import Place
+from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step.training_context import TrainingContext
 
 
-class Standing:
+class TrainingState:
     """The place, the promise and the account of commits, which change together.
 
     Attributes:
@@ -29,11 +29,11 @@ class Standing:
 
     def __init__(self, *, vitals: Vitals, trace: Trace, num_commits: int) -> None:
         self.lock = threading.RLock()
-        self.place: Place | None = None
-        self.promise: Promise | None = None
+        self.context: TrainingContext | None = None
+        self.retained_work: RetainedWork | None = None
         self.last_commit: CommitRecord | None = None
-        self.sums: WholeSums | None = None
-        self._last_ledger = Ledger(step=0, generation=0)
+        self.sums: CommittableSums | None = None
+        self._last_progress = StepProgress(step=0, generation=0)
         self._vitals = vitals
         self._trace = trace
         self._num_commits = num_commits
@@ -43,16 +43,16 @@ class Standing:
         return self._vitals.committed_steps
 
     @property
-    def ledger(self) -> Ledger:
+    def progress(self) -> StepProgress:
         """That of the step in flight, or of the last one."""
-        place = self.place
-        return self._last_ledger if place is None else place.ledger
+        context = self.context
+        return self._last_progress if context is None else context.progress
 
     @property
     def is_in_place(self) -> bool:
         """Whether the engine has a place that was not halted."""
-        place = self.place
-        return place is not None and not place.halt.is_set()
+        context = self.context
+        return context is not None and not context.halt.is_set()
 
     @property
     def is_finished(self) -> bool:
@@ -63,21 +63,23 @@ class Standing:
         """Whether nothing comes behind so many steps."""
         return committed_steps >= self._num_commits
 
-    def take(self, place: Place, promise: Promise | None, fence: Fence) -> None:
+    def take(
+        self, context: TrainingContext, retained_work: RetainedWork | None, fence: Fence
+    ) -> None:
         """Takes a place.
 
         Raises:
             FencedError: the engine is fenced; a later fence finds the promise.
         """
         with self.lock:
-            fence.check(place.generation)
-            self.place, self.promise = place, promise
-        place.trace()
+            fence.check(context.generation)
+            self.context, self.retained_work = context, retained_work
+        context.trace()
 
-    def enter_commit(self, record: CommitRecord, promise: Promise | None) -> None:
+    def enter_commit(self, record: CommitRecord, retained_work: RetainedWork | None) -> None:
         """Enters a commit, and what is promised behind it unless the engine was halted."""
         with self.lock:
-            is_halted = self.promise is None
+            is_halted = self.retained_work is None
             self.account(record)
             self._trace.event(
                 "commit",
@@ -85,7 +87,7 @@ class Standing:
                 generation=record.generation,
                 ends_generation=record.ends_generation,
             )
-            self.promise = None if is_halted or self.is_finished else promise
+            self.retained_work = None if is_halted or self.is_finished else retained_work
 
     def account(self, record: CommitRecord) -> None:
         """Notes the newest commit, whoever made it."""
@@ -93,32 +95,36 @@ class Standing:
             self.last_commit = record
             self._vitals.committed_steps = record.step + 1
 
-    def halt(self) -> Place | None:
+    def halt(self) -> TrainingContext | None:
         """Takes the promise back; returns the place, which ends at its next action."""
         with self.lock:
-            self.promise = None
-            if self.place is not None:
-                self.place.halt.set()
-            return self.place
+            self.retained_work = None
+            if self.context is not None:
+                self.context.halt.set()
+            return self.context
 
-    def promise_behind(self, record: CommitRecord) -> Promise | None:
+    def retained_after(self, record: CommitRecord) -> RetainedWork | None:
         """Behind a commit that ends the generation nothing is promised: the promise was for it."""
-        promise = self.promise
-        return None if promise is None or record.ends_generation else promise.after_commit()
+        retained_work = self.retained_work
+        return (
+            None
+            if retained_work is None or record.ends_generation
+            else retained_work.after_commit()
+        )
 
     def keep_sums(self) -> None:
         """Keeps the sums of the step in flight, if it could be committed from them."""
         with self.lock:
-            if self.place is not None:
-                self.sums = whole_sums(self.place, self.committed_steps)
+            if self.context is not None:
+                self.sums = committable_sums(self.context, self.committed_steps)
 
     def drop(self) -> None:
         """Gives up the place, its gradients and activations; whole sums stay."""
         with self.lock:
-            if self.place is not None:
+            if self.context is not None:
                 self.keep_sums()
-                self._last_ledger = self.place.ledger
-            self.place = self.promise = None
+                self._last_progress = self.context.progress
+            self.context = self.retained_work = None
 
     def require_fenced(self, fence: Fence) -> None:
         """An engine takes no new place while it may commit in the one that it has.
@@ -126,17 +132,17 @@ class Standing:
         Raises:
             PlanariaError: it trains and was not fenced.
         """
-        place = self.place
-        if place is not None and self.is_in_place and not fence.is_fenced(place.generation):
+        context = self.context
+        if context is not None and self.is_in_place and not fence.is_fenced(context.generation):
             raise PlanariaError(
                 ErrorReason.WRONG_STATE,
-                f"the engine trains in generation {place.generation}, and was not fenced",
-                {"generation": str(place.generation)},
+                f"the engine trains in generation {context.generation}, and was not fenced",
+                {"generation": str(context.generation)},
             )
 
-    def require_promise(
-        self, activation: Activation, view: PlanView, links: Links, fence: Fence
-    ) -> Place:
+    def require_retained_work(
+        self, activation: Activation, view: PlanView, links: CurrentGroups, fence: Fence
+    ) -> TrainingContext:
         """An engine that is told to keep what it has not would compute something else.
 
         Returns:
@@ -145,19 +151,19 @@ class Standing:
         Raises:
             PlanariaError: says what the engine has not.
         """
-        place, promise = self.place, self.promise
-        if place is None or promise is None or not links.is_pipeline_whole:
+        context, retained_work = self.context, self.retained_work
+        if context is None or retained_work is None or not links.is_pipeline_whole:
             lack = "it is in no whole pipeline"
-        elif place.view.is_follower or place.view.pipeline.stages != view.pipeline.stages:
+        elif context.view.is_follower or context.view.pipeline.stages != view.pipeline.stages:
             lack = "its pipeline has other stages"
-        elif promise.step != activation.committed_steps:
-            lack = f"its step in flight is {promise.step}, not {activation.committed_steps}"
-        elif not fence.is_fenced(promise.generation):
-            lack = f"it trains in generation {promise.generation}, and was not fenced"
-        elif not set(promise.microbatches) <= set(view.pipeline.first_microbatches):
-            lack = f"it has microbatches {promise.microbatches}, and some are given to others"
+        elif retained_work.step != activation.committed_steps:
+            lack = f"its step in flight is {retained_work.step}, not {activation.committed_steps}"
+        elif not fence.is_fenced(retained_work.generation):
+            lack = f"it trains in generation {retained_work.generation}, and was not fenced"
+        elif not set(retained_work.microbatches) <= set(view.pipeline.first_microbatches):
+            lack = f"it has microbatches {retained_work.microbatches}, and some are given to others"
         else:
-            return place
+            return context
         raise PlanariaError(
             ErrorReason.WRONG_STATE,
             f"keeps_step: the engine cannot keep what it has computed: {lack}",

@@ -14,7 +14,7 @@ from planaria_worker.engine.groups import Group, Work, beside, require_open
 from planaria_worker.engine.reduction.complete_sums import NOBODY, Holder, find_holder
 
 
-class Inquiry:
+class CompleteSumQuery:
     """What one attempt asks, and has heard."""
 
     def __init__(self, device: torch.device) -> None:

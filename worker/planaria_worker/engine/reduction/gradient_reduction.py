@@ -18,22 +18,22 @@ from torch import Tensor
 
 from planaria_worker.engine.groups import Group, GroupBroken, Work, beside, require_open
 from planaria_worker.engine.numerics.accumulate import GradientSums
-from planaria_worker.engine.plan.owned_layers import Run
+from planaria_worker.engine.plan.owned_layers import OwnedLayers
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import FencedError
-from planaria_worker.engine.reduction.complete_sum_query import Inquiry
+from planaria_worker.engine.reduction.complete_sum_query import CompleteSumQuery
 from planaria_worker.engine.reduction.complete_sums import Part, Piece, cut_into_buckets, part_of
 from planaria_worker.engine.reduction.launch_order import LaunchOrder
-from planaria_worker.engine.step.step_progress import Ledger
+from planaria_worker.engine.step.step_progress import StepProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bucket:
     """Pieces of the layers of one run that travel together."""
 
-    run: Run
+    run: OwnedLayers
     pieces: tuple[Piece, ...]
     """The highest layer first."""
     own_count: int
@@ -50,7 +50,7 @@ class _Bucket:
         return sum(piece.num_elements + num_microbatches for piece in self.pieces)
 
 
-class Reduction:
+class GradientReduction:
     """Adds the local sums of all owners, for every layer of this engine.
 
     Attributes:
@@ -102,13 +102,13 @@ class Reduction:
         self._lent: deque[_Lent] = deque()
         self._attempt: _Attempt | None = None
 
-    def is_begun(self, ledger: Ledger) -> bool:
+    def is_begun(self, progress: StepProgress) -> bool:
         """Whether an attempt for this account of a step was begun, and not run yet."""
-        return self._attempt is not None and self._attempt.ledger is ledger
+        return self._attempt is not None and self._attempt.progress is progress
 
     def begin(
         self,
-        ledger: Ledger,
+        progress: StepProgress,
         check: Callable[[], None],
         upcoming: Sequence[int] = (),
         *,
@@ -117,7 +117,7 @@ class Reduction:
         """Begins an attempt, ahead of the last microbatches that it sums; no sum starts yet.
 
         Args:
-            ledger: of the step.
+            progress: of the step.
             check: raises FencedError when no sum may start any more.
             upcoming: microbatches that will be in every local sum that is said to be complete.
             is_resumed: the same for all owners: whether attempts of other generations may have left
@@ -126,16 +126,16 @@ class Reduction:
         while self._lent:
             self._reclaim()
         counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
-        for microbatch in (*ledger.finished, *upcoming):
+        for microbatch in (*progress.finished, *upcoming):
             counts[microbatch] += 1
         counts = counts.to(self._device, non_blocking=True)  # here, since buckets wait for nothing
         order = LaunchOrder(self._in_order, self._max_in_flight)
         attempt = self._attempt = _Attempt(
-            ledger=ledger,
+            progress=progress,
             check=check,
             counts=counts,
             order=order,
-            inquiry=Inquiry(self._device),
+            inquiry=CompleteSumQuery(self._device),
             asks_late=is_resumed and not self._asks_early,
         )
         if is_resumed and self._asks_early:
@@ -180,7 +180,7 @@ class Reduction:
         self._launch(attempt)
         for place, bucket in enumerate(self._buckets):
             if bucket.group is not None:
-                self._failpoints.hit("reduce", attempt.ledger.step, min(bucket.layers))
+                self._failpoints.hit("reduce", attempt.progress.step, min(bucket.layers))
             if place == attempt.num_finished:
                 self._finish_oldest(attempt)
                 self._stopwatch.lap("reduce")
@@ -213,13 +213,13 @@ class Reduction:
                 begun.copy = self._copies.pop()
                 sent = begun.copy[: bucket.length(self._num_microbatches)]
                 self._fill(bucket, bucket.group.rank, attempt, sent)
-                attempt.ledger.launch(bucket.layers)
+                attempt.progress.launch(bucket.layers)
                 begun.work = bucket.group.iall_reduce(sent)
             attempt.begun.append(begun)
 
     def _is_next_unheard(self, attempt: "_Attempt") -> bool:
         """Whether the next bucket waits for what its owners have whole."""
-        place = attempt.order.next_place
+        place = attempt.order.staged_change
         return place is not None and attempt.inquiry.is_unheard(self._buckets[place].group)
 
     def _fill(self, bucket: _Bucket, rank: int, attempt: "_Attempt", sent: Tensor) -> None:
@@ -262,7 +262,7 @@ class Reduction:
             if value is not None and num_counted == self._num_microbatches:
                 is_lent |= self._sums.put_whole(piece, value)
             if piece.end == self._sums.sums[piece.layer].numel():
-                attempt.ledger.enter([piece.layer], num_counted)
+                attempt.progress.enter([piece.layer], num_counted)
         attempt.num_finished += 1
         begun.copy = begun.work = None
         if copy is not None and is_lent:
@@ -339,12 +339,12 @@ class _Lent:
 class _Attempt:
     """What has started of one attempt."""
 
-    ledger: Ledger
+    progress: StepProgress
     check: Callable[[], None]
     counts: Tensor
     """How often each microbatch is in the local sums."""
     order: LaunchOrder
-    inquiry: Inquiry
+    inquiry: CompleteSumQuery
     asks_late: bool
     """Whether owners ask each other in `run`, and no sum starts before."""
     begun: list[_Begun] = field(default_factory=list)

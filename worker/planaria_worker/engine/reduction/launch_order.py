@@ -33,7 +33,7 @@ class LaunchOrder:
         self._next = 0
 
     @property
-    def next_place(self) -> int | None:
+    def staged_change(self) -> int | None:
         """The bucket that starts next, now or later; None: all have."""
         return self._next if self._next < len(self._buckets) else None
 
@@ -47,7 +47,7 @@ class LaunchOrder:
 
     def take(self, num_in_flight: int) -> int | None:
         """The bucket to start now, once each; None: the next has to wait, or too many run."""
-        place = self.next_place
+        place = self.staged_change
         if place is None or num_in_flight >= self._max_in_flight:
             return None
         if not self._is_pass_over and not self._may_start_early(self._buckets[place]):

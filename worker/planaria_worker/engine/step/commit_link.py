@@ -13,7 +13,7 @@ from planaria_worker.engine.groups import Group, Work, require_open
 from planaria_worker.engine.step.commit_messages import Message
 
 
-class ExchangeLine:
+class CommitLink:
     """One rank's end; for the training thread alone.
 
     Attributes:

@@ -26,7 +26,7 @@ from planaria_worker.engine.step.schedule import (
     max_in_flight,
     one_forward_one_backward,
 )
-from planaria_worker.engine.step.step_progress import Ledger
+from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.models.stage import Microbatch, Stage
 
 
@@ -87,7 +87,7 @@ class PipelineStage:
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
-        self._ledger = Ledger(step=-1, generation=-1)
+        self._progress = StepProgress(step=-1, generation=-1)
         self._last: _LastBackward | None = None
         self._ahead: Callable[[], Sequence[int]] = tuple
         self._room_ahead = 0
@@ -95,7 +95,7 @@ class PipelineStage:
 
     def run(
         self,
-        ledger: Ledger,
+        progress: StepProgress,
         microbatches: Sequence[int],
         *,
         ahead: Callable[[], Sequence[int]],
@@ -105,7 +105,7 @@ class PipelineStage:
         """Computes microbatches of the step; what is finished is entered in the ledger.
 
         Args:
-            ledger: of the step.
+            progress: of the step.
             microbatches: in the order of their backward passes.
             ahead: those of the step's next run; none while it is unknown, and then always these.
             before_last: called before the last backward pass; must wait for nobody.
@@ -115,9 +115,9 @@ class PipelineStage:
         Raises:
             GroupBroken: a neighbour is gone, the group was shut, or the stage was halted.
         """
-        num_started = self._take_up(ledger, microbatches)
+        num_started = self._adopt_started(progress, microbatches)
         self._evaluate(microbatches)
-        if self._job.is_closing(ledger.step):
+        if self._job.is_closing(progress.step):
             self._train_nothing(microbatches)
             return
         self._last = _LastBackward(
@@ -133,17 +133,17 @@ class PipelineStage:
         finally:
             self._last, self._ahead = None, tuple  # which may know what knows this stage
         self._finish_computing()
-        self._ledger.out_of_range.update(self._sums.out_of_range())
+        self._progress.out_of_range.update(self._sums.out_of_range())
         self._finish_sends(0)
         self._stopwatch.lap("wait")
 
-    def _take_up(self, ledger: Ledger, microbatches: Sequence[int]) -> int:
+    def _adopt_started(self, progress: StepProgress, microbatches: Sequence[int]) -> int:
         """Begins a run; returns how many of its forward passes the one before has made."""
         started, self._started = self._started, []
-        is_of_step = ledger.step == self._ledger.step
+        is_of_step = progress.step == self._progress.step
         if started and (not is_of_step or [*microbatches[: len(started)]] != started):
             raise RuntimeError(f"microbatches {started} were begun, and are not what comes next")
-        self._ledger = ledger
+        self._progress = progress
         self._sends.extend(self._sends_ahead)
         self._sends_ahead.clear()
         return len(started)
@@ -151,7 +151,7 @@ class PipelineStage:
     @property
     def _is_evaluating(self) -> bool:
         evaluation = self._job.evaluation
-        return evaluation is not None and evaluation.plan.is_due(self._ledger.step)
+        return evaluation is not None and evaluation.plan.is_due(self._progress.step)
 
     def _run_ahead(self) -> None:
         """Begins the next run as far as there is room, and its input has begun to arrive.
@@ -187,7 +187,7 @@ class PipelineStage:
                 self._evaluate_one(evaluation, index)
 
     def _evaluate_one(self, evaluation: Evaluation, index: int) -> None:
-        step, stage = self._ledger.step, self._stage
+        step, stage = self._progress.step, self._stage
         self._failpoints.hit("evaluate", step, index)
         tokens = None
         if stage.is_first or stage.is_last:
@@ -200,18 +200,18 @@ class PipelineStage:
         outputs = stage(inputs, before_layer=self._check_halt)
         if stage.is_last and tokens is not None:
             loss = summed_cross_entropy(outputs, tokens[:, 1:])
-            self._ledger.evaluation_losses[index] = loss
+            self._progress.evaluation_losses[index] = loss
         else:
             self._send(self._forward_group, outputs.contiguous(), self._rank + 1)
-        self._ledger.compute_seconds += self._stopwatch.lap("evaluate", index)
+        self._progress.compute_seconds += self._stopwatch.lap("evaluate", index)
 
     def _train_nothing(self, microbatches: Sequence[int]) -> None:
         """In a closing step microbatches only carry what is evaluated."""
         self._finish_sends(0)
         self._stopwatch.lap("wait")
         if self._stage.is_last:
-            self._ledger.losses.update(dict.fromkeys(microbatches, torch.zeros(())))
-        self._ledger.finished.extend(microbatches)
+            self._progress.losses.update(dict.fromkeys(microbatches, torch.zeros(())))
+        self._progress.finished.extend(microbatches)
 
     def _do(self, action: Action) -> None:
         # Not a table of bound methods: a cycle would keep activations until gc comes by.
@@ -239,7 +239,7 @@ class PipelineStage:
         self._inputs[microbatch] = buffer.requires_grad_()
 
     def _forward(self, microbatch: int) -> None:
-        step = self._ledger.step
+        step = self._progress.step
         self._failpoints.hit("forward", step, microbatch)
         stage, tokens = self._stage, None
         if stage.is_first or stage.is_last:
@@ -253,7 +253,7 @@ class PipelineStage:
             outputs = stage(inputs, Microbatch(step=step, index=microbatch), self._check_halt)
             if stage.is_last and tokens is not None:
                 outputs = summed_cross_entropy(outputs, tokens[:, 1:])
-                self._ledger.losses[microbatch] = outputs.detach()
+                self._progress.losses[microbatch] = outputs.detach()
             self._outputs[microbatch] = outputs
 
     def _send_output(self, microbatch: int) -> None:
@@ -266,12 +266,12 @@ class PipelineStage:
         self._gradients[microbatch] = buffer
 
     def _backward(self, microbatch: int) -> None:
-        self._failpoints.hit("backward", self._ledger.step, microbatch)
+        self._failpoints.hit("backward", self._progress.step, microbatch)
         outputs = self._outputs.pop(microbatch)
         gradient = self._gradients.pop(microbatch, None)
         with self._timed("backward", microbatch), self._watching_sums(microbatch):
             torch.autograd.backward(outputs, gradient)
-            self._ledger.finished.append(microbatch)
+            self._progress.finished.append(microbatch)
 
     def _watching_sums(self, microbatch: int) -> AbstractContextManager[None]:
         """Around a backward pass: when the last one completes a layer's sum, that is told."""
@@ -287,7 +287,7 @@ class PipelineStage:
         try:
             yield
         finally:
-            self._ledger.compute_seconds += self._stopwatch.lap(kind, microbatch)
+            self._progress.compute_seconds += self._stopwatch.lap(kind, microbatch)
 
     def _send_gradient(self, microbatch: int) -> None:
         gradient = self._inputs.pop(microbatch).grad
@@ -299,7 +299,7 @@ class PipelineStage:
         return torch.from_numpy(rows).to(self._job.device, non_blocking=True)
 
     def _receive(self, group: Group | None, buffer: Tensor, source: int, microbatch: int) -> None:
-        self._failpoints.hit("wait_peer", self._ledger.step, microbatch)
+        self._failpoints.hit("wait_peer", self._progress.step, microbatch)
         assert group is not None  # noqa: S101 - only the schedule of several stages receives
         self._finish_computing()
         group.recv(buffer, source)
@@ -331,7 +331,7 @@ class PipelineStage:
         It costs next to nothing: what a peer sends is received behind what the device was given.
         """
         if await_device(self._job.device):
-            self._ledger.compute_seconds += self._stopwatch.lap("device")
+            self._progress.compute_seconds += self._stopwatch.lap("device")
 
     def _allocate(self, layer: int, count: int) -> list[Tensor]:
         """Buffers for what a layer sends on."""

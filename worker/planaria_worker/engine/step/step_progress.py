@@ -10,7 +10,7 @@ NUM_RECENT_STEPS = 4
 
 
 @dataclass(slots=True, kw_only=True)
-class Ledger:
+class StepProgress:
     """One engine's account of one step; written by the training thread, read by anybody.
 
     Of microbatches: what is `finished` stays true until the step is committed, whatever happens to
@@ -44,13 +44,13 @@ class Ledger:
         """What a microbatch takes in this place; 0 before the first step."""
         return min(self.recent_microbatch_seconds, default=0.0)
 
-    def behind(self, step: int, generation: int) -> "Ledger":
+    def behind(self, step: int, generation: int) -> "StepProgress":
         """The account of the next step in the same place; nothing of it is computed yet."""
         recent = self.recent_microbatch_seconds
         if self.finished:
             seconds = self.compute_seconds / len(self.finished)
             recent = (*recent, seconds)[-NUM_RECENT_STEPS:]
-        return Ledger(step=step, generation=generation, recent_microbatch_seconds=recent)
+        return StepProgress(step=step, generation=generation, recent_microbatch_seconds=recent)
 
     def begin_attempt(self, generation: int) -> None:
         """Nothing is agreed on of the sums of an earlier attempt: they are to be summed again."""

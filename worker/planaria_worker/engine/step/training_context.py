@@ -17,17 +17,17 @@ from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.reduction.gradient_reduction import Reduction
-from planaria_worker.engine.step.commit_link import ExchangeLine
+from planaria_worker.engine.reduction.gradient_reduction import GradientReduction
+from planaria_worker.engine.step.commit_link import CommitLink
 from planaria_worker.engine.step.pipeline_stage import PipelineStage
-from planaria_worker.engine.step.step_progress import Ledger
-from planaria_worker.engine.step.two_phase_commit import Agreement
+from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step.two_phase_commit import TwoPhaseCommit
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.state import LayerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class EngineResources:
     """What all places of an engine have in common."""
 
     job: Job
@@ -39,14 +39,14 @@ class Surroundings:
 
 
 @dataclass(slots=True, kw_only=True)
-class Place:
+class TrainingContext:
     """What an engine needs to train; dropped whole when its pipeline is broken.
 
     A pipeline that goes on in another generation keeps its place: stage, groups along the pipeline,
     local sums and ledger stay; what spans the pipelines is renewed.
     """
 
-    around: Surroundings
+    resources: EngineResources
     view: PlanView
     generation: int
     sums: GradientSums
@@ -54,15 +54,15 @@ class Place:
     pipeline: PipelineStage | None
     """None for a follower."""
     pipeline_groups: tuple[Group, ...]
-    exchange_line: ExchangeLine
+    commit_link: CommitLink
     sum_groups: tuple[Group, ...]
     """Those across the pipelines, of this generation."""
     awaited: Communicators | None
     """What builds the groups across the pipelines, while they do not stand."""
-    reduction: Reduction | None
+    reduction: GradientReduction | None
     """None until they stand."""
-    agreement: Agreement
-    ledger: Ledger
+    two_phase_commit: TwoPhaseCommit
+    progress: StepProgress
     halt: threading.Event
     """Set by anybody: the pipeline stops at its next action, for good."""
     resumed_step: int | None = None
@@ -80,20 +80,20 @@ class Place:
 
     @property
     def is_resuming(self) -> bool:
-        return self.ledger.step == self.resumed_step
+        return self.progress.step == self.resumed_step
 
     def microbatches_ahead(self, microbatches: Sequence[int]) -> tuple[int, ...]:
         """What is to be computed here, behind these microbatches, by the next plan of the step."""
         if not self.upcoming:
             return ()
-        missing = self.ledger.missing(self.upcoming[0].pipeline.first_microbatches)
+        missing = self.progress.missing(self.upcoming[0].pipeline.first_microbatches)
         return tuple(m for m in missing if m not in microbatches)
 
     def trace(self) -> None:
         """Tells which layers it computes from now on, and with whom."""
         layers = self.view.computed_layers
         stages = () if self.view.is_follower else self.view.pipeline.stages
-        self.around.stopwatch.trace.event(
+        self.resources.stopwatch.trace.event(
             "place",
             generation=self.generation,
             first_layer=layers.start,
@@ -110,8 +110,8 @@ class Place:
             group.give_up(reason)
 
 
-def take_place(
-    around: Surroundings,
+def build_context(
+    resources: EngineResources,
     *,
     view: PlanView,
     generation: int,
@@ -119,34 +119,36 @@ def take_place(
     groups: Mapping[str, Group],
     states: Mapping[int, LayerState],
     resumed_step: int | None = None,
-) -> Place:
+) -> TrainingContext:
     """Puts a place together from the states of its layers and the groups that stand."""
-    job = around.job
+    job = resources.job
     exchange = view.exchange_group
-    line = ExchangeLine(groups[exchange.name] if exchange else None)
+    line = CommitLink(groups[exchange.name] if exchange else None)
     layouts = [job.layouts[layer] for layer in view.hosted_layers]
     sums = GradientSums(layouts, job.accumulation, str(job.device))
     halt = threading.Event()
-    return Place(
-        around=around,
+    return TrainingContext(
+        resources=resources,
         view=view,
         generation=generation,
         sums=sums,
-        pipeline=None if view.is_follower else _pipeline(around, view, sums, groups, states, halt),
+        pipeline=None
+        if view.is_follower
+        else _pipeline(resources, view, sums, groups, states, halt),
         pipeline_groups=tuple(groups[spec.name] for spec in view.pipeline_groups),
-        exchange_line=line,
+        commit_link=line,
         sum_groups=tuple(groups[spec.name] for spec in view.sum_groups),
         awaited=None,
-        reduction=_reduction(around, view, sums, groups),
-        agreement=_agreement(around, view, generation, groups, line),
-        ledger=Ledger(step=step, generation=generation),
+        reduction=_reduction(resources, view, sums, groups),
+        two_phase_commit=_two_phase_commit(resources, view, generation, groups, line),
+        progress=StepProgress(step=step, generation=generation),
         halt=halt,
         resumed_step=resumed_step,
     )
 
 
-def renew_place(
-    place: Place,
+def renew_context(
+    context: TrainingContext,
     *,
     view: PlanView,
     generation: int,
@@ -156,47 +158,51 @@ def renew_place(
     """Goes on with a place in another generation, whose groups are being built.
 
     Args:
-        place: of the same pipeline.
+        context: of the same pipeline.
         view: the new plan, seen from the same engine.
         generation: the new one.
         awaited: its groups across the pipelines.
         resumed_step: the step in flight, if the new generation finishes it.
     """
-    place.view, place.generation = view, generation
-    place.awaited, place.sum_groups = awaited, ()
-    place.resumed_step = resumed_step
-    place.reduction = None  # its buckets are those of the groups before
-    place.agreement = _agreement(place.around, view, generation, {}, place.exchange_line)
+    context.view, context.generation = view, generation
+    context.awaited, context.sum_groups = awaited, ()
+    context.resumed_step = resumed_step
+    context.reduction = None  # its buckets are those of the groups before
+    context.two_phase_commit = _two_phase_commit(
+        context.resources, view, generation, {}, context.commit_link
+    )
 
 
-def join_sums(place: Place) -> Reduction:
+def join_sums(context: TrainingContext) -> GradientReduction:
     """Waits until the groups across the pipelines stand, if they do not; returns what sums in them.
 
     Raises:
         GroupBroken: they were shut.
         PlanariaError: a peer did not come.
     """
-    if place.reduction is not None:
-        return place.reduction
-    assert place.awaited is not None  # noqa: S101 - what else should there be no reduction for
-    built = place.awaited.wait()
-    place.awaited = None
-    place.sum_groups = tuple(built.values())
-    around, view = place.around, place.view
-    place.reduction = _reduction(around, view, place.sums, built)
-    place.agreement = _agreement(around, view, place.generation, built, place.exchange_line)
-    return place.reduction
+    if context.reduction is not None:
+        return context.reduction
+    assert context.awaited is not None  # noqa: S101 - what else should there be no reduction for
+    built = context.awaited.wait()
+    context.awaited = None
+    context.sum_groups = tuple(built.values())
+    resources, view = context.resources, context.view
+    context.reduction = _reduction(resources, view, context.sums, built)
+    context.two_phase_commit = _two_phase_commit(
+        resources, view, context.generation, built, context.commit_link
+    )
+    return context.reduction
 
 
 def _pipeline(
-    around: Surroundings,
+    resources: EngineResources,
     view: PlanView,
     sums: GradientSums,
     groups: Mapping[str, Group],
     states: Mapping[int, LayerState],
     halt: threading.Event,
 ) -> PipelineStage:
-    job, stage = around.job, view.stage
+    job, stage = resources.job, view.stage
     return PipelineStage(
         job=job,
         view=view,
@@ -212,20 +218,20 @@ def _pipeline(
         forward_group=groups[view.forward_group.name] if view.forward_group else None,
         backward_group=groups[view.backward_group.name] if view.backward_group else None,
         halt=halt,
-        stopwatch=around.stopwatch,
-        failpoints=around.failpoints,
+        stopwatch=resources.stopwatch,
+        failpoints=resources.failpoints,
     )
 
 
 def _reduction(
-    around: Surroundings,
+    resources: EngineResources,
     view: PlanView,
     sums: GradientSums,
     groups: Mapping[str, Group],
-) -> Reduction:
-    job = around.job
+) -> GradientReduction:
+    job = resources.job
     unit = job.accumulation.unit
-    return Reduction(
+    return GradientReduction(
         view=view,
         groups=groups,
         sums=sums,
@@ -234,27 +240,27 @@ def _reduction(
         num_microbatches=job.num_microbatches,
         bucket_bytes=job.bucket_bytes,
         max_in_flight=job.buckets_in_flight,
-        stopwatch=around.stopwatch,
-        failpoints=around.failpoints,
+        stopwatch=resources.stopwatch,
+        failpoints=resources.failpoints,
     )
 
 
-def _agreement(
-    around: Surroundings,
+def _two_phase_commit(
+    resources: EngineResources,
     view: PlanView,
     generation: int,
     groups: Mapping[str, Group],
-    line: ExchangeLine,
-) -> Agreement:
+    line: CommitLink,
+) -> TwoPhaseCommit:
     """Without the last ranks' group it does for an attempt that does not go across."""
     last_ranks = view.last_ranks_group
-    return Agreement(
+    return TwoPhaseCommit(
         view=view,
         generation=generation,
-        exchange_format=around.job.exchange_format,
+        exchange_format=resources.job.exchange_format,
         line=line,
         last_ranks_group=groups.get(last_ranks.name) if last_ranks else None,
-        fence=around.fence,
-        device=around.job.device,
-        failpoints=around.failpoints,
+        fence=resources.fence,
+        device=resources.job.device,
+        failpoints=resources.failpoints,
     )

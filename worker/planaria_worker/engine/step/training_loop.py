@@ -8,14 +8,14 @@ from planaria_common.clock import Clock
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.plan.activation import Builder
-from planaria_worker.engine.process.step_reports import Teller
+from planaria_worker.engine.process.step_reports import StepReporter
 from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
-from planaria_worker.engine.recovery.staging import NextPlace
-from planaria_worker.engine.recovery.training_state import Standing
+from planaria_worker.engine.recovery.staging import StagedChange
+from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_context import Place, renew_place
+from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 from planaria_worker.engine.step.training_step import (
     CommittedStep,
     VoidAttempt,
@@ -32,29 +32,29 @@ class TrainingLoop:
         self,
         *,
         builder: Builder,
-        standing: Standing,
+        training_state: TrainingState,
         handover: Handover,
         checkpointer: Checkpointer,
         vitals: Vitals,
-        teller: Teller,
+        reporter: StepReporter,
         clock: Clock,
         halt: Callable[[str], None],
         set_aside: Callable[[], None],
     ) -> None:
         self._builder = builder
-        self._around = builder.around
-        self._standing = standing
+        self._resources = builder.resources
+        self._training_state = training_state
         self._handover = handover
         self._checkpointer = checkpointer
         self._vitals = vitals
-        self._teller = teller
+        self._reporter = reporter
         self._clock = clock
         self._halt = halt
         self._set_aside = set_aside
 
     def train_from_start(self) -> None:
         """Trains in a new place: its first step may be one that others have begun."""
-        self._begin_step(self._place())
+        self._begin_step(self._context())
         self.train()
 
     def train_renewed(self, generation: int, awaited: Communicators) -> None:
@@ -66,20 +66,20 @@ class TrainingLoop:
             generation: the new one.
             awaited: its groups across the pipelines, which are being built.
         """
-        place = self._place()
-        renew_place(
-            place,
-            view=place.upcoming.popleft(),
+        context = self._context()
+        renew_context(
+            context,
+            view=context.upcoming.popleft(),
             generation=generation,
             awaited=awaited,
-            resumed_step=place.ledger.step,
+            resumed_step=context.progress.step,
         )
         self.train()
 
     def train_on(self) -> None:
         """Trains in a place that is kept, from the next step on."""
-        self._begin_step(self._place())
-        self.train(self._place().view.pipeline.microbatches)
+        self._begin_step(self._context())
+        self.train(self._context().view.pipeline.microbatches)
 
     def train(self, microbatches: Sequence[int] | None = None) -> None:
         """Steps until the job is done, everybody parks, or something breaks.
@@ -90,110 +90,124 @@ class TrainingLoop:
         Args:
             microbatches: those of the step in flight; None: those that the place begins with.
         """
-        place = self._place()
+        context = self._context()
         if microbatches is None:
-            microbatches = () if place.view.is_follower else place.view.pipeline.first_microbatches
+            microbatches = (
+                () if context.view.is_follower else context.view.pipeline.first_microbatches
+            )
         try:
             while True:
-                compute(place, place.ledger.missing(microbatches))
-                done = attempt(place)
+                compute(context, context.progress.missing(microbatches))
+                done = attempt(context)
                 if isinstance(done, VoidAttempt):
-                    self._stand(place, done)
+                    self._stand(context, done)
                     return
-                next_place = self._go_on(place, done)
-                if next_place is None:
+                staged_change = self._go_on(context, done)
+                if staged_change is None:
                     return
-                place = next_place
-                self._begin_step(place)
-                microbatches = () if place.view.is_follower else place.view.pipeline.microbatches
+                context = staged_change
+                self._begin_step(context)
+                microbatches = (
+                    () if context.view.is_follower else context.view.pipeline.microbatches
+                )
         except Exception as error:
-            self._break_off(error, place)
+            self._break_off(error, context)
 
-    def change_over(self, next_place: NextPlace, record: CommitRecord) -> Place | None:
+    def change_over(
+        self, staged_change: StagedChange, record: CommitRecord
+    ) -> TrainingContext | None:
         """Takes another place behind a commit; returns it, unless it cannot be taken."""
         start_time = self._clock.now()
         self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
         try:
-            self._around.failpoints.hit("switch", record.step)
-            place = self._handover.take(next_place, record)
-            if place.view.is_last:
-                self._teller.step_noted(record)
+            self._resources.failpoints.hit("switch", record.step)
+            context = self._handover.take(staged_change, record)
+            if context.view.is_last:
+                self._reporter.step_noted(record)
         except Exception as error:
-            next_place.finish(error)
-            next_place.drop()
+            staged_change.finish(error)
+            staged_change.drop()
             self._halt(str(error))
-            self._teller.met(error, next_place.generation, record.step + 1)
+            self._reporter.met(error, staged_change.generation, record.step + 1)
             error.with_traceback(None)  # the answer, which is kept, would keep a place
             return None
-        self._around.stopwatch.lap("rebuild")
+        self._resources.stopwatch.lap("rebuild")
         self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
-        self._switched(next_place, start_time, record)
-        return place
+        self._switched(staged_change, start_time, record)
+        return context
 
-    def _place(self) -> Place:
-        place = self._standing.place
-        assert place is not None  # noqa: S101 - only the training thread drops it
-        return place
+    def _context(self) -> TrainingContext:
+        context = self._training_state.context
+        assert context is not None  # noqa: S101 - only the training thread drops it
+        return context
 
-    def _begin_step(self, place: Place) -> None:
-        self._teller.step_begins()
-        begin_step(place, self._vitals.committed_steps)
+    def _begin_step(self, context: TrainingContext) -> None:
+        self._reporter.step_begins()
+        begin_step(context, self._vitals.committed_steps)
 
-    def _go_on(self, place: Place, done: CommittedStep) -> Place | None:
+    def _go_on(self, context: TrainingContext, done: CommittedStep) -> TrainingContext | None:
         """Enters a commit; returns the place in which the next step begins, if one does."""
-        record, view = done.record, place.view
-        self._handover.settle_in(place)
-        next_place = self._handover.behind(record) if done.broken is None else None
-        is_kept = next_place is not None and self._handover.renew(place, next_place, record)
+        record, view = done.record, context.view
+        self._handover.settle_in(context)
+        staged_change = self._handover.behind(record) if done.broken is None else None
+        is_kept = staged_change is not None and self._handover.renew(context, staged_change, record)
         if not is_kept:
-            promise = self._standing.promise_behind(record) if done.broken is None else None
-            self._standing.enter_commit(record, promise)
+            retained_work = (
+                self._training_state.retained_after(record) if done.broken is None else None
+            )
+            self._training_state.enter_commit(record, retained_work)
         to_write = self._checkpointer.announce(view, record.step + 1)
-        if place.view.is_last:
-            self._teller.step_noted(record)  # for a fence within the copies
-        self._around.fence.settle()
-        with self._around.fence.computing():
+        if context.view.is_last:
+            self._reporter.step_noted(record)  # for a fence within the copies
+        self._resources.fence.settle()
+        with self._resources.fence.computing():
             self._checkpointer.take(record.step + 1, to_write, self.note_copy)
-        if place.view.is_last and not place.view.is_follower:
-            self._teller.step_done(record)
+        if context.view.is_last and not context.view.is_follower:
+            self._reporter.step_done(record)
         if done.broken is not None:
-            self._break_off(done.broken, place)
-        elif next_place is not None and is_kept:
-            self._around.failpoints.hit("switch", record.step)
-            self._switched(next_place, self._clock.now(), record)
-            return place
-        elif next_place is not None and not next_place.view.keeps_step and not place.halt.is_set():
-            self._standing.drop()
-            return self.change_over(next_place, record)
-        elif record.ends_generation or self._standing.is_finished:
-            self._standing.drop()
-        elif place.halt.is_set():
-            fenced = FencedError(place.generation, self._around.fence.newest)
-            self._break_off(fenced, place)
+            self._break_off(done.broken, context)
+        elif staged_change is not None and is_kept:
+            self._resources.failpoints.hit("switch", record.step)
+            self._switched(staged_change, self._clock.now(), record)
+            return context
+        elif (
+            staged_change is not None
+            and not staged_change.view.keeps_step
+            and not context.halt.is_set()
+        ):
+            self._training_state.drop()
+            return self.change_over(staged_change, record)
+        elif record.ends_generation or self._training_state.is_finished:
+            self._training_state.drop()
+        elif context.halt.is_set():
+            fenced = FencedError(context.generation, self._resources.fence.newest)
+            self._break_off(fenced, context)
         else:
-            return place
+            return context
         return None
 
     def note_copy(self) -> None:
         """Every tensor that is copied for a checkpoint is progress."""
-        self._around.stopwatch.lap("between")
+        self._resources.stopwatch.lap("between")
 
-    def _switched(self, next_place: NextPlace, start_time: datetime, record: CommitRecord) -> None:
-        num_groups = len(next_place.communicators.groups)
-        next_place.finish(self._builder.activated(start_time, num_groups, record.step + 1))
+    def _switched(
+        self, staged_change: StagedChange, start_time: datetime, record: CommitRecord
+    ) -> None:
+        num_groups = len(staged_change.communicators.groups)
+        staged_change.finish(self._builder.activated(start_time, num_groups, record.step + 1))
 
-    def _stand(self, place: Place, done: VoidAttempt) -> None:
+    def _stand(self, context: TrainingContext, done: VoidAttempt) -> None:
         """Waits for the next Activate with all that is computed, if the pipeline is whole."""
         if done.cause is not None:
-            self._teller.met(done.cause, place.generation, place.ledger.step)
-        if place.pipeline is None or place.halt.is_set():
-            self._standing.drop()
+            self._reporter.met(done.cause, context.generation, context.progress.step)
+        if context.pipeline is None or context.halt.is_set():
+            self._training_state.drop()
 
-    def _break_off(self, error: Exception, place: Place) -> None:
+    def _break_off(self, error: Exception, context: TrainingContext) -> None:
         # Only here: at a regular end, peers may still be reading the last verdict.
-        if not place.halt.is_set():  # else the groups may be those of another generation by now
+        if not context.halt.is_set():  # else the groups may be those of another generation by now
             if isinstance(error, GroupBroken):
                 self._set_aside()  # somebody has died, or a fence has come: it collects everybody
             self._halt(str(error))
-        self._standing.drop()
-        self._teller.met(error, place.generation, place.ledger.step)
+        self._training_state.drop()
+        self._reporter.met(error, context.generation, context.progress.step)

@@ -15,7 +15,7 @@ from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.step.commit_messages import LayerClaim, Message, Verdict
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_context import Place, join_sums
+from planaria_worker.engine.step.training_context import TrainingContext, join_sums
 from planaria_worker.models.state import LayerState
 
 
@@ -46,7 +46,7 @@ class VoidAttempt:
     """What kept this engine from it; None: somebody else, or the next plan of the step."""
 
 
-def run_step(place: Place, step: int) -> CommittedStep:
+def run_step(context: TrainingContext, step: int) -> CommittedStep:
     """Trains one whole step and applies it.
 
     Raises:
@@ -55,24 +55,24 @@ def run_step(place: Place, step: int) -> CommittedStep:
         ExchangeMismatchError: somebody acts for another generation or step.
         RefusedStepError: the step must not be committed by anybody.
     """
-    begin_step(place, step)
-    compute(place, place.view.pipeline.microbatches)
-    done = attempt(place)
-    fence = place.around.fence
+    begin_step(context, step)
+    compute(context, context.view.pipeline.microbatches)
+    done = attempt(context)
+    fence = context.resources.fence
     fence.settle()
     if isinstance(done, VoidAttempt):
-        raise done.cause or FencedError(place.generation, fence.newest)
+        raise done.cause or FencedError(context.generation, fence.newest)
     return done
 
 
-def begin_step(place: Place, step: int) -> None:
+def begin_step(context: TrainingContext, step: int) -> None:
     """Nothing of the step is computed yet."""
-    place.around.stopwatch.restart(step)
-    place.sums.clear()
-    place.ledger = place.ledger.behind(step, place.generation)
+    context.resources.stopwatch.restart(step)
+    context.sums.clear()
+    context.progress = context.progress.behind(step, context.generation)
 
 
-def compute(place: Place, microbatches: Sequence[int]) -> None:
+def compute(context: TrainingContext, microbatches: Sequence[int]) -> None:
     """Adds the gradients of the step's last microbatches to the local sums, and begins to sum them.
 
     A follower has nothing to do.
@@ -80,33 +80,33 @@ def compute(place: Place, microbatches: Sequence[int]) -> None:
     Raises:
         GroupBroken: the pipeline is not whole any more, or was halted.
     """
-    if place.pipeline is None or not microbatches:
+    if context.pipeline is None or not microbatches:
         return
 
     def before_last() -> None:
-        if not place.upcoming and (place.awaited is None or place.awaited.is_over):
+        if not context.upcoming and (context.awaited is None or context.awaited.is_over):
             try:
-                _begin_sums(place, microbatches[-1:])
+                _begin_sums(context, microbatches[-1:])
             except (GroupBroken, PlanariaError) as error:
                 error.with_traceback(None)  # `_reduce` meets it again; the groups may keep it
 
     def when_summed(layer: int) -> None:
-        if place.reduction is not None:
-            place.reduction.complete(layer)
+        if context.reduction is not None:
+            context.reduction.complete(layer)
 
-    with place.around.fence.computing():
-        place.pipeline.run(
-            place.ledger,
+    with context.resources.fence.computing():
+        context.pipeline.run(
+            context.progress,
             microbatches,
-            ahead=lambda: place.microbatches_ahead(microbatches),
+            ahead=lambda: context.microbatches_ahead(microbatches),
             before_last=before_last,
             when_summed=when_summed,
         )
-        if place.halt.is_set():
+        if context.halt.is_set():
             raise GroupBroken("the pipeline was halted")
 
 
-def attempt(place: Place) -> CommittedStep | VoidAttempt:
+def attempt(context: TrainingContext) -> CommittedStep | VoidAttempt:
     """Sums the local gradients of all owners, agrees on them, and applies them.
 
     After a commit the fence is not settled: the caller enters the commit in its account first.
@@ -117,81 +117,83 @@ def attempt(place: Place) -> CommittedStep | VoidAttempt:
         ExchangeMismatchError: somebody acts for another generation or step.
         RefusedStepError: the step must not be committed by anybody.
     """
-    step, stopwatch = place.ledger.step, place.around.stopwatch
-    if place.upcoming:
-        place.shut_sums("the step is finished in another generation")
-        place.agreement.call_off(step)
+    step, stopwatch = context.progress.step, context.resources.stopwatch
+    if context.upcoming:
+        context.shut_sums("the step is finished in another generation")
+        context.two_phase_commit.call_off(step)
         return VoidAttempt(cause=None)
-    claim, cause = _reduce(place)
-    agreed = place.agreement.run(claim, step)
+    claim, cause = _reduce(context)
+    agreed = context.two_phase_commit.run(claim, step)
     stopwatch.lap("exchange")
     verdict = agreed.outcome.verdict
     if agreed.is_passed:
-        place.around.failpoints.hit("before_update", step)
-        around = place.around
-        apply_step(around.job, around.store, around.feed, place.reduced, agreed.outcome.record)
+        context.resources.failpoints.hit("before_update", step)
+        resources = context.resources
+        apply_step(
+            resources.job, resources.store, resources.feed, context.reduced, agreed.outcome.record
+        )
         stopwatch.lap("update")
         return CommittedStep(record=agreed.outcome.record, broken=agreed.broken)
     if verdict not in (Verdict.COMMIT, Verdict.FENCED):
         raise RefusedStepError(verdict, agreed.outcome.layer, step)
-    place.shut_sums("the attempt is void")
+    context.shut_sums("the attempt is void")
     return VoidAttempt(cause=cause or agreed.cause)
 
 
-def _reduce(place: Place) -> tuple[Message, Exception | None]:
+def _reduce(context: TrainingContext) -> tuple[Message, Exception | None]:
     """What this engine says in the exchange, and why it is no claim, if it is none."""
-    fence = place.around.fence
-    is_begun = place.reduction is not None and place.reduction.is_begun(place.ledger)
+    fence = context.resources.fence
+    is_begun = context.reduction is not None and context.reduction.is_begun(context.progress)
     try:
         if not is_begun:
-            _begin_sums(place)
-        fence.check(place.generation)
-        join_sums(place).run()
+            _begin_sums(context)
+        fence.check(context.generation)
+        join_sums(context).run()
     except (GroupBroken, FencedError, PlanariaError) as error:
-        place.shut_sums(str(error))
-        return _fenced(place), error.with_traceback(None)  # which would keep the groups
-    if place.pipeline is not None:
-        _trace_claim(place)
-    return _claim(place, fence.mark), None
+        context.shut_sums(str(error))
+        return _fenced(context), error.with_traceback(None)  # which would keep the groups
+    if context.pipeline is not None:
+        _trace_claim(context)
+    return _claim(context, fence.mark), None
 
 
-def _trace_claim(place: Place) -> None:
-    layers, ledger = place.view.computed_layers, place.ledger
-    place.around.stopwatch.trace.event(
+def _trace_claim(context: TrainingContext) -> None:
+    layers, progress = context.view.computed_layers, context.progress
+    context.resources.stopwatch.trace.event(
         "claim",
-        step=ledger.step,
-        generation=place.generation,
+        step=progress.step,
+        generation=context.generation,
         first_layer=layers.start,
         num_layers=len(layers),
-        microbatches=ledger.finished,
+        microbatches=progress.finished,
     )
 
 
-def _begin_sums(place: Place, upcoming: Sequence[int] = ()) -> None:
+def _begin_sums(context: TrainingContext, upcoming: Sequence[int] = ()) -> None:
     """Begins the attempt, as soon as the groups across the pipelines stand.
 
     Args:
-        place: whose local sums hold what the ledger says is finished.
+        context: whose local sums hold what `progress` says is finished.
         upcoming: microbatches that they will hold besides, when they are said to be complete.
 
     Raises:
         GroupBroken: the groups were shut.
         PlanariaError: a peer did not come.
     """
-    place.ledger.begin_attempt(place.generation)
-    reduction = join_sums(place)
-    fence, generation = place.around.fence, place.generation
+    context.progress.begin_attempt(context.generation)
+    reduction = join_sums(context)
+    fence, generation = context.resources.fence, context.generation
     reduction.begin(
-        place.ledger,
+        context.progress,
         lambda: fence.check(generation),
         upcoming,
-        is_resumed=place.is_resuming,
+        is_resumed=context.is_resuming,
     )
 
 
-def _fenced(place: Place) -> Message:
-    return place.around.job.exchange_format.fenced(
-        generation=place.generation, step=place.ledger.step
+def _fenced(context: TrainingContext) -> Message:
+    return context.resources.job.exchange_format.fenced(
+        generation=context.generation, step=context.progress.step
     )
 
 
@@ -230,25 +232,25 @@ def apply_sum(job: Job, state: LayerState, total: Tensor, record: CommitRecord) 
     update(state, total, config=job.optimizer, scale=scale, step=record.step)
 
 
-def _claim(place: Place, mark: int) -> Message:
+def _claim(context: TrainingContext, mark: int) -> Message:
     """What this engine says in the exchange."""
-    job, ledger, reduction = place.around.job, place.ledger, place.reduction
+    job, progress, reduction = context.resources.job, context.progress, context.reduction
     squared_norms = {} if reduction is None else reduction.squared_norms
     layers = {
         layer: LayerClaim(
             squared_norm=square,
-            num_counted=ledger.complete.get(layer, 0),
-            in_range=layer not in ledger.out_of_range,
+            num_counted=progress.complete.get(layer, 0),
+            in_range=layer not in progress.out_of_range,
         )
         for layer, square in squared_norms.items()
     }
     return job.exchange_format.claim(
-        generation=place.generation,
-        step=ledger.step,
+        generation=context.generation,
+        step=progress.step,
         mark=mark,
         layers=layers,
-        losses={m: loss_units(loss.item()) for m, loss in ledger.losses.items()},
+        losses={m: loss_units(loss.item()) for m, loss in progress.losses.items()},
         evaluation_losses={
-            m: loss_units(loss.item()) for m, loss in ledger.evaluation_losses.items()
+            m: loss_units(loss.item()) for m, loss in progress.evaluation_losses.items()
         },
     )

@@ -18,7 +18,7 @@ from planaria_worker.engine.groups import Group, GroupBroken, require_open
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.recovery.fence import Fence, FencedError
-from planaria_worker.engine.step.commit_link import ExchangeLine
+from planaria_worker.engine.step.commit_link import CommitLink
 from planaria_worker.engine.step.commit_messages import (
     VERDICT_LENGTH,
     ExchangeFormat,
@@ -42,7 +42,7 @@ class Agreed:
     """The stages before this one could not be told; they will be, by the coordinator."""
 
 
-class Agreement:
+class TwoPhaseCommit:
     """The exchange of one generation."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Agreement:
         view: PlanView,
         generation: int,
         exchange_format: ExchangeFormat,
-        line: ExchangeLine,
+        line: CommitLink,
         last_ranks_group: Group | None,
         fence: Fence,
         device: torch.device,

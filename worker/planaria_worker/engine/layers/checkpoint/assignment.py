@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from planaria_worker.engine.plan.owned_layers import Run
+from planaria_worker.engine.plan.owned_layers import OwnedLayers
 
 
 def layers_to_write(
-    runs: Iterable[Run], engine_id: str, version: int, *, every_steps: int
+    runs: Iterable[OwnedLayers], engine_id: str, version: int, *, every_steps: int
 ) -> tuple[int, ...]:
     """The layers that an engine writes of a version.
 

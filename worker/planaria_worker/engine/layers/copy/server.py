@@ -8,7 +8,7 @@ import time
 
 from planaria_common.logging import get_logger
 from planaria_worker.engine.groups.addresses import format_address
-from planaria_worker.engine.groups.liveness_beacon import Presence
+from planaria_worker.engine.groups.liveness_beacon import LivenessBeacon
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.feed import CommitFeed
 from planaria_worker.engine.layers.copy.source import LayerSource
@@ -65,7 +65,7 @@ class CopyServer:
         self._connections: set[socket.socket] = set()
         self._watchers: set[socket.socket] = set()
         """Greeted, and not yet handed over."""
-        self._presence = Presence(farewell=wire.BYE)
+        self._beacon = LivenessBeacon(farewell=wire.BYE)
         self._is_closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
@@ -83,7 +83,7 @@ class CopyServer:
         for watcher in watchers:
             with contextlib.suppress(OSError):
                 watcher.send(wire.BYE)
-        self._presence.close()
+        self._beacon.close()
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -133,7 +133,7 @@ class CopyServer:
         if kind is wire.Kind.WATCH:
             self._be_watched(connection)
         elif kind is wire.Kind.WATCH_PRESENCE:
-            if not self._presence.hold(connection):
+            if not self._beacon.hold(connection):
                 self._be_watched(connection)
         elif kind is wire.Kind.COPY:
             connection.settimeout(self._stall_timeout_seconds)

@@ -16,21 +16,21 @@ from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_worker.engine.groups import Communicators, Group, GroupBroken
-from planaria_worker.engine.groups.current_groups import Links
-from planaria_worker.engine.groups.failure_detector import PeerWatch
+from planaria_worker.engine.groups.current_groups import CurrentGroups
+from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.checkpoint import Checkpointer
-from planaria_worker.engine.plan.activation import Activation, Answer, Builder, promised
+from planaria_worker.engine.plan.activation import Activation, Answer, Builder, retained_by
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.process.step_reports import Listener, Teller
+from planaria_worker.engine.process.step_reports import Listener, StepReporter
 from planaria_worker.engine.process.vitals import Vitals
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
-from planaria_worker.engine.recovery.retained_work import Promise
-from planaria_worker.engine.recovery.staging import NextPlace
-from planaria_worker.engine.recovery.training_state import Standing
+from planaria_worker.engine.recovery.retained_work import RetainedWork
+from planaria_worker.engine.recovery.staging import StagedChange
+from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.commit_record import CommitRecord, RollForward, roll_forward
-from planaria_worker.engine.step.step_progress import Ledger
-from planaria_worker.engine.step.training_context import take_place
+from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step.training_context import build_context
 from planaria_worker.engine.step.training_loop import TrainingLoop
 from planaria_worker.engine.step.training_step import apply_step
 
@@ -44,39 +44,39 @@ class Trainer:
         builder: Builder,
         job_secret: str,
         vitals: Vitals,
-        peer_watch: PeerWatch,
+        failure_detector: FailureDetector,
         listener: Listener,
         checkpointer: Checkpointer,
     ) -> None:
-        around, clock = builder.around, builder.clock
+        resources, clock = builder.resources, builder.clock
         self._builder = builder
-        self._around = around
-        self._fence = around.fence
-        self._stopwatch = around.stopwatch
+        self._resources = resources
+        self._fence = resources.fence
+        self._stopwatch = resources.stopwatch
         self._clock = clock
         self._vitals = vitals
         self._checkpointer = checkpointer
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._links = Links()
-        self._teller = Teller(around, listener, clock)
-        self._standing = Standing(
-            vitals=vitals, trace=around.stopwatch.trace, num_commits=around.job.num_commits
+        self._links = CurrentGroups()
+        self._reporter = StepReporter(resources, listener, clock)
+        self._training_state = TrainingState(
+            vitals=vitals, trace=resources.stopwatch.trace, num_commits=resources.job.num_commits
         )
         self.handover = Handover(
             builder=builder,
             job_secret=job_secret,
-            standing=self._standing,
+            training_state=self._training_state,
             links=self._links,
-            peer_watch=peer_watch,
+            failure_detector=failure_detector,
             on_join=lambda *what: self.submit(lambda: self._join(*what)),
         )
         self._loop = TrainingLoop(
             builder=builder,
-            standing=self._standing,
+            training_state=self._training_state,
             handover=self.handover,
             checkpointer=checkpointer,
             vitals=vitals,
-            teller=self._teller,
+            reporter=self._reporter,
             clock=clock,
             halt=self.halt,
             set_aside=lambda: self._links.set_aside(()),
@@ -84,19 +84,19 @@ class Trainer:
         self.park_time = clock.now()
 
     @property
-    def ledger(self) -> Ledger:
+    def progress(self) -> StepProgress:
         """That of the step in flight, or of the last one."""
-        return self._standing.ledger
+        return self._training_state.progress
 
     @property
-    def promise(self) -> Promise | None:
+    def retained_work(self) -> RetainedWork | None:
         """What the engine goes on with; None when its pipeline is broken, or it has none."""
-        return self._standing.promise
+        return self._training_state.retained_work
 
     @property
     def last_commit(self) -> CommitRecord | None:
         """The newest commit that the engine can bear witness to."""
-        return self._standing.last_commit
+        return self._training_state.last_commit
 
     @property
     def idle_groups(self) -> Sequence[Group]:
@@ -122,12 +122,12 @@ class Trainer:
         Returns:
             Whether the pipeline is whole: then the promise holds. Otherwise the engine is halted.
         """
-        standing = self._standing
+        training_state = self._training_state
         self._links.set_aside(lost)
-        with standing.lock:
-            place = standing.place if standing.promise is not None else None
-            members = {s.engine_id for s in place.view.pipeline.stages} if place else set()
-        if place is None or not self._links.is_pipeline_whole or members & set(lost):
+        with training_state.lock:
+            context = training_state.context if training_state.retained_work is not None else None
+            members = {s.engine_id for s in context.view.pipeline.stages} if context else set()
+        if context is None or not self._links.is_pipeline_whole or members & set(lost):
             self.halt(reason)
             return False
         self._links.shut_sums(reason)
@@ -135,9 +135,9 @@ class Trainer:
 
     def halt(self, reason: str) -> None:
         """Ends whatever the training thread does or waits for; its gradients are dropped."""
-        place = self._standing.halt()
+        context = self._training_state.halt()
         self._links.shut(reason)
-        if place is not None:
+        if context is not None:
             self.submit(self._clear_away)
 
     def peer_lost(self, engine_id: str) -> None:
@@ -162,7 +162,7 @@ class Trainer:
         self._fence.begin_commit(generation)
         try:
             to_write = self._roll_forward(record)
-            version, held = self._vitals.committed_steps, self._around.store.held()
+            version, held = self._vitals.committed_steps, self._resources.store.held()
             self._fence.settle()
             with self._fence.computing():
                 answer([layer for layer in held if held[layer] != version])
@@ -176,7 +176,7 @@ class Trainer:
         Raises:
             ValueError: the record is more than one step ahead.
         """
-        standing, sums = self._standing, self._standing.sums
+        training_state, sums = self._training_state, self._training_state.sums
         todo = roll_forward(
             record,
             committed_steps=self._vitals.committed_steps,
@@ -188,21 +188,21 @@ class Trainer:
         if todo is RollForward.STALE:
             self.halt("its layers are of another step")
         elif sums is not None:
-            around = self._around
-            apply_step(around.job, around.store, around.feed, sums.by_layer, record)
+            resources = self._resources
+            apply_step(resources.job, resources.store, resources.feed, sums.by_layer, record)
             to_write = self._checkpointer.announce(sums.view, record.step + 1)
-        standing.sums = None
+        training_state.sums = None
         self.submit(self._catch_up)  # before the new promise: an Activate comes behind it
-        standing.enter_commit(record, standing.promise_behind(record))
-        self._teller.step_done(record)  # those who passed it may all have died untold
-        if standing.promise is None:
-            standing.drop()
+        training_state.enter_commit(record, training_state.retained_after(record))
+        self._reporter.step_done(record)  # those who passed it may all have died untold
+        if training_state.retained_work is None:
+            training_state.drop()
         self._rest()
         return to_write
 
     def tell_noted(self) -> None:
         """Reports the newest step, if others were to and may have died before they did."""
-        self._teller.tell_noted()
+        self._reporter.tell_noted()
 
     def accept(self, activation: Activation, answer: Answer) -> Callable[[], None]:
         """Begins to take a place, and to build its groups: as soon as the engine was halted.
@@ -224,7 +224,7 @@ class Trainer:
         if view.keeps_step:
             return self._accept_kept(activation, view, answer)
         self._builder.require_layers(view, activation.committed_steps)
-        self._standing.require_fenced(self._fence)
+        self._training_state.require_fenced(self._fence)
         self.halt("the plan changed")
         communicators = self._builder.communicators(activation)
         begun: Future[datetime] = Future()
@@ -252,7 +252,7 @@ class Trainer:
             self._links.join_pipeline(())
             self._begin(communicators, activation, view)
 
-        with self._standing.lock:
+        with self._training_state.lock:
             self._fence.install(activation.generation, change)  # a fence from here on shuts them
             self.handover.watch(view)
         self._builder.start(communicators, view.groups, activation)
@@ -262,15 +262,17 @@ class Trainer:
         self, activation: Activation, view: PlanView, answer: Answer
     ) -> Callable[[], None]:
         communicators = self._builder.communicators(activation)
-        with self._standing.lock:
-            place = self._standing.require_promise(activation, view, self._links, self._fence)
+        with self._training_state.lock:
+            context = self._training_state.require_retained_work(
+                activation, view, self._links, self._fence
+            )
             self._begin(communicators, activation, view)
-            self._standing.promise = promised(activation, view)
+            self._training_state.retained_work = retained_by(activation, view)
         self.handover.watch(view)
 
         self._builder.start(communicators, view.sum_groups, activation, answer)
         self._fence.resume()
-        place.upcoming.append(view)
+        context.upcoming.append(view)
         return lambda: self._continue(activation, communicators)
 
     def _continue(self, activation: Activation, awaited: Communicators) -> None:
@@ -279,20 +281,23 @@ class Trainer:
         Fenced again or not, the engine makes its passes and the attempt: its pipeline does.
         """
         with self._training():
-            if not self._standing.is_in_place:
+            if not self._training_state.is_in_place:
                 broken = GroupBroken("the pipeline broke before its step went on")
                 awaited.shut(str(broken))
-                self._teller.met(broken, activation.generation, activation.committed_steps)
+                self._reporter.met(broken, activation.generation, activation.committed_steps)
                 return
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._stopwatch.lap("idle")
-            self._standing.sums = None
+            self._training_state.sums = None
             self._loop.train_renewed(activation.generation, awaited)
 
     def _catch_up(self) -> None:
         """Having been told of a commit, begins the next step, as those do who passed it."""
-        standing = self._standing
-        if not standing.is_in_place or standing.ledger.step == standing.committed_steps:
+        training_state = self._training_state
+        if (
+            not training_state.is_in_place
+            or training_state.progress.step == training_state.committed_steps
+        ):
             return
         self._fence.resume()
         with self._training():
@@ -332,30 +337,30 @@ class Trainer:
             self._stopwatch.lap("rebuild")
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             answer(self._builder.activated(start_time, num_groups, activation.committed_steps))
-            if not self._standing.is_finished:
+            if not self._training_state.is_finished:
                 self._loop.train_from_start()
 
     def _rebuild(self, activation: Activation, view: PlanView, communicators: Communicators) -> int:
         """Takes the place as soon as its groups stand; returns how many it has."""
-        self._around.store.keep(view.hosted_layers)
+        self._resources.store.keep(view.hosted_layers)
         self._clear_away()
-        self._standing.sums = None
+        self._training_state.sums = None
         self._vitals.committed_steps = activation.committed_steps
         groups = communicators.wait()
         step = activation.committed_steps
-        place = take_place(
-            self._around,
+        context = build_context(
+            self._resources,
             view=view,
             generation=activation.generation,
             step=step,
             groups=groups,
-            states=self._around.store.states,
+            states=self._resources.store.states,
             resumed_step=step if view.is_resuming else None,
         )
-        with self._standing.lock:
-            self._links.join_pipeline(place.pipeline_groups)
-            promise = None if view.is_follower else promised(activation, view)
-            self._standing.take(place, promise, self._fence)
+        with self._training_state.lock:
+            self._links.join_pipeline(context.pipeline_groups)
+            retained_work = None if view.is_follower else retained_by(activation, view)
+            self._training_state.take(context, retained_work, self._fence)
         return len(groups)
 
     def _begin(self, communicators: Communicators, activation: Activation, view: PlanView) -> None:
@@ -363,26 +368,26 @@ class Trainer:
         kept = self._links.begin(communicators, sums=view.sum_groups, kept=activation.kept_groups)
         self._stopwatch.trace.event("groups_kept", names=list(kept))
 
-    def _join(self, next_place: NextPlace, record: CommitRecord) -> None:
+    def _join(self, staged_change: StagedChange, record: CommitRecord) -> None:
         """Takes a place behind a commit that others made, and trains."""
-        if self.handover.behind(record) is not next_place:
+        if self.handover.behind(record) is not staged_change:
             return
         try:
-            self._fence.begin(next_place.generation)
+            self._fence.begin(staged_change.generation)
         except FencedError:
             return
         with self._training():
             self._stopwatch.lap("idle")
             self._clear_away()
-            self._standing.sums = None
-            if self._loop.change_over(next_place, record) is not None:
+            self._training_state.sums = None
+            if self._loop.change_over(staged_change, record) is not None:
                 self._loop.train_from_start()
 
     def _clear_away(self) -> None:
         """Drops a place that was halted while the training thread stood still."""
-        place = self._standing.place
-        if place is not None and place.halt.is_set():
-            self._standing.drop()
+        context = self._training_state.context
+        if context is not None and context.halt.is_set():
+            self._training_state.drop()
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -394,10 +399,10 @@ class Trainer:
             self._fence.end()
 
     def _rest(self) -> None:
-        self._standing.keep_sums()
+        self._training_state.keep_sums()
         self.park_time = self._clock.now()
         self._stopwatch.trace.event("rest")
-        is_finished = self._standing.is_finished
+        is_finished = self._training_state.is_finished
         self._vitals.enter(
             EngineState.ENGINE_STATE_FINISHED if is_finished else EngineState.ENGINE_STATE_PARKED
         )
