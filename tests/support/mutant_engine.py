@@ -3,7 +3,7 @@
 PLANARIA_TEST_MUTANT=one_phase python -m support.mutant_engine --config FILE
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import ANY
 
@@ -192,9 +192,9 @@ def first_pass_evaluates() -> None:
     mutant: Any = pipeline.PipelineStage
     evaluate = mutant._evaluate
 
-    def evaluate_first(self: Any, microbatches: Sequence[int]) -> None:
+    def evaluate_first(self: Any, round_: Any) -> None:
         if not self._progress.finished:
-            evaluate(self, microbatches)
+            evaluate(self, round_)
 
     mutant._evaluate = evaluate_first
 

@@ -1,15 +1,15 @@
-"""The 1F1B schedule as a list of actions: warm-up, steady state, cool-down.
+"""The 1F1B schedule (PipeDream-Flush, ALGORITHMS.md 6): warm-up, steady state, cool-down.
 
-PipeDream-Flush, as in ALGORITHMS.md 6: a stage starts as many microbatches as there are stages
-behind it, then does one forward and one backward pass in turn, so that it never keeps the
-activations of more than that many and one. Sends do not wait for their receiver: two neighbours
-send to each other at the same moment in the steady state.
+A stage never keeps the activations of more microbatches than there are stages from it to the last.
+Sends do not wait for their receiver, because in the steady state two neighbours send to each other
+at the same moment.
 
-A step may take several runs, one behind another: a stage's cool-down is then the warm-up of its
-next run, as in one long run of both.
+A step may take several rounds of 1F1B: the stage's own microbatches, then those of a lost pipeline.
+While a round cools down, the stage may begin the next one (`BEGIN_NEXT_ROUND`), as in one long
+round of both: the pipeline stays full.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
@@ -24,8 +24,8 @@ class Verb(Enum):
     RECEIVE_GRADIENT = auto()
     BACKWARD = auto()
     SEND_GRADIENT = auto()
-    RUN_AHEAD = auto()
-    """Room for one forward pass of the next run, before the backward pass of this microbatch."""
+    BEGIN_NEXT_ROUND = auto()
+    """Early forward passes of the next round, as many as memory allows; then this round goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +38,42 @@ class Action:
 
 @lru_cache(maxsize=8)
 def one_forward_one_backward(
-    microbatches: tuple[int, ...], stage: int, num_stages: int, num_started: int = 0
+    microbatches: tuple[int, ...], stage: int, num_stages: int, num_begun: int = 0
 ) -> tuple[Action, ...]:
-    """Returns what a stage does in a run, in order; most steps are like the one before.
+    """List what a stage does in a round, in order; cached, since most steps are alike.
 
     Args:
-        microbatches: of the run.
-        stage: whose actions.
+        microbatches: of the round.
+        stage: index of the stage.
         num_stages: of the pipeline.
-        num_started: of how many microbatches the run before has done the forward pass.
+        num_begun: microbatches whose forward pass was done early, in the round before.
     """
-    is_first, is_last = stage == 0, stage == num_stages - 1
+    forward = [Verb.FORWARD]
+    backward = [Verb.BACKWARD]
+    if stage > 0:
+        forward = [Verb.RECEIVE_INPUT, *forward]
+        backward = [*backward, Verb.SEND_GRADIENT]
+    if stage < num_stages - 1:
+        forward = [*forward, Verb.SEND_OUTPUT]
+        backward = [Verb.RECEIVE_GRADIENT, *backward]
+    num_warmup = min(num_stages - stage - 1, len(microbatches))
+    num_steady = len(microbatches) - num_warmup
+    actions: list[Action] = []
 
-    def forward(microbatch: int) -> Iterator[Action]:
-        if not is_first:
-            yield Action(Verb.RECEIVE_INPUT, microbatch)
-        yield Action(Verb.FORWARD, microbatch)
-        if not is_last:
-            yield Action(Verb.SEND_OUTPUT, microbatch)
+    def do(verbs: Iterable[Verb], microbatch: int) -> None:
+        actions.extend(Action(verb, microbatch) for verb in verbs)
 
-    def backward(microbatch: int) -> Iterator[Action]:
-        if not is_last:
-            yield Action(Verb.RECEIVE_GRADIENT, microbatch)
-        yield Action(Verb.BACKWARD, microbatch)
-        if not is_first:
-            yield Action(Verb.SEND_GRADIENT, microbatch)
-
-    def actions() -> Iterator[Action]:
-        num_forward = num_started
-        for num_backward, microbatch in enumerate(microbatches):
-            while num_forward < num_backward + num_stages - stage:
-                if num_forward < len(microbatches):
-                    yield from forward(microbatches[num_forward])
-                else:
-                    yield Action(Verb.RUN_AHEAD, microbatch)
-                num_forward += 1
-            yield from backward(microbatch)
-
-    return tuple(actions())
+    for microbatch in microbatches[num_begun:num_warmup]:  # warm-up
+        do(forward, microbatch)
+    for newest, oldest in zip(microbatches[num_warmup:], microbatches, strict=False):  # steady
+        do(forward, newest)
+        do(backward, oldest)
+    for microbatch in microbatches[num_steady:]:  # cool-down
+        do([Verb.BEGIN_NEXT_ROUND], microbatch)
+        do(backward, microbatch)
+    return tuple(actions)
 
 
 def max_in_flight(num_microbatches: int, stage: int, num_stages: int) -> int:
-    """The most microbatches whose activations a stage keeps at once."""
+    """Return the most microbatches whose activations a stage keeps at once."""
     return min(num_stages - stage, num_microbatches)

@@ -82,8 +82,8 @@ class TrainingContext:
     def is_resuming(self) -> bool:
         return self.progress.step == self.resumed_step
 
-    def microbatches_ahead(self, microbatches: Sequence[int]) -> tuple[int, ...]:
-        """What is to be computed here, behind these microbatches, by the next plan of the step."""
+    def next_round(self, microbatches: Sequence[int]) -> tuple[int, ...]:
+        """Return what the next plan of the step has this stage compute after these microbatches."""
         if not self.upcoming:
             return ()
         missing = self.progress.missing(self.upcoming[0].pipeline.first_microbatches)

@@ -15,6 +15,7 @@ from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.step.commit_messages import LayerClaim, Message, Verdict
 from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.step.pipeline_stage import Round
 from planaria_worker.engine.step.training_context import TrainingContext, join_sums
 from planaria_worker.models.state import LayerState
 
@@ -83,7 +84,7 @@ def compute(context: TrainingContext, microbatches: Sequence[int]) -> None:
     if context.pipeline is None or not microbatches:
         return
 
-    def before_last() -> None:
+    def before_last_backward() -> None:
         if not context.upcoming and (context.awaited is None or context.awaited.is_over):
             try:
                 _begin_sums(context, microbatches[-1:])
@@ -94,14 +95,14 @@ def compute(context: TrainingContext, microbatches: Sequence[int]) -> None:
         if context.reduction is not None:
             context.reduction.complete(layer)
 
+    round_ = Round(
+        microbatches=tuple(microbatches),
+        next_round=lambda: context.next_round(microbatches),
+        before_last_backward=before_last_backward,
+        when_summed=when_summed,
+    )
     with context.resources.fence.computing():
-        context.pipeline.run(
-            context.progress,
-            microbatches,
-            ahead=lambda: context.microbatches_ahead(microbatches),
-            before_last=before_last,
-            when_summed=when_summed,
-        )
+        context.pipeline.run(context.progress, round_)
         if context.halt.is_set():
             raise GroupBroken("the pipeline was halted")
 

@@ -312,7 +312,7 @@ def test_who_is_told_does_not_wait_for_a_stage_that_is_not(
         check(Crew(plain.job, (PLANS[0], ALL), [[moment] for moment in told], kind), plain)
 
 
-def test_nothing_is_ahead_of_an_evaluation(evaluating: Undisturbed) -> None:
+def test_nothing_comes_before_an_evaluation(evaluating: Undisturbed) -> None:
     """Guard: a run begins with what is evaluated, so no activations may have been sent before."""
     for first in (1, AT_REST):
         for second in (1, AT_REST):
@@ -325,7 +325,7 @@ def test_what_was_begun_is_what_comes_next(plain: Undisturbed) -> None:
     begin_step(context, 0)
     assert context.pipeline is not None
     for step, begun in [(0, [3]), (1, [1])]:  # the other microbatch; the one of another step
-        context.pipeline._started = begun
+        context.pipeline._begun = begun
         context.pipeline._progress = StepProgress(step=0, generation=GENERATION)
         begin_step(context, step)
         with pytest.raises(RuntimeError, match="begun"):

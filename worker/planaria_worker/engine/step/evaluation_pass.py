@@ -1,0 +1,85 @@
+"""The evaluation of a step: forward passes on held-out data, before the step's own microbatches."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from planaria_worker.engine.evaluation import Evaluation
+from planaria_worker.engine.numerics.loss import summed_cross_entropy
+from planaria_worker.engine.process.failpoints import Failpoints
+from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.step.stage_links import StageLinks
+from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.models.stage import Stage
+
+
+class EvaluationPass:
+    """Evaluates what a round's microbatches carry (`EvaluationPlan.carried_by`)."""
+
+    def __init__(
+        self,
+        *,
+        evaluation: Evaluation,
+        stage: Stage,
+        device: torch.device,
+        check_halt: Callable[[], None],
+        stopwatch: Stopwatch,
+        failpoints: Failpoints,
+    ) -> None:
+        self._evaluation = evaluation
+        self._stage = stage
+        self._device = device
+        self._check_halt = check_halt
+        self._stopwatch = stopwatch
+        self._failpoints = failpoints
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step evaluates."""
+        return self._evaluation.plan.is_due(step)
+
+    def run(
+        self,
+        progress: StepProgress,
+        microbatches: Iterable[int],
+        links: StageLinks,
+        before_wait: Callable[[int], None],
+    ) -> None:
+        """Run this stage's part of every evaluation microbatch that these microbatches carry.
+
+        Args:
+            progress: of the step; receives the losses and the time.
+            microbatches: of the round.
+            links: to the neighbours.
+            before_wait: called with the index of an evaluation microbatch before its input is
+                waited for.
+
+        Raises:
+            GroupBroken: the pipeline is broken, or was halted.
+        """
+        with self._stage.evaluating():
+            for index in self._evaluation.plan.carried_by(microbatches):
+                self._check_halt()
+                self._failpoints.hit("evaluate", progress.step, index)
+                tokens = self._tokens(index)
+                if self._stage.is_first and tokens is not None:
+                    inputs = tokens[:, :-1]
+                else:
+                    before_wait(index)
+                    inputs = links.receive_input()
+                    self._stopwatch.lap("wait")
+                output = self._stage(inputs, before_layer=self._check_halt)
+                if self._stage.is_last and tokens is not None:
+                    loss = summed_cross_entropy(output, tokens[:, 1:])
+                    progress.evaluation_losses[index] = loss
+                else:
+                    links.send_output(output)
+                    self._stopwatch.lap("wait")
+                progress.compute_seconds += self._stopwatch.lap("evaluate", index)
+
+    def _tokens(self, index: int) -> Tensor | None:
+        """Return token ids, [microbatch_size, sequence_length + 1]; None for a stage in between."""
+        if not (self._stage.is_first or self._stage.is_last):
+            return None
+        rows = self._evaluation.rows(index)
+        return torch.from_numpy(rows).to(self._device, non_blocking=True)
