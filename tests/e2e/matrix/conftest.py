@@ -1,15 +1,12 @@
 """One pool and one oracle for the whole matrix."""
 
-import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from e2e.matrix.scenario import NUM_NODES, SPARE
-from e2e.matrix.table import Case
 from oracle.from_spec import reference_job
 from oracle.reference import ReferenceResult, train
 from planaria.job import JobSpec
@@ -19,7 +16,6 @@ from support.network import Network, NetworkError
 from support.pool import Pool
 
 SEED = int(os.environ.get("PLANARIA_MATRIX_SEED", "1"))
-SUMMARY_VARIABLE = "PLANARIA_MATRIX_SUMMARY"
 NUM_STEPS = 30
 
 
@@ -77,28 +73,3 @@ def pool(shared_pool: Pool) -> Pool:
     shared_pool.client.cordon_node(SPARE)
     shared_pool.wait_until_idle()
     return shared_pool
-
-
-class Summary:
-    """One line for each case that was played, as JSON; logs of failed cases beside it."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-
-    def add(self, **values: object) -> None:
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps(values) + "\n")
-
-    def explain(self, case: Case, text: str) -> None:
-        """Say what happened in a case that failed."""
-        sys.stderr.write(text)
-        if self._path is not None:
-            self._path.with_name(f"{self._path.name}.{case}.log").write_text(text)
-
-
-@pytest.fixture(scope="package")
-def summary() -> Summary:
-    """Lines go to the file that PLANARIA_MATRIX_SUMMARY names."""
-    path = os.environ.get(SUMMARY_VARIABLE, "")
-    return Summary(Path(path) if path else None)

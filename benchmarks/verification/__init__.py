@@ -1,0 +1,1 @@
+"""Long tests, cell by cell: `python -m benchmarks.verification matrix`."""
