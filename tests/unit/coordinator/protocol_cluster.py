@@ -15,11 +15,11 @@ from planaria_coordinator.domain.engines.outcome import Prepared
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
-from planaria_coordinator.domain.job.time_account import Activity, Ledger
+from planaria_coordinator.domain.job.time_account import Activity, TimeAccount
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.plan import Pipeline, Plan, Stage
 from planaria_coordinator.domain.placement.planner_query import LayerProfile
-from planaria_coordinator.domain.placement.replicas import assign_places
+from planaria_coordinator.domain.placement.replicas import assign_engines
 from unit.coordinator.protocol_state import (
     NOON,
     NUM_LAYERS,
@@ -177,7 +177,7 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
         job_id="job",
         requirements=requirements(num_steps, cluster),
         state=JobState.RUNNING,
-        ledger=Ledger(current=Activity.PRODUCTIVE, since=NOON),
+        ledger=TimeAccount(current=Activity.PRODUCTIVE, since=NOON),
         create_time=NOON,
         start_time=NOON,
         nodes_per_replica=cluster.min_nodes,
@@ -185,7 +185,7 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
         nodes={node: facts_of(node) for node in (*cluster.training, *cluster.spare)},
         engines=engines,
         placement=Placement(
-            generation=1, plan=plan, places=assign_places(plan, engines.values()), reason=""
+            generation=1, plan=plan, places=assign_engines(plan, engines.values()), reason=""
         ),
         num_engines=len(engines),
         announced_fault_tolerance=1,

@@ -14,7 +14,7 @@ from planaria_coordinator.application.agents.agent_messages import (
 )
 from planaria_coordinator.application.agents.agent_session import AgentSession
 from planaria_coordinator.application.coordinator import Coordinator
-from planaria_coordinator.domain.engines.directive import Base, Directive, Prepare, Stop
+from planaria_coordinator.domain.engines.directive import Directive, InitialState, Prepare, Stop
 from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
 from planaria_coordinator.domain.engines.outcome import (
     DirectiveResult,
@@ -29,7 +29,7 @@ from unit.coordinator.sim_engine import SimEngine
 NUM_LAYERS = 6
 
 
-class Surroundings(Protocol):
+class ActorDependencies(Protocol):
     """What an agent sees of the world."""
 
     counter: "count[int]"
@@ -51,7 +51,7 @@ class Surroundings(Protocol):
 class SimAgent:
     """A node's agent: passes directives on, and may lose its session or its life."""
 
-    def __init__(self, world: Surroundings, node_id: str) -> None:
+    def __init__(self, world: ActorDependencies, node_id: str) -> None:
         self.world = world
         self.node_id = node_id
         self.agent_id = f"agent-{next(world.counter)}"
@@ -67,7 +67,7 @@ class SimAgent:
         self.num_reports = 0
         self.refusal: Failure | None = None
         self.data_digest = "data"
-        self.base: Base | None = None
+        self.base: InitialState | None = None
         self.fingerprint = {"torch": "2"}
         self.num_counts = 0
         """Engines that had to count the model's operations themselves."""

@@ -8,7 +8,12 @@ import pytest
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.outcome import Activated, Staged
 from planaria_coordinator.domain.recovery.recovery_costs import recovery_record
-from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story, Transition
+from planaria_coordinator.domain.recovery.transition import (
+    Cause,
+    Phase,
+    Transition,
+    TransitionHistory,
+)
 from unit.coordinator.protocol_cluster import first_run
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -18,7 +23,7 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def switched(story: Story) -> Transition:
+def switched(story: TransitionHistory) -> Transition:
     """Two engines took other places behind a commit, for 0.2 s each, the second 0.3 s later."""
     taken = {"a": (10.0, 10.2), "b": (10.3, 10.5)}
     return Transition(
@@ -48,7 +53,7 @@ def switched(story: Story) -> Transition:
 
 def test_engines_that_change_places_stand_each_for_itself() -> None:
     """Before its own commit an engine updates, behind its change it trains: neither is a pause."""
-    story = Story(cause=Cause.NODE_JOINED, start_time=at(0), first_open_time=at(1))
+    story = TransitionHistory(cause=Cause.NODE_JOINED, start_time=at(0), first_open_time=at(1))
     run = first_run(num_steps=9)
     record = recovery_record(run, switched(story), 1)
     assert record.pause_seconds == pytest.approx(0.2)

@@ -16,13 +16,13 @@ from planaria_coordinator.domain.engines.liveness import Liveness, observe_progr
 from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer, MeasuredLayer
 from planaria_coordinator.domain.job.model_profile import measured_layers, model_profile
 from planaria_coordinator.domain.job.requirements import NodeFacts
-from planaria_coordinator.domain.job.time_account import Activity, Ledger
+from planaria_coordinator.domain.job.time_account import Activity, TimeAccount
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.plan import plan_problem
 from planaria_coordinator.domain.placement.planner_query import LayerCopy
 from planaria_coordinator.domain.placement.replicas import (
     MAX_SOURCES,
-    assign_places,
+    assign_engines,
     choose_sources,
     layers_without_replica,
     missing_layers,
@@ -121,7 +121,7 @@ def test_every_second_has_exactly_one_name(
     switches: list[tuple[Activity, float, Activity, float]],
 ) -> None:
     """Whatever clocks engines have, the names add up to the wall clock [9]."""
-    ledger = Ledger(current=Activity.WAITING, since=NOON)
+    ledger = TimeAccount(current=Activity.WAITING, since=NOON)
     for activity, offset, other, seconds in switches:
         ledger = ledger.switch(activity, NOON + timedelta(seconds=offset))
         ledger = ledger.move(activity, other, seconds)
@@ -133,7 +133,7 @@ def test_every_second_has_exactly_one_name(
 
 
 def test_goodput_counts_from_the_first_step() -> None:
-    ledger = Ledger(current=Activity.WAITING, since=NOON)
+    ledger = TimeAccount(current=Activity.WAITING, since=NOON)
     start = NOON + timedelta(seconds=30)
     ledger = ledger.switch(Activity.PRODUCTIVE, start)
     assert ledger.goodput(start + timedelta(seconds=10), None) is None
@@ -169,7 +169,7 @@ def engine(node_id: str) -> Engine:
 
 def placement(*node_ids: str) -> Placement:
     plan = make_plan(list(node_ids), 1, 6, 8)
-    places = assign_places(plan, [engine(node_id) for node_id in node_ids])
+    places = assign_engines(plan, [engine(node_id) for node_id in node_ids])
     return Placement(generation=3, plan=plan, places=places, reason="")
 
 
@@ -228,7 +228,7 @@ def test_with_tied_embeddings_the_host_of_the_head_needs_the_embedding_too() -> 
         JobSpec.model_validate(job_document(model={"tie_word_embeddings": True})), "secret"
     )
     plan = make_plan(["a", "b"], 1, 6, 8)
-    places = assign_places(plan, [engine("a"), engine("b")])
+    places = assign_engines(plan, [engine("a"), engine("b")])
     missing = missing_layers(plan, places, {"a": (0, 1, 2), "b": (3, 4, 5)}, tied)
     assert missing == {"b": (0,)}
 

@@ -266,7 +266,7 @@ async def test_a_node_is_told_as_lost_though_its_engine_was_seen_to_die_and_othe
     world.tell_peer_lost(engine_id)
     await world.settle()
     assert world.run.transition is not None
-    assert world.run.transition.is_beside
+    assert world.run.transition.is_online
     now = world.clock.now()
     lost = NodeLost(node_id="n0", fault_time=now, reason="its session ended")
     run = world.run

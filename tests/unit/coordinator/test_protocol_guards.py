@@ -8,12 +8,12 @@ import pytest
 
 from planaria_coordinator.domain.engines import preparing
 from planaria_coordinator.domain.engines.outcome import FenceReport
-from planaria_coordinator.domain.job import user_requests as wishes
+from planaria_coordinator.domain.job import user_requests
 from planaria_coordinator.domain.job.signals import NodesGranted
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement import replicas
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.recovery import fencing, finish_step, handover, losses
+from planaria_coordinator.domain.recovery import fencing, finish_step, handover, lost_engines
 from planaria_coordinator.domain.recovery.transition import Phase, Transition
 from unit.coordinator.protocol_cluster import (
     DISPLACING,
@@ -108,18 +108,18 @@ def keep_every_pipeline(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(handover, "_grown_from", unchanged)
 
 
-def begin_again_beside_training(patch: pytest.MonkeyPatch) -> None:
+def begin_again_online(patch: pytest.MonkeyPatch) -> None:
     """As if nobody could have changed over when the coordinator comes back."""
     beside = (Phase.PREPARING, Phase.STAGING, Phase.SWITCHING)
     patch.setattr(
-        Transition, "is_beside", property(lambda self: self.is_ahead or self.phase in beside)
+        Transition, "is_online", property(lambda self: self.is_ahead or self.phase in beside)
     )
 
 
 def disregard_who_is_to_join(patch: pytest.MonkeyPatch) -> None:
-    concerns = losses._concerns
+    concerns = lost_engines._concerns
     patch.setattr(
-        losses,
+        lost_engines,
         "_concerns",
         lambda turn, gone: turn.transition.phase is not Phase.SWITCHING and concerns(turn, gone),
     )
@@ -133,7 +133,7 @@ def go_on_behind_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 def let_in_at_any_moment(patch: pytest.MonkeyPatch) -> None:
     """Nodes take the place of whatever change is under way."""
-    granted = wishes.nodes_granted
+    granted = user_requests.nodes_granted
 
     def whatever_happens(turn: Turn, signal: NodesGranted) -> None:
         transition = turn.run.transition
@@ -141,7 +141,7 @@ def let_in_at_any_moment(patch: pytest.MonkeyPatch) -> None:
             turn.change(transition=None)
         granted(turn, signal)
 
-    patch.setattr(wishes, "nodes_granted", whatever_happens)
+    patch.setattr(user_requests, "nodes_granted", whatever_happens)
 
 
 def go_on_when_an_engine_is_ready(patch: pytest.MonkeyPatch) -> None:
@@ -158,14 +158,14 @@ def go_on_when_an_engine_is_ready(patch: pytest.MonkeyPatch) -> None:
 
 def start_engines_first(patch: pytest.MonkeyPatch) -> None:
     """A loss while engines start is not acted on."""
-    recover = losses._open_recovery
+    recover = lost_engines._open_recovery
 
     def unless_engines_start(turn: Turn, *args: Any) -> None:
         transition = turn.run.transition
         if transition is None or transition.phase is not Phase.PREPARING:
             recover(turn, *args)
 
-    patch.setattr(losses, "_open_recovery", unless_engines_start)
+    patch.setattr(lost_engines, "_open_recovery", unless_engines_start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ HANDOVER = {
     ),
     "only unchanged pipelines are kept": Guard(remove=keep_every_pipeline, cluster=DRAINING),
     "everyone is collected once Switch was sent": Guard(
-        remove=begin_again_beside_training,
+        remove=begin_again_online,
         num_faults=0,
         num_crashes=1,
         cluster=DRAINING,

@@ -171,13 +171,13 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def pause(self) -> None:
-        self.do(self._wish("pause"))
+        self.do(self._user_request("pause"))
 
     @rule()
     def resume(self) -> None:
-        self.do(self._wish("resume"))
+        self.do(self._user_request("resume"))
 
-    async def _wish(self, verb: str) -> None:
+    async def _user_request(self, verb: str) -> None:
         self.world.database.num_failing_commits = 0
         if not (await self.world.job()).state.is_terminal:
             await getattr(self.world.coordinator.jobs, verb)(self.world.job_id)

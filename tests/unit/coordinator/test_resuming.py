@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.domain.engines.directive import Base
+from planaria_coordinator.domain.engines.directive import InitialState
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.resume_advice import resume_problem
 from unit.coordinator.checkpoint_world import (
@@ -110,7 +110,7 @@ async def cancelled_while_sealing(*, dies: bool) -> World:
 
 @pytest.mark.parametrize("dies", [False, True])
 async def test_a_checkpoint_that_is_sealed_while_its_job_is_cancelled_is_known(dies: bool) -> None:
-    """It is complete on the disk: another job can go on from it. Guard: `_jobs_to_take_up`."""
+    """It is complete on the disk: another job can go on from it. Guard: `_jobs_to_restore`."""
     world = await cancelled_while_sealing(dies=dies)
     for kind in ("seal_checkpoint", "stop"):
         for agent in world.agents.values():
@@ -147,8 +147,8 @@ async def test_a_job_in_the_folder_that_it_began_from_can_be_gone_on_from() -> N
     await world.stop()
 
 
-def found(path: str, step: int) -> Base:
-    return Base(path=path, step=step, sha256="ab" * 32, num_tokens=step)
+def found(path: str, step: int) -> InitialState:
+    return InitialState(path=path, step=step, sha256="ab" * 32, num_tokens=step)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def found(path: str, step: int) -> Base:
     ],
 )
 async def test_only_a_checkpoint_in_the_folder_itself_is_found_there(
-    init_from: str, base: Base | None, is_there: bool
+    init_from: str, base: InitialState | None, is_there: bool
 ) -> None:
     """Weights from Hugging Face in it or below it are none, nor is what another job has below."""
     world = await checkpointed_world()

@@ -9,7 +9,12 @@ import pytest
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.application.scheduling.policy import BuiltInPolicy
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story, Transition
+from planaria_coordinator.domain.recovery.transition import (
+    Cause,
+    Phase,
+    Transition,
+    TransitionHistory,
+)
 from unit.coordinator.job_documents import job_document
 from unit.coordinator.protocol_cluster import first_run
 from unit.coordinator.protocol_state import NOON
@@ -231,7 +236,7 @@ async def test_what_is_lost_while_engines_start_for_a_job_that_waits_is_the_same
 def test_only_what_a_job_waits_with_is_told_when_it_goes_on(
     state: JobState, cause: Cause, *, is_told_later: bool
 ) -> None:
-    story = Story(
+    story = TransitionHistory(
         cause=cause,
         start_time=NOON,
         first_open_time=NOON,
@@ -242,7 +247,7 @@ def test_only_what_a_job_waits_with_is_told_when_it_goes_on(
         generation=2, phase=Phase.PREPARING, story=story, open_time=NOON, horizon_seconds=1.0
     )
     run = replace(first_run(1), state=state, transition=transition)
-    assert run.untold_recovery == (replace(story, nodes_joined=()) if is_told_later else None)
+    assert run.unreported_recovery == (replace(story, nodes_joined=()) if is_told_later else None)
 
 
 async def test_a_job_that_waits_can_be_paused_though_the_nodes_that_were_to_join_are_gone() -> None:

@@ -14,7 +14,7 @@ from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer, IdleGroup
 from planaria_coordinator.domain.job.requirements import Requirements
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.placement.replicas import assign_places
+from planaria_coordinator.domain.placement.replicas import assign_engines
 from planaria_coordinator.domain.recovery.activation import idle_groups
 from planaria_coordinator.domain.recovery.finish_step import (
     Share,
@@ -98,7 +98,7 @@ PLAN = make_plan("abcd", 2, 6, 8)
 
 
 PLACEMENT = Placement(
-    generation=5, plan=PLAN, places=assign_places(PLAN, ENGINES.values()), reason=""
+    generation=5, plan=PLAN, places=assign_engines(PLAN, ENGINES.values()), reason=""
 )
 
 
@@ -208,7 +208,7 @@ def test_what_is_lost_goes_to_those_that_are_quick() -> None:
         for name in "abcdef"
     }
     plan = make_plan("abcdef", 3, 6, 8)
-    places = assign_places(plan, engines.values())
+    places = assign_engines(plan, engines.values())
     placement = Placement(generation=5, plan=plan, places=places, reason="")
     reports = {
         engine_id: report(kept=pipeline.microbatches, microbatch_seconds=seconds)
@@ -243,7 +243,7 @@ def test_no_pipeline_is_given_more_than_fits_in_its_memory(
         replace(pipeline, max_microbatches=most)
         for pipeline, most in zip(plan.pipelines, (room_of_a, room_of_b, 0), strict=True)
     )
-    places = assign_places(plan, engines.values())
+    places = assign_engines(plan, engines.values())
     placement = Placement(
         generation=5, plan=replace(plan, pipelines=pipelines), places=places, reason=""
     )

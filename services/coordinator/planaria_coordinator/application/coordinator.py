@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from planaria_common.clock import Clock
 from planaria_common.errors import PlanariaError
 from planaria_common.logging import get_logger
-from planaria_coordinator.application.agents.node_updates import tell_of_nodes
+from planaria_coordinator.application.agents.node_updates import send_node_updates
 from planaria_coordinator.application.agents.sessions import Sessions
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
 from planaria_coordinator.application.jobs.jobs import Jobs
 from planaria_coordinator.application.jobs.projection import NUM_STEPS_FOR_RATE
-from planaria_coordinator.application.jobs.restored_run import run_to_take_up
+from planaria_coordinator.application.jobs.restored_run import restored_run
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.ports import (
     Database,
@@ -91,7 +91,7 @@ class Coordinator:
         async with state.database.unit_of_work() as work:
             state.nodes.load(await work.nodes.all())
             pending = await work.directives.pending()
-            jobs = await _jobs_to_take_up(work, pending)
+            jobs = await _jobs_to_restore(work, pending)
             loaded = [
                 (
                     job,
@@ -100,22 +100,22 @@ class Coordinator:
                 )
                 for job in jobs
             ]
-        await self._settle_what_nobody_awaits(pending, [run for _, run, _ in loaded])
+        await self._drop_unawaited(pending, [run for _, run, _ in loaded])
         for job, run, newest in loaded:
             if run is None:
                 log.error("job_without_run", job_id=job.id)
                 continue
             if run.state.is_terminal and not run.stopping:
                 continue
-            actor = state.add_actor(job, run_to_take_up(job, run, newest), newest)
+            actor = state.add_actor(job, restored_run(job, run, newest), newest)
             for directive in pending:
                 if directive.id in run.pending:
                     state.dispatcher.send(directive)
             actor.post(Restarted())
-            tell_of_nodes(state, actor)
+            send_node_updates(state, actor)
             log.info("job_taken_up", job_id=job.id, state=run.state, generation=run.generation)
 
-    async def _settle_what_nobody_awaits(
+    async def _drop_unawaited(
         self, pending: Sequence[Directive], runs: Sequence[JobRun | None]
     ) -> None:
         """A job stores what follows from a result; the result may be lost with a coordinator."""
@@ -160,11 +160,11 @@ class Coordinator:
         """Whether nothing is being decided, planned or scheduled right now."""
         waiting = self._state.scheduling_wanted.is_set()
         actors = all(actor.is_idle for actor in self._state.actors.values())
-        quiet = not self._state.is_busy_beside and not waiting
+        quiet = not self._state.is_busy_in_background and not waiting
         return actors and self._scheduler.is_idle and quiet
 
 
-async def _jobs_to_take_up(work: UnitOfWork, pending: Sequence[Directive]) -> Sequence[Job]:
+async def _jobs_to_restore(work: UnitOfWork, pending: Sequence[Directive]) -> Sequence[Job]:
     """Return the jobs that have not ended, and those of which engines may have yet to stop.
 
     What an engine does at last, such as to seal a checkpoint, is heard until it has stopped.

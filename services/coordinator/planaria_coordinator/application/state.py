@@ -65,7 +65,7 @@ class SharedState:
         self.results: list[DirectiveResult] = []
         """Not yet written."""
         self._pruning = Pruning(database)
-        self._beside: set[asyncio.Task[Any]] = set()
+        self._background_tasks: set[asyncio.Task[Any]] = set()
 
     # -- what actors see ---------------------------------------------------------------------------
 
@@ -80,9 +80,9 @@ class SharedState:
         run = actor.run
         if run.state.is_terminal and not run.held_nodes and actor.job_id in self.actors:
             del self.actors[actor.job_id]
-            self.run_beside(self._retire(actor))
+            self.run_in_background(self._retire(actor))
         elif self._pruning.is_due(run):
-            self.run_beside(self._pruning.prune(run))
+            self.run_in_background(self._pruning.prune(run))
         self.scheduling_wanted.set()
 
     async def _retire(self, actor: JobActor) -> None:
@@ -100,35 +100,35 @@ class SharedState:
         What is stored by then must be known here, too.
         """
         task = asyncio.create_task(change)
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(self._note_beside)  # nobody else learns how it ends
+            task.add_done_callback(self._background_task_done)  # nobody else learns how it ends
             raise
 
-    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that nobody waits for."""
         task = asyncio.create_task(work)
-        self._beside.add(task)
-        task.add_done_callback(self._note_beside)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_task_done)
 
-    def _note_beside(self, task: asyncio.Task[Any]) -> None:
-        self._beside.discard(task)
+    def _background_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._background_tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.warning("background_work_failed", cause=str(task.exception()))
 
     @property
-    def is_busy_beside(self) -> bool:
+    def is_busy_in_background(self) -> bool:
         """Whether something that nobody waits for is under way."""
-        return bool(self._beside)
+        return bool(self._background_tasks)
 
     # -- actors ------------------------------------------------------------------------------------
 
     def add_actor(self, job: Job, run: JobRun, newest: Sequence[StepMetrics] = ()) -> JobActor:
         """Begin to run a job."""
-        actor = JobActor(job=job, run=run, surroundings=self, newest=newest)
+        actor = JobActor(job=job, run=run, dependencies=self, newest=newest)
         self.actors[job.id] = actor
         actor.start()
         return actor
@@ -155,8 +155,8 @@ class SharedState:
     async def stop_actors(self) -> None:
         for actor in tuple(self.actors.values()):
             await actor.stop()
-        if self._beside:
-            await asyncio.gather(*self._beside, return_exceptions=True)
+        if self._background_tasks:
+            await asyncio.gather(*self._background_tasks, return_exceptions=True)
 
     # -- events ------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class AgentSession:
             entry.session_ended = True
             entry.peers_lost &= self._unexplained()
             log.info("session_ended", node_id=self.node_id)
-            self._state.run_beside(declare_lost_nodes(self._state, (self.node_id,)))
+            self._state.run_in_background(declare_lost_nodes(self._state, (self.node_id,)))
 
     # -- from the agent ----------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class AgentSession:
         if entry is not None:
             entry.peers_lost.add(engine.id)
             if entry.session_ended:
-                self._state.run_beside(declare_lost_nodes(self._state, (entry.node.id,)))
+                self._state.run_in_background(declare_lost_nodes(self._state, (entry.node.id,)))
                 return
         actor.post(
             EngineLost(
@@ -259,11 +259,11 @@ class AgentSession:
 
     def _compare(self, entry: NodeEntry) -> None:
         """Stop engines that nobody counts on; those counted on that are missing have exited."""
-        counted_on: set[str] = set()
+        required_engines: set[str] = set()
         for actor in self._state.holders(self.node_id):
             run = actor.run
             mine = actor.engines_on(self.node_id)
-            counted_on.update((engine.id for engine in mine), run.stopping)
+            required_engines.update((engine.id for engine in mine), run.stopping)
             for engine in mine:
                 if engine.prepared and engine.id not in entry.snapshots:
                     actor.post(
@@ -275,7 +275,7 @@ class AgentSession:
                         )
                     )
         for snapshot in entry.snapshots.values():
-            if snapshot.engine_id not in counted_on:
+            if snapshot.engine_id not in required_engines:
                 self._stop_stranger(entry, snapshot)
             elif snapshot.state is EngineState.FINISHED:
                 self._finished(snapshot)

@@ -11,7 +11,7 @@ from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.signals import DrainEnded, DrainWanted, NodeLost
 
 
-def tell_of_nodes(state: SharedState, actor: JobActor) -> None:
+def send_node_updates(state: SharedState, actor: JobActor) -> None:
     """Tell a job what has become of its nodes; what it knows of that already does nothing."""
     run = actor.run
     for node_id in sorted(run.held_nodes):

@@ -40,7 +40,7 @@ from planaria_coordinator.domain.job.job_run import JobRun, Moment
 from planaria_coordinator.domain.job.signals import Signal, StillWaits
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
 from planaria_coordinator.domain.recovery.decide import Decision, decide, give_up
-from planaria_coordinator.domain.recovery.opening import question_ahead
+from planaria_coordinator.domain.recovery.opening import contingency_query
 
 MAX_BATCH = 256
 """Signals that are stored together: a large job's engines answer all at once."""
@@ -48,7 +48,7 @@ MAX_BATCH = 256
 log = get_logger("job")
 
 
-class Surroundings(Protocol):
+class ActorDependencies(Protocol):
     """What an actor sees of the rest of the coordinator."""
 
     @property
@@ -83,13 +83,13 @@ class JobActor:
         *,
         job: Job,
         run: JobRun,
-        surroundings: Surroundings,
+        dependencies: ActorDependencies,
         newest: Sequence[StepMetrics] = (),
     ) -> None:
         self.run = run
         self.changes = Changes()
         self._job = job
-        self._around = surroundings
+        self._dependencies = dependencies
         self._newest: deque[StepMetrics] = deque(newest, maxlen=NUM_STEPS_FOR_RATE)
         self._new_steps: dict[int, StepMetrics] = {}
         self._signals: asyncio.Queue[tuple[Signal, asyncio.Future[None]]] = asyncio.Queue()
@@ -97,10 +97,10 @@ class JobActor:
         self._storing = asyncio.Lock()
         self._serving: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
-        self._ahead = Contingencies(
+        self._contingencies = Contingencies(
             job_id=job.id,
-            planner=surroundings.planner,
-            retry_seconds=surroundings.options.planner_retry_seconds,
+            planner=dependencies.planner,
+            retry_seconds=dependencies.options.planner_retry_seconds,
         )
         self._num_open = 0
         self._indexed: Mapping[str, Engine] = {}
@@ -135,7 +135,7 @@ class JobActor:
 
     def view(self) -> Job:
         """Return the job as users see it now."""
-        return project(self._job, self.run, self._newest, self._around.clock.now())
+        return project(self._job, self.run, self._newest, self._dependencies.clock.now())
 
     def start(self) -> None:
         """Begin to take signals."""
@@ -143,7 +143,7 @@ class JobActor:
 
     async def stop(self) -> None:
         """Take no more signals; what was decided is in the database."""
-        self._ahead.stop()
+        self._contingencies.stop()
         for task in (self._asking, self._serving):
             if task is not None:
                 task.cancel()
@@ -176,11 +176,11 @@ class JobActor:
             whether everything that came before outlives the coordinator now: these steps are
             stored, and the signals have been decided on.
         """
-        self._plan_ahead()
+        self._plan_contingencies()
         newest_signal = self._newest_signal
         if self._new_steps:
             # Urgent as a decision is, which waits for `_storing` meanwhile.
-            async with self._storing, self._around.database.unit_of_work(urgent=True) as work:
+            async with self._storing, self._dependencies.database.unit_of_work(urgent=True) as work:
                 steps = await self._write_steps(work)
                 await work.jobs.save(self.view())
                 await work.commit()
@@ -224,15 +224,15 @@ class JobActor:
             except Exception as error:
                 # Nobody was told anything: the signals are decided on again.
                 log.warning("decision_not_stored", job_id=self.job_id, cause=str(error))
-                await asyncio.sleep(self._around.options.store_retry_seconds)
+                await asyncio.sleep(self._dependencies.options.store_retry_seconds)
         self._act(decision.actions)
         self.changes.notify()
         # What the scheduler said itself gives it nothing to do: it would ask and say for ever.
         if not all(isinstance(signal, StillWaits) for signal in signals):
-            self._around.decided(self)
+            self._dependencies.decided(self)
 
     def _decide(self, signals: Sequence[Signal]) -> Decision:
-        clock = self._around.clock
+        clock = self._dependencies.clock
         now = Moment(seconds=clock.monotonic(), time=clock.now())
         whole = Decision(run=self.run, actions=(), reason="", durable=False)
         for signal in signals:
@@ -246,7 +246,7 @@ class JobActor:
         return whole
 
     def _decide_one(self, now: Moment, run: JobRun, signal: Signal) -> Decision:
-        limits = self._around.options.limits
+        limits = self._dependencies.options.limits
         try:
             decision = decide(now, run, signal, limits)
         except Exception as error:
@@ -263,7 +263,7 @@ class JobActor:
         return decision
 
     async def _store(self, decision: Decision) -> None:
-        async with self._storing, self._around.database.unit_of_work(urgent=True) as work:
+        async with self._storing, self._dependencies.database.unit_of_work(urgent=True) as work:
             sent = [a.directive for a in decision.actions if isinstance(a, Send)]
             if sent:
                 await work.directives.add(sent)
@@ -272,7 +272,7 @@ class JobActor:
             events = [a.event for a in decision.actions if isinstance(a, Emit)]
             if events:
                 await work.events.append(events)
-            job = project(self._job, decision.run, self._newest, self._around.clock.now())
+            job = project(self._job, decision.run, self._newest, self._dependencies.clock.now())
             await work.jobs.save(job)
             await work.runs.save(decision.run)
             # Behind the end nobody is left who could report steps again.
@@ -301,7 +301,7 @@ class JobActor:
                         job_id=self.job_id,
                         generation=action.generation,
                         phase=action.phase,
-                        time=self._around.clock.now(),
+                        time=self._dependencies.clock.now(),
                         reason=action.reason,
                     )
                 )
@@ -317,11 +317,11 @@ class JobActor:
         dropped = {
             i for action in actions if isinstance(action, Drop) for i in action.directive_ids
         }
-        self._around.dispatcher.forget(dropped)
+        self._dependencies.dispatcher.forget(dropped)
         for action in actions:
             match action:
                 case Send(directive=directive) if directive.id not in dropped:
-                    self._around.dispatcher.send(directive)
+                    self._dependencies.dispatcher.send(directive)
                 case AskPlanner(query=query):
                     self._ask(query)
                 case Emit(event=event):
@@ -329,8 +329,8 @@ class JobActor:
                 case _:
                     pass
         if any(isinstance(action, Emit) for action in actions):
-            self._around.event_changes.notify()
-        self._plan_ahead()
+            self._dependencies.event_changes.notify()
+        self._plan_contingencies()
 
     # -- the planner -------------------------------------------------------------------------------
 
@@ -340,26 +340,30 @@ class JobActor:
             self._asking.cancel()
         self._asking = asyncio.create_task(self._plan(query), name=f"plan {self.job_id}")
 
-    def _plan_ahead(self) -> None:
+    def _plan_contingencies(self) -> None:
         """Have plans made for every single loss from the present plan, beside everything else."""
-        present = question_ahead(self.run, self._around.clock.now())
+        present = contingency_query(self.run, self._dependencies.clock.now())
         if present is None:
-            self._ahead.stop()
+            self._contingencies.stop()
         else:
-            self._ahead.ask(present)
+            self._contingencies.ask(present)
 
     async def _plan(self, query: PlanQuery) -> None:
-        around = self._around
+        dependencies = self._dependencies
         try:
             answer = await ask_for_plan(
                 query,
-                planner=around.planner,
-                policy=around.policy,
+                planner=dependencies.planner,
+                policy=dependencies.policy,
                 scheduler=str(self._job.spec.get("scheduler", "default")),
-                view=lambda: (self.view(), around.all_nodes(), around.jobs_with_nodes()),
+                view=lambda: (
+                    self.view(),
+                    dependencies.all_nodes(),
+                    dependencies.jobs_with_nodes(),
+                ),
                 tell=self.tell,
-                retry_seconds=around.options.planner_retry_seconds,
-                known=self._ahead.answer_to(query),
+                retry_seconds=dependencies.options.planner_retry_seconds,
+                known=self._contingencies.answer_to(query),
             )
         except Exception as error:  # a defect; without an answer the job would wait for ever
             log.exception("planning_failed", job_id=self.job_id)
@@ -371,16 +375,16 @@ class JobActor:
     async def tell(self, event_type: str, message: str) -> None:
         """Make an event of the job that is not part of a decision."""
         draft = EventDraft(
-            time=self._around.clock.now(),
+            time=self._dependencies.clock.now(),
             type=event_type,
             message=message,
             job_id=self.job_id,
             generation=self.run.generation,
         )
         try:
-            async with self._around.database.unit_of_work() as work:
+            async with self._dependencies.database.unit_of_work() as work:
                 await work.events.append([draft])
                 await work.commit()
         except PlanariaError as error:
             log.warning("event_not_stored", type=event_type, cause=str(error))
-        self._around.event_changes.notify()
+        self._dependencies.event_changes.notify()

@@ -20,7 +20,7 @@ from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_p
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.resume_advice import resume_problem
 from planaria_coordinator.domain.job.signals import CancelWanted, PauseWanted, ResumeWanted, Signal
-from planaria_coordinator.domain.job.time_account import Activity, Ledger
+from planaria_coordinator.domain.job.time_account import Activity, TimeAccount
 from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery.recovery import Recovery
@@ -144,7 +144,7 @@ class Jobs:
             job_id=job_id,
             requirements=requirements,
             state=JobState.PENDING,
-            ledger=Ledger(current=Activity.WAITING, since=now),
+            ledger=TimeAccount(current=Activity.WAITING, since=now),
             create_time=now,
             nodes_per_replica=answer.min_nodes if answer else requirements.min_nodes_per_pipeline,
         )

@@ -7,7 +7,7 @@ from planaria_coordinator.domain.job.job import Evaluation, Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
 
 
-def run_to_take_up(job: Job, run: JobRun, newest: Sequence[StepMetrics]) -> JobRun:
+def restored_run(job: Job, run: JobRun, newest: Sequence[StepMetrics]) -> JobRun:
     """Return the stored run with what was reported since, and is stored beside it.
 
     A run is stored with decisions alone, what engines report of steps in batches of its own.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.node_registry import NodeEntry
-from planaria_coordinator.application.agents.node_updates import tell_of_nodes
+from planaria_coordinator.application.agents.node_updates import send_node_updates
 from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.application.state import SharedState
@@ -221,7 +221,7 @@ class Scheduler:
                 NodesGranted(nodes=granted, nodes_per_replica=nodes_per_replica, reason=reason)
             )
             # A node may have been lost, or be freed, while planner and policy were asked.
-            tell_of_nodes(self._state, actor)
+            send_node_updates(self._state, actor)
 
     async def _ask_policy(
         self, actor: JobActor, candidates: Sequence[NodeEntry], min_nodes: int

@@ -73,7 +73,7 @@ class FollowerAssignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class InitialState:
     """Where a job begins, if not from its seed."""
 
     path: str
@@ -91,7 +91,7 @@ class Prepare:
     job_spec: str
     accelerator: int
     job_secret: str = field(repr=False)
-    base: Base | None = None
+    base: InitialState | None = None
     """Where the job begins, once its first engines have found it."""
     forward_flops: tuple[int, ...] = ()
     """Of each layer, once an engine has counted them."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planaria_coordinator.domain.engines.directive import Base
+from planaria_coordinator.domain.engines.directive import InitialState
 from planaria_coordinator.domain.engines.outcome import MeasuredLayer
 
 
@@ -22,7 +22,7 @@ class Engine:
     measured_layers: tuple[MeasuredLayer, ...] = ()
     model_digest: str = ""
     peak_flops_per_second: float = 0.0
-    base: Base | None = None
+    base: InitialState | None = None
     ties_embeddings: bool = False
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Literal
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.engines.directive import Base, CommitRecord
+from planaria_coordinator.domain.engines.directive import CommitRecord, InitialState
 from planaria_coordinator.domain.engines.node import EngineSnapshot
 
 
@@ -35,7 +35,7 @@ class Prepared:
     model_digest: str = ""
     """Of the source of a model by import path."""
     peak_flops_per_second: float = 0.0
-    base: Base | None = None
+    base: InitialState | None = None
     """Where the job begins; None: from its seed."""
     ties_embeddings: bool = False
     """Whether the last layer shares a parameter with the first."""

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
 from planaria_common.words import counted
-from planaria_coordinator.domain.engines.directive import Base, QuiesceMode
+from planaria_coordinator.domain.engines.directive import InitialState, QuiesceMode
 from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.engines.outcome import Failure, Prepared
-from planaria_coordinator.domain.job.ending import fail, pause_waiting, stand_still
+from planaria_coordinator.domain.job.ending import fail, park, pause_waiting
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import reported_layers
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.recovery.fencing import begin_planning_ahead, begin_quiescing
+from planaria_coordinator.domain.recovery.fencing import begin_online_planning, begin_quiescing
 from planaria_coordinator.domain.recovery.transition import Phase
 
 _WORTH_ANOTHER_TRY = (ErrorReason.ENGINE_FAILED, ErrorReason.UNAVAILABLE, ErrorReason.INTERNAL)
@@ -123,17 +123,17 @@ def check_prepared(turn: Turn) -> None:
     if any(node_id not in usable for node_id in awaited):
         return
     if run.has_trained:
-        _go_on_with_joiners(turn, awaited)
+        _let_join(turn, awaited)
     else:
-        _go_on_with_start(turn)
+        _start_training(turn)
 
 
-def _go_on_with_joiners(turn: Turn, joiners: list[str]) -> None:
+def _let_join(turn: Turn, joiners: list[str]) -> None:
     if joiners:
         story = replace(turn.transition.story, nodes_joined=tuple(joiners))
         turn.note(story=story)
         if turn.transition.mode is QuiesceMode.AT_COMMIT:
-            begin_planning_ahead(turn)
+            begin_online_planning(turn)
         else:
             begin_quiescing(turn)
         return
@@ -148,7 +148,7 @@ def cancel_join(turn: Turn) -> None:
     run = turn.run
     waits = run.state is JobState.WAITING
     turn.drop_superseded()
-    turn.change(transition=None, interrupted=run.untold_recovery)
+    turn.change(transition=None, interrupted=run.unreported_recovery)
     goes_on = "the job waits" if waits else "training goes on"
     turn.emit("join_cancelled", f"the nodes that were to join are gone; {goes_on} as it was")
     if waits and run.pause_wanted:
@@ -156,12 +156,12 @@ def cancel_join(turn: Turn) -> None:
     turn.because("nobody is left to join")
 
 
-def _go_on_with_start(turn: Turn) -> None:
+def _start_training(turn: Turn) -> None:
     run = turn.run
     if len(run.usable_nodes) < run.nodes_per_replica:
         num_nodes = counted(len(run.usable_nodes), "node")
         message = f"{num_nodes} ready, and the model needs {run.nodes_per_replica}"
-        stand_still(turn, JobState.PENDING, message)  # the scheduler says what it waits for
+        park(turn, JobState.PENDING, message)  # the scheduler says what it waits for
         return
     if not run.data_digest:
         _take_reference(turn)
@@ -171,7 +171,7 @@ def _go_on_with_start(turn: Turn) -> None:
                 fail(turn, difference.reason, difference.message, difference.metadata)
                 return
     if run.pause_wanted:
-        stand_still(turn, JobState.PAUSED, "the job stands still before its first step")
+        park(turn, JobState.PAUSED, "the job stands still before its first step")
     else:
         begin_quiescing(turn)
 
@@ -180,7 +180,7 @@ def _take_reference(turn: Turn) -> None:
     """What most nodes see is what the job is trained on."""
     engines = sorted(turn.run.prepared_engines.values(), key=lambda engine: engine.node_id)
 
-    def view(engine: Engine) -> tuple[str, str, Base | None, tuple[tuple[str, str], ...]]:
+    def view(engine: Engine) -> tuple[str, str, InitialState | None, tuple[tuple[str, str], ...]]:
         fingerprint = tuple(sorted(engine.fingerprint.items()))
         return engine.data_digest, engine.model_digest, engine.base, fingerprint
 

@@ -60,7 +60,7 @@ def digested(turn: Turn, pending: Pending, outcome: Digested) -> None:
         _write_output(turn)
 
 
-def go_on_when_checkpointed(turn: Turn) -> None:
+def end_when_checkpointed(turn: Turn) -> None:
     """Write the output as soon as the last checkpoint is complete, or given up."""
     transition = turn.run.transition
     if transition is None or transition.phase is not Phase.CHECKPOINTING:

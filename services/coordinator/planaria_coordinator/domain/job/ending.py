@@ -57,7 +57,7 @@ def pause_waiting(turn: Turn) -> None:
     turn.emit("job_paused", "the job stands still")
 
 
-def stand_still(turn: Turn, state: JobState, message: str) -> None:
+def park(turn: Turn, state: JobState, message: str) -> None:
     """Leave the transition without a plan: engines stay parked and keep their state.
 
     What a job waits for is told by `waiting`.

@@ -10,14 +10,19 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from planaria_coordinator.domain.checkpoint.checkpoint import Checkpoint
-from planaria_coordinator.domain.engines.directive import Base, CommitRecord, QuiesceMode
+from planaria_coordinator.domain.engines.directive import CommitRecord, InitialState, QuiesceMode
 from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.job.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
-from planaria_coordinator.domain.job.time_account import Ledger
+from planaria_coordinator.domain.job.time_account import TimeAccount
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery.recovery import Recovery
-from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story, Transition
+from planaria_coordinator.domain.recovery.transition import (
+    Cause,
+    Phase,
+    Transition,
+    TransitionHistory,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,7 @@ class JobRun:
     job_id: str
     requirements: Requirements
     state: JobState
-    ledger: Ledger
+    ledger: TimeAccount
     create_time: datetime
     nodes_per_replica: int
     """n0: the fewest nodes that hold the model."""
@@ -91,7 +96,7 @@ class JobRun:
     Until there is another plan, or somebody new who could change it, they are not offered again.
     """
     transition: Transition | None = None
-    interrupted: Story | None = None
+    interrupted: TransitionHistory | None = None
     """Of a recovery that waits for nodes."""
     waiting_reason: str = ""
     """Why it waits, or did before it began to start; empty once it runs."""
@@ -105,7 +110,7 @@ class JobRun:
     fingerprint: dict[str, str] = field(default_factory=dict)
     reference_node_id: str = ""
     """The node that the digests and `fingerprint` were taken from."""
-    base: Base | None = None
+    base: InitialState | None = None
     """Where training begins; None: from the seed."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     """Those that are not complete yet, by version."""
@@ -157,7 +162,7 @@ class JobRun:
         return self.state in (JobState.PENDING, JobState.WAITING)
 
     @property
-    def untold_recovery(self) -> Story | None:
+    def unreported_recovery(self) -> TransitionHistory | None:
         """What a job that waits for nodes has yet to tell of; also while engines start on some."""
         if self.transition is None:
             return self.interrupted
@@ -177,7 +182,7 @@ class JobRun:
         transition = self.transition
         if self.placement is None or self.state not in (JobState.RUNNING, JobState.RECOVERING):
             return False
-        if transition is None or transition.is_beside:
+        if transition is None or transition.is_online:
             return True
         at_commit = transition.mode is QuiesceMode.AT_COMMIT
         return at_commit and transition.phase in (Phase.QUIESCING, Phase.SWITCHING)
@@ -194,7 +199,7 @@ class JobRun:
         return tuple(p for p in (self.placement, self.candidate) if p is not None)
 
     @property
-    def counted_on(self) -> frozenset[str]:
+    def required_engines(self) -> frozenset[str]:
         """Engines that steps cannot do without, now or behind the commit that is waited for."""
         return frozenset(e for placement in self.placements for e in placement.engine_ids)
 

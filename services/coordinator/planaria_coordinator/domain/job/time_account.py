@@ -22,7 +22,7 @@ class Activity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class TimeAccount:
     """Closed time by name, and the activity that has been going on since some moment."""
 
     current: Activity
@@ -31,7 +31,7 @@ class Ledger:
     closed: bool = False
     """After the job's end no time is added."""
 
-    def switch(self, activity: Activity, at: datetime) -> "Ledger":
+    def switch(self, activity: Activity, at: datetime) -> "TimeAccount":
         """Let another activity begin; a moment before the current one's start counts as its start.
 
         Engines' clocks and ours may differ: time is never counted twice nor backwards.
@@ -41,7 +41,7 @@ class Ledger:
         at = max(at, self.since)
         return replace(self, current=activity, since=at, seconds=self.totals(at))
 
-    def move(self, source: Activity, target: Activity, seconds: float) -> "Ledger":
+    def move(self, source: Activity, target: Activity, seconds: float) -> "TimeAccount":
         """Rename closed time: at most what its old name has."""
         seconds = max(0.0, min(seconds, self.seconds.get(source, 0.0)))
         if not seconds:
@@ -51,7 +51,7 @@ class Ledger:
         moved[target] = moved.get(target, 0.0) + seconds
         return replace(self, seconds=moved)
 
-    def close(self, at: datetime) -> "Ledger":
+    def close(self, at: datetime) -> "TimeAccount":
         """End the job's time."""
         return replace(self.switch(self.current, at), closed=True)
 

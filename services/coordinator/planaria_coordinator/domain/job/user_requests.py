@@ -10,7 +10,11 @@ from planaria_coordinator.domain.job.signals import NodesGranted
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import nodes_to_plan_on
-from planaria_coordinator.domain.recovery.opening import new_story, open_ahead, open_transition
+from planaria_coordinator.domain.recovery.opening import (
+    new_history,
+    open_online_change,
+    open_transition,
+)
 from planaria_coordinator.domain.recovery.transition import Cause, Phase
 
 
@@ -31,12 +35,12 @@ def nodes_granted(turn: Turn, signal: NodesGranted) -> None:
         await_nodes(turn, node_ids)
         check_prepared(turn)
     elif not run.has_trained:
-        story = new_story(turn, Cause.START)
+        story = new_history(turn, Cause.START)
         reason = f"starts on {', '.join(node_ids)}"
         open_transition(turn, story, reason, awaited_nodes=node_ids)
     else:
         waiting = run.state is JobState.WAITING
-        story = replace(new_story(turn, Cause.NODE_JOINED), nodes_joined=node_ids)
+        story = replace(new_history(turn, Cause.NODE_JOINED), nodes_joined=node_ids)
         open_transition(
             turn,
             story,
@@ -68,7 +72,7 @@ def resume_wanted(turn: Turn) -> None:
     if len(usable) >= run.nodes_per_replica:
         awaited = () if run.has_trained else usable
         cause = Cause.RESUMED if run.has_trained else Cause.START
-        open_transition(turn, new_story(turn, cause), "resumed", awaited_nodes=awaited)
+        open_transition(turn, new_history(turn, cause), "resumed", awaited_nodes=awaited)
         return
     turn.set_state(JobState.WAITING if run.has_trained else JobState.PENDING)
     turn.account(Activity.WAITING)
@@ -106,14 +110,14 @@ def follow_up(turn: Turn) -> None:
     if not _may_open(turn) or not run.has_trained or run.state is not JobState.RUNNING:
         return
     if run.committed_steps >= run.requirements.num_commits:
-        story = new_story(turn, Cause.FINISHED)
+        story = new_history(turn, Cause.FINISHED)
         open_transition(turn, story, "the last step is committed")
     elif run.pause_wanted:
-        story = new_story(turn, Cause.PAUSED)
+        story = new_history(turn, Cause.PAUSED)
         open_transition(turn, story, "pause is wanted", mode=QuiesceMode.AT_COMMIT)
     elif leaving := _leaving_nodes(turn):
-        story = new_story(turn, Cause.NODE_DRAINED)
-        open_ahead(turn, story, f"{', '.join(leaving)} is to be freed")
+        story = new_history(turn, Cause.NODE_DRAINED)
+        open_online_change(turn, story, f"{', '.join(leaving)} is to be freed")
 
 
 def _may_open(turn: Turn) -> bool:

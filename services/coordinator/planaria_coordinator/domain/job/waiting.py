@@ -8,10 +8,10 @@ from planaria_coordinator.domain.job.turn import Turn
 def still_waits(turn: Turn, reason: str) -> None:
     """The scheduler has nothing for the job; meanwhile it may have ended, or paused."""
     if turn.run.waits and turn.run.transition is None:
-        tell_waiting(turn, reason)
+        announce_waiting(turn, reason)
 
 
-def tell_waiting(turn: Turn, reason: str) -> None:
+def announce_waiting(turn: Turn, reason: str) -> None:
     """Say why the job waits, unless nothing else was the reason since it last ran.
 
     It may have tried to start meanwhile: nodes that come and go are no news.

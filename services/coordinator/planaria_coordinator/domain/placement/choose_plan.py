@@ -10,27 +10,27 @@ from planaria_common.words import counted
 from planaria_coordinator.domain.engines.directive import Copy
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Copied
-from planaria_coordinator.domain.job.ending import fail, stand_still
+from planaria_coordinator.domain.job.ending import fail, park
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.job.waiting import tell_waiting, too_few_nodes
+from planaria_coordinator.domain.job.waiting import announce_waiting, too_few_nodes
 from planaria_coordinator.domain.placement.placement import Placement, peak_of
 from planaria_coordinator.domain.placement.plan import Plan, plan_problem
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.placement.replicas import (
     Holdings,
-    assign_places,
+    assign_engines,
     choose_sources,
     holdings_by_node,
     layers_of_version,
     missing_layers,
 )
-from planaria_coordinator.domain.recovery.activation import begin_activating
-from planaria_coordinator.domain.recovery.transition import Phase, Story
+from planaria_coordinator.domain.recovery.activation import begin_activation
+from planaria_coordinator.domain.recovery.transition import Phase, TransitionHistory
 
 
 def nodes_to_plan_on(run: JobRun) -> tuple[str, ...]:
@@ -99,10 +99,10 @@ def _wait_for_nodes(turn: Turn, num_nodes: int) -> None:
     needed = turn.run.nodes_per_replica
     message = f"{counted(num_nodes, 'node')} left, and the model needs {needed}"
     if turn.run.has_trained:
-        stand_still(turn, JobState.WAITING, message)
-        tell_waiting(turn, too_few_nodes(num_nodes, needed, nodes_per_replica=needed))
+        park(turn, JobState.WAITING, message)
+        announce_waiting(turn, too_few_nodes(num_nodes, needed, nodes_per_replica=needed))
     else:
-        stand_still(turn, JobState.PENDING, message)
+        park(turn, JobState.PENDING, message)
 
 
 def plan_arrived(turn: Turn, query: PlanQuery, answer: PlanAnswer) -> None:
@@ -128,8 +128,8 @@ def plan_refused(turn: Turn, signal: PlanRefused) -> None:
         more = len(query.nodes) + 1
         turn.change(nodes_per_replica=max(turn.run.nodes_per_replica, more))
         state = JobState.WAITING if turn.run.has_trained else JobState.PENDING
-        stand_still(turn, state, message)
-        tell_waiting(turn, message)
+        park(turn, state, message)
+        announce_waiting(turn, message)
     else:
         fail(turn, reason, message, signal.metadata)
 
@@ -155,7 +155,7 @@ def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
     if problem is not None:
         fail(turn, ErrorReason.INTERNAL, f"the planner is wrong: {problem}", {"part": "planner"})
         return False
-    places = assign_places(answer.plan, run.engines.values())
+    places = assign_engines(answer.plan, run.engines.values())
     target = Placement(
         generation=transition.generation,
         plan=answer.plan,
@@ -179,7 +179,7 @@ def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
     return True
 
 
-def _with_joiners(run: JobRun, story: Story, plan: Plan) -> Story:
+def _with_joiners(run: JobRun, story: TransitionHistory, plan: Plan) -> TransitionHistory:
     """Nodes that were ready to join when something else happened join with its plan."""
     if run.in_force is None:
         return story
@@ -197,7 +197,7 @@ def _adopt(turn: Turn, answer: PlanAnswer) -> None:
     if missing:
         _begin_copying(turn, missing)
     else:
-        begin_activating(turn)
+        begin_activation(turn)
 
 
 def pipelines_in_words(sizes: tuple[int, ...]) -> str:
@@ -257,14 +257,14 @@ def copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
         copy_failed(turn, pending, f"layers of version {version} are still missing")
     elif not turn.is_awaiting("copy"):
         outcomes = turn.transition.copied
-        tell_of_copies(
+        emit_layers_copied(
             turn,
             outcomes,
             turn.transition.copied_bytes,
             start_time=min(outcome.start_time for outcome in outcomes.values()),
             end_time=max(outcome.end_time for outcome in outcomes.values()),
         )
-        begin_activating(turn)
+        begin_activation(turn)
 
 
 def _still_missing(turn: Turn, engine_id: str) -> tuple[int, ...]:
@@ -285,7 +285,7 @@ def copy_failed(turn: Turn, pending: Pending, message: str) -> None:
         turn.silent_engines[pending.engine_id] = f"it could not obtain its layers: {message}"
 
 
-def tell_of_copies(
+def emit_layers_copied(
     turn: Turn,
     engine_ids: Iterable[str],
     num_bytes: int,

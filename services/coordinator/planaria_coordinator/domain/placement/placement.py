@@ -7,7 +7,7 @@ from datetime import datetime
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.placement.plan import Plan
 
-Places = tuple[tuple[str, ...], ...]
+StageEngines = tuple[tuple[str, ...], ...]
 """The engine of each stage of each pipeline."""
 
 
@@ -17,7 +17,7 @@ class Placement:
 
     generation: int
     plan: Plan
-    places: Places
+    places: StageEngines
     reason: str
     resume_time: datetime | None = None
     """When its first engine could compute; None while that is not known."""
@@ -48,7 +48,7 @@ class Placement:
         return self.first_generations[index] if self.first_generations else self.generation
 
 
-def peak_of(places: Places, engines: Mapping[str, Engine]) -> float:
+def peak_of(places: StageEngines, engines: Mapping[str, Engine]) -> float:
     """Return what the accelerators of pipelines can do together, in operations a second.
 
     Returns:

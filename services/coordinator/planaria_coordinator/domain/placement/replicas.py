@@ -6,7 +6,7 @@ from planaria_coordinator.domain.engines.directive import CommitRecord, LayerSou
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer
 from planaria_coordinator.domain.job.requirements import Requirements
-from planaria_coordinator.domain.placement.placement import Placement, Places
+from planaria_coordinator.domain.placement.placement import Placement, StageEngines
 from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import Holding, LayerCopy
 
@@ -114,7 +114,7 @@ def holdings_of_placement(
     return {engine_id: layers for engine_id, layers in held.items() if engine_id in engine_ids}
 
 
-def assign_places(plan: Plan, engines: Iterable[Engine]) -> Places:
+def assign_engines(plan: Plan, engines: Iterable[Engine]) -> StageEngines:
     """Return the engine of each stage; KeyError when a stage has none."""
     by_accelerator = {(e.node_id, e.accelerator): e.id for e in engines if e.prepared}
     return tuple(
@@ -124,7 +124,7 @@ def assign_places(plan: Plan, engines: Iterable[Engine]) -> Places:
 
 
 def missing_layers(
-    plan: Plan, places: Places, holdings: Holdings, requirements: Requirements
+    plan: Plan, places: StageEngines, holdings: Holdings, requirements: Requirements
 ) -> dict[str, tuple[int, ...]]:
     """Return, by engine, the layers that its place needs and that it does not hold."""
     missing: dict[str, tuple[int, ...]] = {}

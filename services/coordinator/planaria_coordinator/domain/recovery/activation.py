@@ -20,17 +20,17 @@ from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery.transition import Phase
 
 
-def begin_activating(turn: Turn) -> None:
+def begin_activation(turn: Turn) -> None:
     """Tell every engine of the plan, and every follower, to take its place."""
     transition, target = turn.transition, turn.target
     turn.enter(Phase.ACTIVATING, f"{len(target.engine_ids)} engines take their places")
     turn.account_phase(Activity.REBUILD)
     turn.change(placement=target, candidate=None, left_idle=())
     turn.save_generation(transition.story.cause, plan=target.plan, reason=target.reason)
-    send_places(turn, target)
+    send_assignments(turn, target)
 
 
-def send_places(
+def send_assignments(
     turn: Turn,
     target: Placement,
     *,
@@ -118,11 +118,11 @@ def _assignments(
 
 def activated(turn: Turn, pending: Pending, outcome: Activated) -> bool:
     """An engine has its place. Return whether everyone has."""
-    note_activated(turn, pending, outcome)
+    note_activation(turn, pending, outcome)
     return _all_answered(turn)
 
 
-def note_activated(turn: Turn, pending: Pending, outcome: Activated) -> None:
+def note_activation(turn: Turn, pending: Pending, outcome: Activated) -> None:
     """What an engine computes from now on is new work."""
     story = turn.transition.story
     others = tuple(engine_id for engine_id in story.redone_by if engine_id != pending.engine_id)

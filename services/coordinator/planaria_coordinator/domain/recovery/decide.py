@@ -24,7 +24,7 @@ application carries out, persisting first and telling others second.
 from dataclasses import dataclass, replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.checkpoint import protocol as checkpointing
+from planaria_coordinator.domain.checkpoint import checkpoint_protocol
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import (
@@ -43,13 +43,13 @@ from planaria_coordinator.domain.engines.outcome import (
     Staged,
 )
 from planaria_coordinator.domain.engines.preparing import prepare_failed, prepared
-from planaria_coordinator.domain.job import user_requests as wishes
+from planaria_coordinator.domain.job import user_requests
 from planaria_coordinator.domain.job.actions import Action
 from planaria_coordinator.domain.job.end_of_training import (
     digested,
+    end_when_checkpointed,
     export_failed,
     exported,
-    go_on_when_checkpointed,
 )
 from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
@@ -86,7 +86,7 @@ from planaria_coordinator.domain.placement.choose_plan import (
     plan_arrived,
     plan_refused,
 )
-from planaria_coordinator.domain.recovery import losses
+from planaria_coordinator.domain.recovery import lost_engines
 from planaria_coordinator.domain.recovery.activation import activated, activation_failed
 from planaria_coordinator.domain.recovery.fencing import committed, fence_reported
 from planaria_coordinator.domain.recovery.handover import (
@@ -97,10 +97,14 @@ from planaria_coordinator.domain.recovery.handover import (
     switched,
 )
 from planaria_coordinator.domain.recovery.online_change import (
-    go_on_beside_training,
-    plan_refused_ahead,
+    advance_online_change,
+    online_plan_refused,
 )
-from planaria_coordinator.domain.recovery.opening import carried_story, open_again, open_ahead
+from planaria_coordinator.domain.recovery.opening import (
+    carried_history,
+    open_again,
+    open_online_change,
+)
 from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
 from planaria_coordinator.domain.recovery.transition import Phase
 from planaria_coordinator.domain.recovery.transition_completion import complete
@@ -123,16 +127,16 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
     turn = Turn(now=now, run=run, limits=limits)
     if run.state.is_terminal:
         _after_the_end(turn, signal)
-        checkpointing.give_up_what_is_lost(turn)
+        checkpoint_protocol.give_up_what_is_lost(turn)
     else:
         _dispatch(turn, signal)
         while turn.silent_engines or turn.retry_reason:
-            losses.lose_silent_engines(turn)
-            losses.retry_or_give_up(turn)
-        go_on_beside_training(turn)
-        checkpointing.give_up_what_is_lost(turn)
-        go_on_when_checkpointed(turn)
-        wishes.follow_up(turn)
+            lost_engines.lose_silent_engines(turn)
+            lost_engines.retry_or_give_up(turn)
+        advance_online_change(turn)
+        checkpoint_protocol.give_up_what_is_lost(turn)
+        end_when_checkpointed(turn)
+        user_requests.follow_up(turn)
     return Decision(
         run=turn.run,
         actions=tuple(turn.actions),
@@ -145,15 +149,15 @@ def _after_the_end(turn: Turn, signal: Signal) -> None:
     """All that is left is to hear that engines have stopped, and what they did until then."""
     match signal:
         case ResultArrived(result=DirectiveResult(outcome=CheckpointSealed() as outcome)):
-            checkpointing.sealed_at_the_end(turn, outcome)
+            checkpoint_protocol.sealed_at_the_end(turn, outcome)
         case ResultArrived(result=result) if result.directive_id in turn.run.pending:
             turn.forget_stopping(turn.run.pending[result.directive_id].engine_id)
         case EngineLost(engine_id=engine_id) if engine_id in turn.run.stopping:
             turn.forget_stopping(engine_id)
         case NodeLost():
-            losses.node_lost(turn, signal)
+            lost_engines.node_lost(turn, signal)
         case Tick(absent_nodes=absent):
-            losses.overdue(turn, absent)
+            lost_engines.overdue(turn, absent)
         case AgentReturned(node_id=node_id):
             _restart_deadlines(turn, node_id)
         case Restarted():
@@ -172,27 +176,27 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case StepCommitted():
             _step_committed(turn, signal)
         case EngineFinished(engine_id=engine_id):
-            if engine_id in turn.run.counted_on:
+            if engine_id in turn.run.required_engines:
                 turn.run = replace(turn.run, committed_steps=turn.run.requirements.num_commits)
         case CheckpointReported():
-            checkpointing.reported(turn, signal)
+            checkpoint_protocol.reported(turn, signal)
         case NodeLost():
-            losses.node_lost(turn, signal)
+            lost_engines.node_lost(turn, signal)
         case EngineLost():
-            losses.engine_lost(turn, signal)
+            lost_engines.engine_lost(turn, signal)
         case EnginesStuck():
-            losses.engines_stuck(turn, signal)
+            lost_engines.engines_stuck(turn, signal)
         case EngineDisturbed():
-            losses.engine_disturbed(turn, signal)
+            lost_engines.engine_disturbed(turn, signal)
         case Tick(absent_nodes=absent):
-            losses.overdue(turn, absent)
+            lost_engines.overdue(turn, absent)
         case AgentReturned(node_id=node_id):
             _restart_deadlines(turn, node_id)
         case PlanArrived(query=query, answer=answer):
             plan_arrived(turn, query, answer)
         case PlanRefused():
             if turn.run.transition is not None and turn.run.transition.is_ahead:
-                plan_refused_ahead(turn, signal)
+                online_plan_refused(turn, signal)
             else:
                 plan_refused(turn, signal)
         case JobFaulted(engine_id=engine_id, failure=failure):
@@ -203,25 +207,25 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case Restarted():
             _restarted(turn)
         case _:
-            _wish(turn, signal)
+            _user_request(turn, signal)
 
 
-def _wish(turn: Turn, signal: Signal) -> None:
+def _user_request(turn: Turn, signal: Signal) -> None:
     match signal:
         case NodesGranted():
-            wishes.nodes_granted(turn, signal)
+            user_requests.nodes_granted(turn, signal)
         case StillWaits(reason=reason):
             still_waits(turn, reason)
         case PauseWanted():
-            wishes.pause_wanted(turn)
+            user_requests.pause_wanted(turn)
         case ResumeWanted():
-            wishes.resume_wanted(turn)
+            user_requests.resume_wanted(turn)
         case CancelWanted():
-            wishes.cancel_wanted(turn)
+            user_requests.cancel_wanted(turn)
         case DrainWanted(node_id=node_id):
-            wishes.drain_wanted(turn, node_id)
+            user_requests.drain_wanted(turn, node_id)
         case DrainEnded(node_id=node_id):
-            wishes.drain_ended(turn, node_id)
+            user_requests.drain_ended(turn, node_id)
         case _:
             pass
 
@@ -258,7 +262,7 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
         case CheckpointTaken(), "write_checkpoint":
             pass  # it is known as the writer since it was told
         case CheckpointSealed(), "seal_checkpoint":
-            checkpointing.sealed(turn, pending.version, outcome)
+            checkpoint_protocol.sealed(turn, pending.version, outcome)
         case ((CheckpointDiscarded() | Failure()), "discard_checkpoint"):
             pass  # the next seal removes what is left
         case Failure(), _:
@@ -278,9 +282,9 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
         case "copy":
             copy_failed(turn, pending, failure.message)
         case "write_checkpoint":
-            checkpointing.write_failed(turn, pending, failure)
+            checkpoint_protocol.write_failed(turn, pending, failure)
         case "seal_checkpoint":
-            checkpointing.seal_failed(turn, pending, failure)
+            checkpoint_protocol.seal_failed(turn, pending, failure)
         case "activate" if turn.transition.phase is Phase.STAGING:
             staging_failed(turn, failure)
         case "activate":
@@ -318,7 +322,7 @@ def _shift_deadlines(turn: Turn, seconds: float) -> None:
         for key, p in turn.run.pending.items()
     }
     turn.run = replace(turn.run, pending=pending)
-    checkpointing.shift_deadlines(turn, seconds)
+    checkpoint_protocol.shift_deadlines(turn, seconds)
 
 
 def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
@@ -335,14 +339,14 @@ def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
 def _restarted(turn: Turn) -> None:
     """Whatever was under way is collected anew; engines that only start are waited for."""
     _restart_deadlines(turn)
-    losses.restart_disturbance(turn)
-    checkpointing.restart_deadlines(turn)
+    lost_engines.restart_disturbance(turn)
+    checkpoint_protocol.restart_deadlines(turn)
     transition = turn.run.transition
     if transition is None or transition.phase is Phase.PREPARING:
         return
     reason = "the coordinator has started again"
-    if transition.is_beside:
-        open_ahead(turn, carried_story(turn), reason, asks_anew=True)
+    if transition.is_online:
+        open_online_change(turn, carried_history(turn), reason, asks_anew=True)
         return
     trained = transition.mode is QuiesceMode.FENCE or transition.phase is Phase.SWITCHING
     finishes = trained or transition.story.resume_time is not None

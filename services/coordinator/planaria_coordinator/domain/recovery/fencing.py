@@ -7,12 +7,12 @@ nobody go on computing all the while, and finish the step in flight.
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.checkpoint.protocol import fill_gaps
+from planaria_coordinator.domain.checkpoint.checkpoint_protocol import fill_gaps
 from planaria_coordinator.domain.engines.directive import Commit, CommitRecord, Quiesce, QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Committed, FenceReport
 from planaria_coordinator.domain.job.end_of_training import begin_digesting
-from planaria_coordinator.domain.job.ending import fail, stand_still
+from planaria_coordinator.domain.job.ending import fail, park
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.resume_advice import resume_advice
 from planaria_coordinator.domain.job.time_account import Activity
@@ -34,7 +34,7 @@ from planaria_coordinator.domain.placement.replicas import (
     target_steps,
     witness_record,
 )
-from planaria_coordinator.domain.recovery.activation import begin_activating
+from planaria_coordinator.domain.recovery.activation import begin_activation
 from planaria_coordinator.domain.recovery.finish_step import (
     KeptPipeline,
     finishing_placement,
@@ -72,7 +72,7 @@ def begin_quiescing(turn: Turn) -> None:
         f"{len(participants)} engines are told: {_IN_WORDS[mode]}",
         is_ahead=False,
         participants=participants,
-        stopped=tuple(sorted(run.counted_on.intersection(participants))),
+        stopped=tuple(sorted(run.required_engines.intersection(participants))),
         mode=mode,
     )
     if not participants:
@@ -84,23 +84,23 @@ def begin_quiescing(turn: Turn) -> None:
         allow = turn.seconds_until_commit
     for engine_id in participants:
         turn.send(run.engines[engine_id], command, allow_seconds=allow)
-    ask_ahead(turn)
+    ask_early(turn)
 
 
 def _lost_engines(turn: Turn) -> tuple[str, ...]:
     """All that are gone of those that steps cannot do without; the story knows who went first."""
     run, story = turn.run, turn.transition.story
-    gone = sorted(run.counted_on - run.engines.keys())
+    gone = sorted(run.required_engines - run.engines.keys())
     return tuple(dict.fromkeys((*story.engines_lost, *gone)))
 
 
-def begin_planning_ahead(turn: Turn) -> None:
+def begin_online_planning(turn: Turn) -> None:
     """Ask the planner while engines train; the plan says how they come to their new places."""
     turn.enter(Phase.PLANNING, "the next plan is asked for beside training", is_ahead=True)
-    ask_ahead(turn)
+    ask_early(turn)
 
 
-def ask_ahead(turn: Turn) -> None:
+def ask_early(turn: Turn) -> None:
     """Ask the planner before the reports are in, supposing that everyone holds what it should."""
     run = turn.run
     enough = len(nodes_to_plan_on(run)) >= run.nodes_per_replica
@@ -274,7 +274,7 @@ def version_reached(turn: Turn) -> None:
     elif run.pause_wanted:
         if transition.story.cause in (Cause.NODE_LOST, Cause.ENGINE_LOST):
             close_recovery(turn, "a pause is wanted: what is left of the recovery comes behind it")
-        stand_still(turn, JobState.PAUSED, f"the job stands still at step {target}")
+        park(turn, JobState.PAUSED, f"the job stands still at step {target}")
     else:
         choose_plan(turn)
 
@@ -317,4 +317,4 @@ def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...
         lost_microbatches=num_all - num_kept,
         followers=sorted(target.followers),
     )
-    begin_activating(turn)
+    begin_activation(turn)

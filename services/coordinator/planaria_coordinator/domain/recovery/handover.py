@@ -13,8 +13,8 @@ from planaria_coordinator.domain.engines.outcome import Activated, Failure, Fenc
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import (
     adopt_plan,
+    emit_layers_copied,
     seconds_for_layers,
-    tell_of_copies,
 )
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer
@@ -23,8 +23,12 @@ from planaria_coordinator.domain.placement.replicas import (
     holdings_of_placement,
     missing_layers,
 )
-from planaria_coordinator.domain.recovery.activation import note_activated, send_places
-from planaria_coordinator.domain.recovery.opening import carried_story, open_again, open_ahead
+from planaria_coordinator.domain.recovery.activation import note_activation, send_assignments
+from planaria_coordinator.domain.recovery.opening import (
+    carried_history,
+    open_again,
+    open_online_change,
+)
 from planaria_coordinator.domain.recovery.transition import Phase
 from planaria_coordinator.domain.recovery.transition_completion import complete
 
@@ -47,7 +51,7 @@ def begin_staging(turn: Turn, running: Placement, answer: PlanAnswer) -> None:
         is_ahead=False,
         target=target,
     )
-    send_places(
+    send_assignments(
         turn,
         target,
         at_commit=True,
@@ -106,9 +110,9 @@ def _when_all_have_answered(turn: Turn) -> None:
         return
     failure = turn.transition.failure
     if failure:
-        story = carried_story(turn)
+        story = carried_history(turn)
         story = replace(story, num_attempts=story.num_attempts + 1, staging_failed=True)
-        open_ahead(turn, story, f"the change is made standing still: {failure}")
+        open_online_change(turn, story, f"the change is made standing still: {failure}")
     else:
         _begin_switching(turn)
 
@@ -145,7 +149,7 @@ def _tell_of_layers(turn: Turn) -> None:
     copied = {e: o for e, o in turn.transition.staged.items() if o.copy_end_time is not None}
     if copied:
         ends = [o.copy_end_time for o in copied.values() if o.copy_end_time is not None]
-        tell_of_copies(
+        emit_layers_copied(
             turn,
             copied,
             turn.transition.copied_bytes,
@@ -156,7 +160,7 @@ def _tell_of_layers(turn: Turn) -> None:
 
 def switched(turn: Turn, pending: Pending, outcome: Activated) -> None:
     """An engine has taken its place behind the commit."""
-    note_activated(turn, pending, outcome)
+    note_activation(turn, pending, outcome)
     _when_all_have_changed(turn)
 
 

@@ -10,10 +10,14 @@ from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import nodes_to_plan_on, wants_less
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.recovery.fencing import ask_ahead, begin_quiescing
+from planaria_coordinator.domain.recovery.fencing import ask_early, begin_quiescing
 from planaria_coordinator.domain.recovery.finish_step import same_pipelines
 from planaria_coordinator.domain.recovery.handover import begin_staging
-from planaria_coordinator.domain.recovery.opening import carried_story, open_again, open_transition
+from planaria_coordinator.domain.recovery.opening import (
+    carried_history,
+    open_again,
+    open_transition,
+)
 from planaria_coordinator.domain.recovery.transition import Cause, Phase
 from planaria_coordinator.domain.recovery.transition_completion import (
     tell_of_fault_tolerance,
@@ -21,7 +25,7 @@ from planaria_coordinator.domain.recovery.transition_completion import (
 )
 
 
-def go_on_beside_training(turn: Turn) -> None:
+def advance_online_change(turn: Turn) -> None:
     """Take the next step of a change that lets engines train, or give way to what is wanted more.
 
     A pause, or the end of the job, needs everyone to stand still at one version and no new plan.
@@ -35,16 +39,16 @@ def go_on_beside_training(turn: Turn) -> None:
         if gives_way:
             begin_quiescing(turn)
         else:
-            _go_on_when_planned(turn)
+            _advance_when_planned(turn)
     elif transition.phase is Phase.STAGING and gives_way:
         # Who has made a place ready must not take it for that of this commit: a new generation.
         reason = "the last step is committed" if is_over else "pause is wanted"
-        open_transition(turn, carried_story(turn), reason, mode=QuiesceMode.AT_COMMIT)
+        open_transition(turn, carried_history(turn), reason, mode=QuiesceMode.AT_COMMIT)
     elif transition.phase is Phase.SWITCHING and is_over:
         open_again(turn, "the last step is committed", counts=False)
 
 
-def _go_on_when_planned(turn: Turn) -> None:
+def _advance_when_planned(turn: Turn) -> None:
     transition, placement = turn.transition, _running(turn)
     answer = transition.answer
     if transition.query is None:
@@ -59,12 +63,12 @@ def _go_on_when_planned(turn: Turn) -> None:
         begin_staging(turn, placement, answer)
 
 
-def plan_refused_ahead(turn: Turn, signal: PlanRefused) -> None:
+def online_plan_refused(turn: Turn, signal: PlanRefused) -> None:
     """Ask for less, or train on with the pipelines there are."""
     if turn.transition.query != signal.query:
         return
     if wants_less(turn, signal):
-        ask_ahead(turn)
+        ask_early(turn)
     elif signal.reason is ErrorReason.NOT_ENOUGH_NODES:
         if turn.transition.story.cause is Cause.NODE_DRAINED:  # else it is asked for again at once
             needed = max(turn.run.nodes_per_replica, len(signal.query.nodes) + 1)

@@ -7,13 +7,18 @@ from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.preparing import begin_preparing
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.job.time_account import Activity, Ledger
+from planaria_coordinator.domain.job.time_account import Activity, TimeAccount
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import make_query, nodes_to_plan_on
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
 from planaria_coordinator.domain.placement.replicas import holdings_of_placement
-from planaria_coordinator.domain.recovery.fencing import begin_planning_ahead, begin_quiescing
-from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story, Transition
+from planaria_coordinator.domain.recovery.fencing import begin_online_planning, begin_quiescing
+from planaria_coordinator.domain.recovery.transition import (
+    Cause,
+    Phase,
+    Transition,
+    TransitionHistory,
+)
 
 _LEAST_HORIZON_SECONDS = 60.0
 _FIRST_HORIZON_SECONDS = 3600.0
@@ -31,12 +36,14 @@ _EVENTS = {
 }
 
 
-def new_story(turn: Turn, cause: Cause, *, start_time: datetime | None = None) -> Story:
+def new_history(
+    turn: Turn, cause: Cause, *, start_time: datetime | None = None
+) -> TransitionHistory:
     """Begin the account of a change, or go on with that of a recovery that waits for nodes."""
     run = turn.run
-    if run.untold_recovery is not None:
-        return replace(run.untold_recovery, num_attempts=0)
-    return Story(
+    if run.unreported_recovery is not None:
+        return replace(run.unreported_recovery, num_attempts=0)
+    return TransitionHistory(
         cause=cause,
         start_time=start_time or turn.now.time,
         first_open_time=turn.now.time,
@@ -46,12 +53,12 @@ def new_story(turn: Turn, cause: Cause, *, start_time: datetime | None = None) -
 
 def open_transition(
     turn: Turn,
-    story: Story,
+    story: TransitionHistory,
     reason: str,
     *,
     mode: QuiesceMode | None = QuiesceMode.IMMEDIATE,
     awaited_nodes: tuple[str, ...] = (),
-    ledger_before: Ledger | None = None,
+    ledger_before: TimeAccount | None = None,
 ) -> None:
     """Let generation g + 1 take the place of whatever is under way.
 
@@ -90,7 +97,9 @@ def open_transition(
         begin_quiescing(turn)
 
 
-def open_ahead(turn: Turn, story: Story, reason: str, *, asks_anew: bool = False) -> None:
+def open_online_change(
+    turn: Turn, story: TransitionHistory, reason: str, *, asks_anew: bool = False
+) -> None:
     """Let generation g + 1 be planned while engines train; they are told nothing before that.
 
     A question that the planner has been asked already is taken over.
@@ -124,7 +133,7 @@ def open_ahead(turn: Turn, story: Story, reason: str, *, asks_anew: bool = False
     turn.drop_superseded()
     turn.change(generation=generation, transition=transition)
     _tell(turn, reason)
-    begin_planning_ahead(turn)
+    begin_online_planning(turn)
 
 
 def _tell(turn: Turn, reason: str) -> None:
@@ -150,7 +159,7 @@ def horizon_seconds(run: JobRun, now: datetime, *, num_further_losses: int = 0) 
     return max(_LEAST_HORIZON_SECONDS, elapsed / num_losses)
 
 
-def question_ahead(run: JobRun, now: datetime) -> PlanQuery | None:
+def contingency_query(run: JobRun, now: datetime) -> PlanQuery | None:
     """Return what would be asked behind the next loss, if all nodes were there still.
 
     None while the job does not train by a plan that is there to stay, or could not go on.
@@ -175,8 +184,8 @@ def open_again(
 ) -> None:
     """Begin the transition under way anew in the next generation: nobody new was lost."""
     transition = turn.transition
-    story = carried_story(turn)
-    if is_at_leisure(transition) and mode is not QuiesceMode.AT_COMMIT:
+    story = carried_history(turn)
+    if is_planned_change(transition) and mode is not QuiesceMode.AT_COMMIT:
         story = replace(story, start_time=turn.now.time)  # from now on somebody stands still
     if counts:
         story = replace(story, num_attempts=story.num_attempts + 1)
@@ -194,13 +203,13 @@ def open_again(
     )
 
 
-def carried_story(turn: Turn) -> Story:
+def carried_history(turn: Turn) -> TransitionHistory:
     """Return the story of the transition under way, for the one that takes its place."""
     story = turn.transition.story
     return replace(story, copied_bytes=story.copied_bytes + turn.transition.copied_bytes)
 
 
-def is_at_leisure(transition: Transition) -> bool:
+def is_planned_change(transition: Transition) -> bool:
     """Whether a change follows nobody's loss: nobody stands still, or not before a commit."""
     story = transition.story
     planned = transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is None

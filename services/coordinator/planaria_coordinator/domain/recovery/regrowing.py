@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.recovery.opening import carried_story, open_ahead
+from planaria_coordinator.domain.recovery.opening import carried_history, open_online_change
 from planaria_coordinator.domain.recovery.recovery_costs import phases_of, stop_times
 
 
@@ -21,22 +21,24 @@ def begin_regrowing(turn: Turn) -> None:
     resumed = [outcome.resume_time for outcome in transition.activated.values()]
     first, last = min(resumed), max(resumed)
     turn.account(Activity.PRODUCTIVE, at=last)
-    _credit_those_who_computed(turn)
+    _credit_computing_engines(turn)
     turn.change(
         placement=replace(placement, resume_time=first),
         start_time=turn.run.start_time or first,
     )
     wounded = stop_times(transition)
     story = replace(
-        carried_story(turn),
+        carried_history(turn),
         stop_times={e: time for e, time in wounded.items() if e in turn.run.engines},
         resume_time=last,
         phases=phases_of(transition),
     )
-    open_ahead(turn, story, f"step {transition.target_steps} is being finished, a new plan follows")
+    open_online_change(
+        turn, story, f"step {transition.target_steps} is being finished, a new plan follows"
+    )
 
 
-def _credit_those_who_computed(turn: Turn) -> None:
+def _credit_computing_engines(turn: Turn) -> None:
     """Since the fault only the wounded were idle: the others' share of that time was not lost."""
     placement, before = turn.run.placement, turn.transition.ledger_before
     if placement is None or before is None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.outcome import Activated, Copied, FenceReport, Staged
-from planaria_coordinator.domain.job.time_account import Ledger
+from planaria_coordinator.domain.job.time_account import TimeAccount
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery.recovery import RecoveryPhase
@@ -42,7 +42,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class TransitionHistory:
     """What a transition is about; handed on when a later one takes its place."""
 
     cause: Cause
@@ -78,13 +78,13 @@ class Transition:
 
     generation: int
     phase: Phase
-    story: Story
+    story: TransitionHistory
     open_time: datetime
     horizon_seconds: float
     mode: QuiesceMode | None = None
     is_ahead: bool = False
     """The planner is asked while engines train; they are told nothing before it has answered."""
-    ledger_before: Ledger | None = None
+    ledger_before: TimeAccount | None = None
     """The job's time before the fault that whole pipelines compute through."""
     awaited_nodes: tuple[str, ...] = ()
     """Nodes whose engines must be prepared before the others are told."""
@@ -129,6 +129,6 @@ class Transition:
         return copied + sum(outcome.num_bytes for outcome in self.staged.values())
 
     @property
-    def is_beside(self) -> bool:
+    def is_online(self) -> bool:
         """Whether everybody trains on, whatever becomes of this transition."""
         return self.is_ahead or self.phase in (Phase.PREPARING, Phase.STAGING)

@@ -13,7 +13,7 @@ from planaria_coordinator.domain.placement.choose_plan import pipelines_in_words
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery.recovery import Recovery
 from planaria_coordinator.domain.recovery.recovery_costs import recovery_record
-from planaria_coordinator.domain.recovery.transition import Cause, Story, Transition
+from planaria_coordinator.domain.recovery.transition import Cause, Transition, TransitionHistory
 
 _RECOVERIES = (
     Cause.NODE_LOST,
@@ -81,13 +81,17 @@ def close_recovery(turn: Turn, message: str) -> None:
     now = turn.now.time
     sizes = transition.story.sizes_before
     turn.note(
-        story=Story(cause=Cause.FINISHED, start_time=now, first_open_time=now, sizes_before=sizes)
+        story=TransitionHistory(
+            cause=Cause.FINISHED, start_time=now, first_open_time=now, sizes_before=sizes
+        )
     )
     step = turn.run.requirements.trained_steps(transition.target_steps)
     _record(turn, transition.story, recovery, message, step=step)
 
 
-def _record(turn: Turn, story: Story, recovery: Recovery, message: str, *, step: int) -> None:
+def _record(
+    turn: Turn, story: TransitionHistory, recovery: Recovery, message: str, *, step: int
+) -> None:
     turn.change(num_recoveries=recovery.id, suspected=_suspected(turn.run, story, recovery))
     turn.actions.append(RecordRecovery(recovery=recovery))
     turn.emit(
@@ -104,7 +108,7 @@ def _record(turn: Turn, story: Story, recovery: Recovery, message: str, *, step:
     )
 
 
-def _suspected(run: JobRun, story: Story, recovery: Recovery) -> dict[str, Recovery]:
+def _suspected(run: JobRun, story: TransitionHistory, recovery: Recovery) -> dict[str, Recovery]:
     told = {node_of(engine_id) for engine_id in story.engines_lost} - set(recovery.nodes_lost)
     alive = {engine.node_id for engine in run.prepared_engines.values()}
     held = run.nodes.keys() - alive

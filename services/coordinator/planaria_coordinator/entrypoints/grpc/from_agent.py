@@ -18,7 +18,7 @@ from planaria_coordinator.application.agents.agent_messages import (
     StepReport,
 )
 from planaria_coordinator.domain.engines import outcome as words
-from planaria_coordinator.domain.engines.directive import Base, CommitRecord, LayerWritten
+from planaria_coordinator.domain.engines.directive import CommitRecord, InitialState, LayerWritten
 from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
 
 
@@ -137,8 +137,8 @@ def _unset(field: str) -> PlanariaError:
     )
 
 
-def base_of(message: report_pb2.Base) -> Base:
-    return Base(
+def base_of(message: report_pb2.Base) -> InitialState:
+    return InitialState(
         path=message.path,
         step=message.step,
         sha256=message.sha256.hex(),

@@ -101,7 +101,7 @@ def _record_message(record: words.CommitRecord) -> report_pb2.CommitRecord:
     )
 
 
-def _base_message(base: words.Base) -> report_pb2.Base:
+def _base_message(base: words.InitialState) -> report_pb2.Base:
     return report_pb2.Base(
         path=base.path,
         step=base.step,

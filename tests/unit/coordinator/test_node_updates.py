@@ -1,6 +1,6 @@
 """What becomes of a node is stored, and a job has not heard of it: the coordinator dies in between.
 
-Guard: `tell_of_nodes`.
+Guard: `send_node_updates`.
 """
 
 from asyncio import Future

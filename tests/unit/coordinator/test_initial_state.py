@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.engines.directive import Base
+from planaria_coordinator.domain.engines.directive import InitialState
 from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.checkpoint_world import (
@@ -16,10 +16,10 @@ from unit.coordinator.checkpoint_world import (
 )
 from unit.coordinator.simulation import World
 
-BASE = Base(path="runs/step-00000050", step=50, sha256="ab", num_tokens=50 * 128)
+BASE = InitialState(path="runs/step-00000050", step=50, sha256="ab", num_tokens=50 * 128)
 
 
-async def world_from(base: Base, **changes: Any) -> World:
+async def world_from(base: InitialState, **changes: Any) -> World:
     world = World()
     await world.start(4)
     for agent in world.agents.values():

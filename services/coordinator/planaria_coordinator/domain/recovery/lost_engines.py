@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.checkpoint import protocol as checkpointing
+from planaria_coordinator.domain.checkpoint import checkpoint_protocol
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending, node_of
 from planaria_coordinator.domain.engines.outcome import Failure
@@ -29,14 +29,14 @@ from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.recovery.handover import staging_overdue
 from planaria_coordinator.domain.recovery.opening import (
-    carried_story,
-    is_at_leisure,
-    new_story,
+    carried_history,
+    is_planned_change,
+    new_history,
     open_again,
-    open_ahead,
+    open_online_change,
     open_transition,
 )
-from planaria_coordinator.domain.recovery.transition import Cause, Phase, Story
+from planaria_coordinator.domain.recovery.transition import Cause, Phase, TransitionHistory
 from planaria_coordinator.domain.recovery.transition_completion import complete_recovery
 
 _MAX_MESSAGE_CHARACTERS = 300
@@ -122,28 +122,28 @@ def _after_loss(
     fault_time: datetime,
     node_id: str = "",
 ) -> None:
-    was_seen = _complete_story(turn, node_id)
+    was_seen = _complete_history(turn, node_id)
     run = turn.run
     transition = run.transition
-    is_wounded = not run.counted_on.isdisjoint(gone)
+    is_wounded = not run.required_engines.isdisjoint(gone)
     if transition is None:
         if is_wounded:
-            _open_recovery(turn, _loss_story(turn, fault_time), gone, reason, node_id)
+            _open_recovery(turn, _fault_history(turn, fault_time), gone, reason, node_id)
     elif transition.phase is Phase.PREPARING:
         if is_wounded:
-            _open_recovery(turn, _loss_story(turn, fault_time), gone, reason, node_id)
+            _open_recovery(turn, _fault_history(turn, fault_time), gone, reason, node_id)
         else:
             _recreate(turn, gone)
             check_prepared(turn)
-    elif transition.is_beside and gone and not is_wounded:
-        _plan_without(turn, gone, reason, node_id)
+    elif transition.is_online and gone and not is_wounded:
+        _plan_again_without(turn, gone, reason, node_id)
     elif _concerns(turn, gone):
-        _open_recovery(turn, _merged_story(turn, fault_time), gone, reason, node_id)
+        _open_recovery(turn, _merged_history(turn, fault_time), gone, reason, node_id)
     elif was_seen:
         turn.because(f"{reason}, as its engine was before")
 
 
-def _complete_story(turn: Turn, node_id: str) -> bool:
+def _complete_history(turn: Turn, node_id: str) -> bool:
     """Say of a node whose engine was seen to die first that all of it is gone; whether one was."""
     run = turn.run
     story = run.transition.story if run.transition else run.interrupted
@@ -160,15 +160,15 @@ def _complete_story(turn: Turn, node_id: str) -> bool:
 def _concerns(turn: Turn, gone: Iterable[str]) -> bool:
     """Whether the transition under way counts on somebody who is gone."""
     transition = turn.transition
-    counted_on = turn.run.counted_on.union(transition.participants)
+    required_engines = turn.run.required_engines.union(transition.participants)
     if transition.target is not None:
-        counted_on |= transition.target.engine_ids
+        required_engines |= transition.target.engine_ids
     if not turn.run.has_trained:
         # The first plan is made for all engines there are.
         return bool(set(gone))
     if transition.target is None and not _asked_for(turn).isdisjoint(map(node_of, gone)):
         return True  # the plan that the planner is making may have a place for it
-    return not counted_on.isdisjoint(gone)
+    return not required_engines.isdisjoint(gone)
 
 
 def _asked_for(turn: Turn) -> frozenset[str]:
@@ -177,18 +177,18 @@ def _asked_for(turn: Turn) -> frozenset[str]:
     return frozenset() if query is None else frozenset(node.node_id for node in query.nodes)
 
 
-def _plan_without(turn: Turn, gone: Iterable[str], reason: str, node_id: str) -> None:
+def _plan_again_without(turn: Turn, gone: Iterable[str], reason: str, node_id: str) -> None:
     """Who was to have a place is gone, and nobody who trains has noticed: plan once more."""
     if _asked_for(turn).isdisjoint(map(node_of, gone)):
         return
     lost = {node_id, *(node_of(engine_id) for engine_id in gone)}
-    story = carried_story(turn)
+    story = carried_history(turn)
     joining = tuple(n for n in story.nodes_joined if n not in lost)
     if story.cause is Cause.NODE_JOINED and story.resume_time is None and not joining:
         turn.because(reason)
         cancel_join(turn)
     else:
-        open_ahead(turn, replace(story, nodes_joined=joining), reason)
+        open_online_change(turn, replace(story, nodes_joined=joining), reason)
 
 
 def _recreate(turn: Turn, gone: Iterable[str]) -> None:
@@ -202,24 +202,26 @@ def _recreate(turn: Turn, gone: Iterable[str]) -> None:
         await_nodes(turn, tuple(awaited))
 
 
-def _loss_story(turn: Turn, fault_time: datetime) -> Story:
+def _fault_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
     fault_time = min(fault_time, turn.now.time)
     if turn.run.disturbance is not None:  # somebody felt it before it was known who had died
         fault_time = min(fault_time, turn.run.disturbance.fault_time)
-    return new_story(turn, Cause.ENGINE_LOST, start_time=fault_time)
+    return new_history(turn, Cause.ENGINE_LOST, start_time=fault_time)
 
 
-def _merged_story(turn: Turn, fault_time: datetime) -> Story:
-    story = carried_story(turn)
+def _merged_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
+    story = carried_history(turn)
     if story.cause is Cause.FINISHED:
-        return _loss_story(turn, fault_time)
-    if is_at_leisure(turn.transition):  # the fault is what counts now
+        return _fault_history(turn, fault_time)
+    if is_planned_change(turn.transition):  # the fault is what counts now
         story = replace(story, start_time=min(fault_time, turn.now.time))
     cause = story.cause if story.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST
     return replace(story, cause=cause, num_attempts=0)
 
 
-def _with_losses(story: Story, engine_ids: Iterable[str], node_id: str) -> Story:
+def _with_losses(
+    story: TransitionHistory, engine_ids: Iterable[str], node_id: str
+) -> TransitionHistory:
     engines_lost = tuple(dict.fromkeys((*story.engines_lost, *engine_ids)))
     nodes_joined = tuple(n for n in story.nodes_joined if n != node_id)
     if not node_id:
@@ -234,7 +236,7 @@ def _with_losses(story: Story, engine_ids: Iterable[str], node_id: str) -> Story
 
 
 def _open_recovery(
-    turn: Turn, story: Story, gone: Iterable[str], reason: str, node_id: str
+    turn: Turn, story: TransitionHistory, gone: Iterable[str], reason: str, node_id: str
 ) -> None:
     story = _with_losses(story, gone, node_id)
     last_loss = reason[:_MAX_MESSAGE_CHARACTERS]
@@ -263,7 +265,7 @@ def _collect(turn: Turn, fault_time: datetime, reason: str) -> None:
     """Stop everyone at once, though nobody is known to be lost."""
     _account_detection(turn, fault_time)
     if turn.run.transition is None or turn.transition.phase is Phase.PREPARING:
-        open_transition(turn, _loss_story(turn, fault_time), reason)
+        open_transition(turn, _fault_history(turn, fault_time), reason)
     else:
         open_again(turn, reason, counts=False)
 
@@ -277,7 +279,7 @@ def _account_detection(turn: Turn, fault_time: datetime) -> None:
 def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
     """Somebody's communicators broke: a fence collects everyone, and shows whether one is gone."""
     run = turn.run
-    if run.placement is None or signal.engine_id not in run.counted_on:
+    if run.placement is None or signal.engine_id not in run.required_engines:
         return
     if signal.generation < run.placement.generation:
         return
@@ -328,7 +330,7 @@ def disturbance_overdue(turn: Turn) -> None:
 def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
     """Act on what has not been answered in time, where there is an agent that could answer."""
     disturbance_overdue(turn)
-    checkpointing.overdue(turn)
+    checkpoint_protocol.overdue(turn)
     late = sorted(
         (
             pending
@@ -347,7 +349,7 @@ def _overdue(turn: Turn, pending: Pending) -> None:
     if pending.kind == "stop":
         turn.forget_stopping(pending.engine_id)
     elif pending.kind in ("write_checkpoint", "seal_checkpoint", "discard_checkpoint"):
-        checkpointing.directive_overdue(turn, pending)
+        checkpoint_protocol.directive_overdue(turn, pending)
     elif pending.kind == "prepare":
         engine = turn.run.engines[pending.engine_id]
         turn.stop_engines([engine.id], "it did not start in time")
