@@ -3,7 +3,7 @@
 It shares with the worker only the initial values, the order of samples and which are held out. The
 model is the whole one from transformers; gradients come from autograd one microbatch at a time, are
 rounded with plain torch operations, summed as integers, and go through a norm, an AdamW and a
-digest written here from their definitions (ALGORITHMS.md 8, ARCHITECTURE.md `final_digest`).
+digest written here from their definitions (reproducibility.md, ARCHITECTURE.md `final_digest`).
 """
 
 import copy

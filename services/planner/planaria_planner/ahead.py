@@ -1,6 +1,6 @@
 """The next plan for every single node that may be lost, computed while training runs.
 
-When a node dies, its plan is there already: no planning is on the critical path (ALGORITHMS.md 5).
+When a node dies, its plan is there already: no planning is on the critical path (planning.md 5).
 """
 
 from collections.abc import Iterator, Sequence

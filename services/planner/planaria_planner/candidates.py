@@ -1,4 +1,4 @@
-"""The ways from one plan to the next that are worth scoring (ALGORITHMS.md 5).
+"""The ways from one plan to the next that are worth scoring (planning.md 5).
 
 Each candidate keeps some running pipelines on their nodes and says what the other nodes, the
 *pool*, are to run. Which node of the pool takes which place is decided later, by placement.

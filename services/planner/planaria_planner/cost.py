@@ -1,4 +1,4 @@
-"""The cost model: what a pipeline of given stages takes (ALGORITHMS.md 1).
+"""The cost model: what a pipeline of given stages takes (planning.md 1).
 
 A step of M microbatches takes T(M) = a + b*M seconds. Everything here is in the profile's own
 floats, summed from left to right, so that equal stages always cost exactly the same.

@@ -1,4 +1,4 @@
-"""The dynamic programme behind the templates, as loops over arrays (ALGORITHMS.md 3).
+"""The dynamic programme behind the templates, as loops over arrays (planning.md 3).
 
 It cuts the model from its end towards its start. A *label* is one way to run the layers from some
 layer to the end; of all ways with the same layers, nodes and accelerators used on the front node,

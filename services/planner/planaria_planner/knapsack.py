@@ -1,4 +1,4 @@
-"""Whether M microbatches fit within T seconds, and the least such T, over arrays (ALGORITHMS.md 4).
+"""Whether M microbatches fit within T seconds, and the least such T, over arrays (planning.md 4).
 
 *Options* are templates to take any number of times. *Groups* are pipelines that are there already:
 each runs exactly one of its members, a kept pipeline has one, a pipeline of a given size has the

@@ -1,4 +1,4 @@
-"""Layers cut into pieces, so that several replicas send one at once (ALGORITHMS.md 5).
+"""Layers cut into pieces, so that several replicas send one at once (planning.md 5).
 
 In units of a chunk this is a flow from layers to their holders, each of which sends at most T
 units: the least T for which all units flow is found by search over maximum flows. Layers with the

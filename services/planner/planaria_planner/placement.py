@@ -1,4 +1,4 @@
-"""Which node takes which place, so that the fewest bytes move (ALGORITHMS.md 5).
+"""Which node takes which place, so that the fewest bytes move (planning.md 5).
 
 A linear sum assignment of nodes to places: the cost is what the node lacks of the place's layers.
 """

@@ -1,6 +1,6 @@
 """Plans: how many pipelines of which templates, and who runs how many microbatches.
 
-Exact and polynomial (ALGORITHMS.md 4): a knapsack decides whether M microbatches fit within T
+Exact and polynomial (planning.md 4): a knapsack decides whether M microbatches fit within T
 seconds, a search over the values that T can take finds the least. Where nodes of a kind differ in
 measured speed, a pipeline runs at the speed of its slowest node, and an exchange argument makes
 pipelines contiguous among the nodes sorted by speed: the knapsack takes nodes in that order.

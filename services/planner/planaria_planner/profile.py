@@ -1,4 +1,4 @@
-"""What the planner knows of a model and its machines, valid by construction (ALGORITHMS.md 1)."""
+"""What the planner knows of a model and its machines, valid by construction (planning.md 1)."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """From one plan to the next: what to run after nodes were lost, joined, or changed their speed.
 
 Every candidate is placed on the nodes, and the one that does the most steps within the horizon
-wins: `(H - seconds to get there) / T` (ALGORITHMS.md 5).
+wins: `(H - seconds to get there) / T` (planning.md 5).
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Templates: for each number of nodes every pipeline worth running (ALGORITHMS.md 2 and 3)."""
+"""Templates: for each number of nodes every pipeline worth running (planning.md 2 and 3)."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Engines that do what docs/design.md promises of them: directives, and a step with its commit."""
+"""Engines that do what protocol/*.md promises of them: directives, and a step with its commit."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -2,10 +2,10 @@
 
 Two pipelines of two stages train two microbatches a step. In every state reached, each message that
 is under way may arrive next, each engine may do what it may do next, an engine may die, and the
-coordinator may crash: all orders are gone through, none is sampled (ALGORITHMS.md 7). Messages of
-one sender to one receiver keep their order, as on the streams that carry them.
+coordinator may crash: all orders are gone through, none is sampled (protocol/recovery.md). Messages
+of one sender to one receiver keep their order, as on the streams that carry them.
 
-Engines do what docs/design.md promises of them, sums and exchanges as unreliable as can be: an
+Engines do what protocol/*.md promises of them, sums and exchanges as unreliable as can be: an
 engine learns of what was agreed on at any later moment, or never. The state of a layer is the list
 of generations whose sums made it, so replicas that went apart are seen at once. Layers that a next
 place lacks are followed beside the store: they arrive, fall behind and catch up at any moments.

@@ -1,4 +1,4 @@
-"""Plans for single losses are there before they are needed (ALGORITHMS.md 5)."""
+"""Plans for single losses are there before they are needed (planning.md 5)."""
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.scheduling.contingencies import Contingencies

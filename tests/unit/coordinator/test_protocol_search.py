@@ -87,7 +87,7 @@ def test_a_handover_whoever_is_slow() -> None:
 def test_faults_and_crashes_at_any_moments(
     cluster: Cluster, num_faults: int, num_crashes: int, num_steps: int, num_states: int
 ) -> None:
-    """Two losses, and a loss and a crash; the counts are those of docs/design.md."""
+    """Two losses, and a loss and a crash; counts as in docs/verification."""
     model = Model(
         num_faults=num_faults, num_crashes=num_crashes, num_steps=num_steps, cluster=cluster
     )
@@ -147,7 +147,7 @@ def test_a_join_whoever_is_slow(cluster: Cluster) -> None:
 def test_a_join_with_a_fault_at_any_moment(
     cluster: Cluster, num_faults: int, num_crashes: int, num_states: int
 ) -> None:
-    """Somebody dies, or the coordinator crashes; the counts are those of docs/design.md."""
+    """Somebody dies, or the coordinator crashes; counts as in docs/verification."""
     model = Model(num_faults=num_faults, num_crashes=num_crashes, cluster=cluster)
     found = search(model)
     assert found.num_states == num_states

@@ -1,4 +1,4 @@
-"""REST shows the resources as docs/design.md and the protos describe them."""
+"""REST shows the resources as docs/reference/rest.md and the protos describe them."""
 
 import httpx
 import pytest

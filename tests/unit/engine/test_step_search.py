@@ -2,7 +2,7 @@
 
 Pipelines compute some microbatches, sum, are cut off or fenced at any piece of any sum, are lost,
 and what they had is taken over by one that was whole, by one that is new, or by both: up to two
-losses, and an attempt that ends somewhere in the middle (ALGORITHMS.md, section 7). From every
+losses, and an attempt that ends somewhere in the middle (protocol/recovery.md). From every
 state that comes of it the next attempt that nobody disturbs ends the step, each microbatch in every
 sum once. States that are equal are gone on from once.
 """

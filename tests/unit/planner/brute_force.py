@@ -1,6 +1,6 @@
 """An exhaustive planner that shares no code with the real one: try every partition and every plan.
 
-It states the cost model of ALGORITHMS.md section 1 a second time, from the text, in plain loops.
+It states the cost model of planning.md 1 a second time, from the text, in plain loops.
 """
 
 import math

@@ -209,7 +209,7 @@ def check_answer(
 
 
 def check_memory(problem: Problem, nodes: Mapping[str, Node], pipeline: Pipeline) -> None:
-    """No stage needs more than its accelerators have, by ALGORITHMS.md 1 once more."""
+    """No stage needs more than its accelerators have, by planning.md 1 once more."""
     microbatches = len(pipeline.microbatches)
     assert microbatches >= 1
     for index, stage in enumerate(pipeline.stages):

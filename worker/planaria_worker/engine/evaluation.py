@@ -2,7 +2,7 @@
 
 An evaluation microbatch rides on one of training: whoever runs that one runs it as well, ahead of
 it and without a backward pass. So it is kept, lost and computed again with its carrier, and no plan
-or directive names it (docs/design.md).
+or directive names it (protocol/evaluation.md).
 """
 
 from collections.abc import Iterable

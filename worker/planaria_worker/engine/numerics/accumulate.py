@@ -1,4 +1,4 @@
-"""Sums of gradients that do not depend on who adds what to whom (ALGORITHMS.md 8).
+"""Sums of gradients that do not depend on who adds what to whom (reproducibility.md).
 
 Reproducible mode rounds each microbatch's gradient, half to even, to a multiple of 2^-u and adds
 integers: any order and any grouping gives the same bits. The default mode adds floats.

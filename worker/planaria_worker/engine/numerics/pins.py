@@ -1,4 +1,4 @@
-"""What must be the same on every node for the same bits, pinned and recorded (ALGORITHMS.md 8)."""
+"""Pin and record what must be the same on every node for the same bits (reproducibility.md)."""
 
 import os
 import platform

@@ -59,7 +59,7 @@ def find_owned_layers(
     """Cuts the model where the set of owners changes; the run with the highest first layer first.
 
     One order for all, or two pipelines that are cut differently wait for each other for ever
-    (ALGORITHMS.md 6).
+    (protocol/step.md).
     """
     owners: list[list[str]] = [[] for _ in range(num_layers)]
     for place in stage_assignments(pipelines):

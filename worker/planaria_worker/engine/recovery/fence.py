@@ -2,8 +2,8 @@
 
 One lock orders the two things that must not overlap: the control thread fencing the engine, and the
 training thread passing the exchange of a step. Whoever comes first wins: an engine that passed
-finishes its update before it stands still, one that was fenced first never passes (ALGORITHMS.md
-7).
+finishes its update before it stands still, one that was fenced first never passes
+(protocol/recovery.md).
 """
 
 import threading

@@ -2,10 +2,10 @@
 
 A bucket starts as soon as the last backward pass has come through its layers, so that it overlaps
 with the rest of that pass. An all-reduce works on a copy, so that a failure at any moment leaves
-the local sums as they were (ALGORITHMS.md 6); there are as many copies as buckets may be under way.
-Behind the sums, each bucket carries how often every microbatch is in them: what holds each once
-takes the place of the local sum, and stays true until the commit (`holdings`). It is copied there
-only if the step is not committed from the copy before that is needed again.
+the local sums as they were (protocol/step.md); there are as many copies as buckets may be under
+way. Behind the sums, each bucket carries how often every microbatch is in them: what holds each
+once takes the place of the local sum, and stays true until the commit (`holdings`). It is copied
+there only if the step is not committed from the copy before that is needed again.
 """
 
 from collections import deque

@@ -2,7 +2,7 @@
 
 A bucket starts when the local sums of its layers are complete, which the last backward pass brings
 about from the highest layer down, and never before the buckets that come ahead of it in the one
-order of all ranks (ALGORITHMS.md 6): ranks that waited for buckets in different orders would wait
+order of all ranks (protocol/step.md): ranks that waited for buckets in different orders would wait
 for each other for ever, and two buckets of one group that changed places would be added to each
 other.
 

@@ -1,4 +1,4 @@
-"""The 1F1B schedule (PipeDream-Flush, ALGORITHMS.md 6): warm-up, steady state, cool-down.
+"""The 1F1B schedule (PipeDream-Flush, protocol/step.md): warm-up, steady state, cool-down.
 
 A stage never keeps the activations of more microbatches than there are stages from it to the last.
 Sends do not wait for their receiver, because in the steady state two neighbours send to each other

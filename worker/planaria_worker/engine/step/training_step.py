@@ -1,4 +1,4 @@
-"""One training step, as in ALGORITHMS.md 6: compute, reduce, agree, commit."""
+"""One training step, as in protocol/step.md: compute, reduce, agree, commit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

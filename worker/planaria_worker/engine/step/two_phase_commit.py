@@ -4,7 +4,7 @@ Claims go up the pipeline, side by side across the last ranks, and the verdict c
 it on or not is decided under the fence: this is the one place where a step becomes committed.
 
 Whatever comes of an attempt, each rank of a pipeline sends one message up and one down
-(ALGORITHMS.md 6): what is left of an attempt would be taken for the next one's. Whoever cannot go
+(protocol/step.md): what is left of an attempt would be taken for the next one's. Whoever cannot go
 on says `fenced` in place of its claim; then the last rank does not go across, and answers `fenced`.
 Whoever knows beforehand how it will end says `fenced` both ways, and does not wait for the end.
 """

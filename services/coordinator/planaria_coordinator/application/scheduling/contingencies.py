@@ -1,4 +1,4 @@
-"""Plans for the loss of every single node, asked for while training runs: ALGORITHMS.md 5.
+"""Plans for the loss of every single node, asked for while training runs: planning.md 5.
 
 They are kept in memory with the plan that they follow: a restarted coordinator asks once more.
 """

@@ -1,7 +1,7 @@
 """Checkpoints beside the transitions: collect what engines write, fill gaps, seal, give up.
 
-The states of a version, and what happens when anybody fails, are in docs/design.md. Nothing here
-holds up training, and no engine is lost for being slow with a file.
+The states of a version, and what happens when anybody fails, are in protocol/checkpoints.md.
+Nothing here holds up training, and no engine is lost for being slow with a file.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Who holds which layers in which version: ALGORITHMS.md 7, rules 3 and 4 of docs/design.md."""
+"""Who holds which layers in which version: protocol/job.md, rules 3 and 4."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

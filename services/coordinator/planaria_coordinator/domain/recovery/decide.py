@@ -1,6 +1,6 @@
 """A job's reconfiguration as an explicit state machine: decide(now, run, signal) -> Decision.
 
-The phases and rules are those of docs/design.md, each in its module, in the order they happen:
+The phases and rules are those of protocol/job.md, each in its module, in the order they happen:
 
     opening      generation g + 1 is written            losses    what is gone, and what it means
     preparing    engines start                          wishes    what users and schedulers want

@@ -1,6 +1,6 @@
 """Bring everyone to one version: quiesce, hear every survivor, roll stragglers forward.
 
-ALGORITHMS.md 7 (2, 3) and rules 2 to 4 of docs/design.md. After a loss, pipelines that have lost
+protocol/recovery.md, and rules 2 to 4 of protocol/job.md. After a loss, pipelines that have lost
 nobody go on computing all the while, and finish the step in flight.
 """
 

@@ -1,4 +1,4 @@
-"""Who finishes the step in flight after a loss, with which microbatches: ALGORITHMS.md 7 (4, 5).
+"""Who finishes the step in flight after a loss, with which microbatches: protocol/recovery.md.
 
 Parameters do not change within a step, and a microbatch's gradient does not depend on who computes
 it: what whole pipelines have computed, or are computing, stays true. Only what no whole pipeline

@@ -1,4 +1,4 @@
-"""Changing the plan behind a commit: docs/design.md, Handover.
+"""Changing the plan behind a commit: protocol/handover.md.
 
 The places of the next generation are made ready beside training (STAGING); then everybody changes
 over at one commit (SWITCHING). Nobody stands still for it but those who take another place, and

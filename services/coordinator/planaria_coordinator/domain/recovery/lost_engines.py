@@ -1,4 +1,4 @@
-"""What is gone, and what that means: rules 1 and 2 of docs/design.md."""
+"""What is gone, and what that means: protocol/job.md, rules 1 and 2."""
 
 from collections.abc import Iterable
 from dataclasses import replace

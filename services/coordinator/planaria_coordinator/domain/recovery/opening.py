@@ -151,7 +151,7 @@ def _tell(turn: Turn, reason: str) -> None:
 
 
 def horizon_seconds(run: JobRun, now: datetime, *, num_further_losses: int = 0) -> float:
-    """Return the expected time to the next change (H of ALGORITHMS.md 5)."""
+    """Return the expected time to the next change (H of planning.md 5)."""
     num_losses = run.num_losses + num_further_losses
     if not num_losses or run.start_time is None:
         return _FIRST_HORIZON_SECONDS

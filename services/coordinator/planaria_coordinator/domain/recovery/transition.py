@@ -26,7 +26,7 @@ class Cause(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where a transition is; docs/design.md has the table."""
+    """Where a transition is; protocol/job.md has the table."""
 
     PREPARING = "PREPARING"
     QUIESCING = "QUIESCING"
