@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from planaria.cli.main import app
 from planaria.job_file import load_job_file, parse_job
 from planaria_common.errors import ERRORS, ErrorReason
+from planaria_worker.engine.process import failpoints
 from support.repository import ROOT
 
 README = ROOT / "README.md"
@@ -154,10 +156,21 @@ def test_guards_name_tests_that_exist_and_every_engine_without_one() -> None:
     assert without_a_guard - {"impatient_source"} <= named
 
 
-def _errors_page() -> dict[str, str]:
+def test_every_failpoint_is_documented_and_no_other() -> None:
+    """A test's author finds each place, and none that does nothing."""
+    page = (ROOT / "docs" / "reference" / "failpoints.md").read_text(encoding="utf-8")
+    table = page.partition("| place | hit |")[2].partition("## ")[0]
+    cells = re.findall(r"^\| (`[^|]*) \|", table, flags=re.MULTILINE)
+    written = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    (places,) = (set(a) for v in vars(failpoints).values() if "forward" in (a := get_args(v)))
+    assert written == places
+
+
+def _errors_page() -> dict[str, list[str]]:
     text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
-    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
-    return {s.partition("\n")[0]: s.partition("\n")[2].strip() for s in sections}
+    rows = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)` \| (.*) \|$', text, flags=re.MULTILINE)
+    assert [anchor for anchor, reason, _ in rows if anchor != reason.lower()] == []
+    return {reason: [cell.strip() for cell in cells.split(" | ")] for _, reason, cells in rows}
 
 
 def test_every_reason_is_documented_and_no_other() -> None:
@@ -166,8 +179,11 @@ def test_every_reason_is_documented_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("reason", list(ErrorReason))
-def test_a_reason_is_documented_with_the_codes_it_has(reason: ErrorReason) -> None:
+def test_a_reason_has_its_title_a_cause_a_cure_and_its_codes(reason: ErrorReason) -> None:
     """The page and the one table agree."""
     entry = ERRORS[reason]
-    expected = f"gRPC `{entry.grpc_code}`, HTTP {entry.http_status}."
-    assert _errors_page()[reason.value].startswith(expected)
+    title, cause, cure, grpc_code, http_status = _errors_page()[reason.value]
+    codes = (f"`{entry.grpc_code}`", str(entry.http_status))
+    assert (title, grpc_code, http_status) == (entry.title, *codes)
+    assert cause
+    assert cure
