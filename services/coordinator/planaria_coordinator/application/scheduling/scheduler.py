@@ -18,10 +18,9 @@ from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_p
 from planaria_coordinator.domain.job.requirements import NodeFacts
 from planaria_coordinator.domain.job.signals import JobFaulted, NodesGranted, StillWaits
 from planaria_coordinator.domain.job.waiting import too_few_nodes
-from planaria_coordinator.domain.placement.choose_plan import nodes_to_plan_on
+from planaria_coordinator.domain.placement.ask_planner import horizon_seconds, nodes_to_plan_on
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
 from planaria_coordinator.domain.placement.replicas import holdings_by_node, holdings_of_placement
-from planaria_coordinator.domain.recovery.opening import horizon_seconds
 from planaria_coordinator.domain.recovery.transition import Cause, Phase
 
 _NO_LIMIT = 1 << 30

@@ -21,8 +21,8 @@ from planaria_coordinator.domain.engines.outcome import CheckpointSealed, Checkp
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.signals import CheckpointReported
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.choose_plan import seconds_for_layers
 from planaria_coordinator.domain.placement.replicas import holdings_of_placement
+from planaria_coordinator.domain.recovery.copy_layers import seconds_for_layers
 from planaria_coordinator.domain.recovery.transition import Phase
 
 _WORTH_ANOTHER_ENGINE = (

@@ -1,24 +1,23 @@
 """Engines that start: on the job's first nodes, and on joiners while the others train."""
 
-from collections import Counter
 from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
-from planaria_common.words import counted
-from planaria_coordinator.domain.engines.directive import InitialState, QuiesceMode
+from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.engines.outcome import Failure, Prepared
-from planaria_coordinator.domain.job.ending import fail, park, pause_waiting
+from planaria_coordinator.domain.job.ending import fail, pause_waiting
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.job.model_profile import reported_layers
+from planaria_coordinator.domain.job.start_of_training import (
+    difference_to_reference,
+    start_training,
+)
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.recovery.fencing import begin_online_planning, begin_quiescing
+from planaria_coordinator.domain.placement.ask_planner import begin_online_planning
+from planaria_coordinator.domain.recovery.fencing import begin_quiescing
 from planaria_coordinator.domain.recovery.transition import Phase
 
 _WORTH_ANOTHER_TRY = (ErrorReason.ENGINE_FAILED, ErrorReason.UNAVAILABLE, ErrorReason.INTERNAL)
-_NEEDED_TO_TALK = ("transport",)
-"""Entries of a fingerprint that are compared whatever the job: engines with others never meet."""
 
 
 def begin_preparing(turn: Turn, node_ids: tuple[str, ...]) -> None:
@@ -62,7 +61,7 @@ def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
         node_id=engine.node_id,
         engine_id=engine.id,
     )
-    difference = _difference(turn, engine) if turn.run.data_digest else None
+    difference = difference_to_reference(turn, engine) if turn.run.data_digest else None
     if difference is not None:
         refuse_node(turn, engine.node_id, difference.message)
     check_prepared(turn)
@@ -125,7 +124,7 @@ def check_prepared(turn: Turn) -> None:
     if run.has_trained:
         _let_join(turn, awaited)
     else:
-        _start_training(turn)
+        start_training(turn)
 
 
 def _let_join(turn: Turn, joiners: list[str]) -> None:
@@ -154,96 +153,3 @@ def cancel_join(turn: Turn) -> None:
     if waits and run.pause_wanted:
         pause_waiting(turn)
     turn.because("nobody is left to join")
-
-
-def _start_training(turn: Turn) -> None:
-    run = turn.run
-    if len(run.usable_nodes) < run.nodes_per_replica:
-        num_nodes = counted(len(run.usable_nodes), "node")
-        message = f"{num_nodes} ready, and the model needs {run.nodes_per_replica}"
-        park(turn, JobState.PENDING, message)  # the scheduler says what it waits for
-        return
-    if not run.data_digest:
-        _take_reference(turn)
-        for engine in tuple(turn.run.prepared_engines.values()):
-            difference = _difference(turn, engine)
-            if difference is not None:
-                fail(turn, difference.reason, difference.message, difference.metadata)
-                return
-    if run.pause_wanted:
-        park(turn, JobState.PAUSED, "the job stands still before its first step")
-    else:
-        begin_quiescing(turn)
-
-
-def _take_reference(turn: Turn) -> None:
-    """What most nodes see is what the job is trained on."""
-    engines = sorted(turn.run.prepared_engines.values(), key=lambda engine: engine.node_id)
-
-    def view(engine: Engine) -> tuple[str, str, InitialState | None, tuple[tuple[str, str], ...]]:
-        fingerprint = tuple(sorted(engine.fingerprint.items()))
-        return engine.data_digest, engine.model_digest, engine.base, fingerprint
-
-    counts = Counter(view(engine) for engine in engines)
-    reference = max(engines, key=lambda engine: counts[view(engine)])
-    turn.change(
-        data_digest=reference.data_digest,
-        model_digest=reference.model_digest,
-        fingerprint=reference.fingerprint,
-        reference_node_id=reference.node_id,
-        base=reference.base,
-        committed_steps=reference.base.step if reference.base is not None else 0,
-    )
-    requirements = turn.run.requirements
-    if not requirements.layers:  # only who has built the model knows them
-        known = replace(
-            requirements,
-            layers=reported_layers(reference.measured_layers),
-            ties_embeddings=reference.ties_embeddings,
-        )
-        turn.change(requirements=known)
-
-
-def _difference(turn: Turn, engine: Engine) -> Failure | None:
-    """Say how a node differs from the one that the job's data and environment were taken from."""
-    run = turn.run
-    if engine.data_digest != run.data_digest:
-        path = run.requirements.data_in_words
-        return Failure(
-            reason=ErrorReason.DATA_MISMATCH,
-            message=f"{engine.node_id} sees other contents at {path} than "
-            f"{run.reference_node_id}: the files must be the same on all nodes",
-            metadata={"node_id": engine.node_id, "path": path},
-        )
-    if engine.model_digest != run.model_digest:
-        return Failure(
-            reason=ErrorReason.ENVIRONMENT_MISMATCH,
-            message=f"{engine.node_id} has another source of model.import_path than "
-            f"{run.reference_node_id}: the module must be the same on all nodes",
-            metadata={"node_id": engine.node_id, "field": "model.import_path"},
-        )
-    if engine.base != run.base:
-        path = run.requirements.init_from
-        return Failure(
-            reason=ErrorReason.INIT_MISMATCH,
-            message=f"{engine.node_id} sees other contents at {path} (init_from) than "
-            f"{run.reference_node_id}: they must be the same on all nodes",
-            metadata={"node_id": engine.node_id, "path": path},
-        )
-    return _environment_difference(run, engine)
-
-
-def _environment_difference(run: JobRun, engine: Engine) -> Failure | None:
-    who, names = "every job", {*_NEEDED_TO_TALK}
-    if run.requirements.reproducible:
-        who, names = "a reproducible job", {*run.fingerprint, *engine.fingerprint}
-    for name in sorted(names):
-        mine, reference = engine.fingerprint.get(name, ""), run.fingerprint.get(name, "")
-        if mine != reference:
-            return Failure(
-                reason=ErrorReason.ENVIRONMENT_MISMATCH,
-                message=f"{engine.node_id} has {name} {mine or 'unset'}, {run.reference_node_id} "
-                f"has {reference or 'unset'}: {who} needs them equal",
-                metadata={"node_id": engine.node_id, "field": name},
-            )
-    return None

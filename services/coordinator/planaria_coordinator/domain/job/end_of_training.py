@@ -11,8 +11,8 @@ from planaria_coordinator.domain.job.ending import end, fail
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.choose_plan import seconds_for_layers
 from planaria_coordinator.domain.placement.replicas import MAX_SOURCES
+from planaria_coordinator.domain.recovery.copy_layers import seconds_for_layers
 from planaria_coordinator.domain.recovery.transition import Phase
 
 

@@ -9,7 +9,7 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import NodesGranted
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.choose_plan import nodes_to_plan_on
+from planaria_coordinator.domain.placement.ask_planner import nodes_to_plan_on
 from planaria_coordinator.domain.recovery.opening import (
     new_history,
     open_online_change,

@@ -1,82 +1,28 @@
 """From a plan to places: choose the plan, copy what is missing."""
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
 
 from planaria_common.errors import ErrorReason
 from planaria_common.words import counted
-from planaria_coordinator.domain.engines.directive import Copy
-from planaria_coordinator.domain.engines.engine import Pending
-from planaria_coordinator.domain.engines.outcome import Copied
 from planaria_coordinator.domain.job.ending import fail, park
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import announce_waiting, too_few_nodes
+from planaria_coordinator.domain.placement.ask_planner import nodes_to_plan_on, plan_query
 from planaria_coordinator.domain.placement.placement import Placement, peak_of
 from planaria_coordinator.domain.placement.plan import Plan, plan_problem
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.placement.replicas import (
-    Holdings,
     assign_engines,
-    choose_sources,
-    holdings_by_node,
-    layers_of_version,
     missing_layers,
 )
 from planaria_coordinator.domain.recovery.activation import begin_activation
+from planaria_coordinator.domain.recovery.copy_layers import begin_copying
 from planaria_coordinator.domain.recovery.transition import Phase, TransitionHistory
-
-
-def nodes_to_plan_on(run: JobRun) -> tuple[str, ...]:
-    """Return the nodes that may have a place: draining ones only when it does not go without."""
-    staying = tuple(n for n in run.usable_nodes if n not in run.draining)
-    return staying if len(staying) >= run.nodes_per_replica else run.usable_nodes
-
-
-def plan_query(run: JobRun, holdings: Holdings) -> PlanQuery:
-    """Return the question to the planner about the transition under way."""
-    transition = run.transition
-    if transition is None:
-        raise AssertionError("a plan is asked for within a transition")
-    return make_query(
-        run,
-        holdings,
-        horizon_seconds=transition.horizon_seconds,
-        fault_tolerance=transition.fault_tolerance,
-    )
-
-
-def make_query(
-    run: JobRun, holdings: Holdings, *, horizon_seconds: float, fault_tolerance: int | None = None
-) -> PlanQuery:
-    """Return a question to the planner about the nodes that a job has now.
-
-    Args:
-        run: the job.
-        holdings: by engine, the layers worth copying.
-        horizon_seconds: the expected time to the next change.
-        fault_tolerance: what is asked for instead of what the job wants.
-    """
-    node_ids = nodes_to_plan_on(run)
-    problem = planning_problem(
-        run.requirements,
-        {node_id: run.nodes[node_id] for node_id in node_ids},
-        run.prepared_engines.values(),
-        fault_tolerance=fault_tolerance,
-    )
-    return PlanQuery(
-        problem=problem,
-        nodes=plan_nodes(run.nodes, node_ids),
-        current=run.in_force.plan_in_question if run.in_force else None,
-        holdings=holdings_by_node(holdings, run.engines),
-        horizon_seconds=horizon_seconds if run.placement else 0.0,
-    )
 
 
 def choose_plan(turn: Turn) -> None:
@@ -195,7 +141,7 @@ def _adopt(turn: Turn, answer: PlanAnswer) -> None:
     target = turn.target
     missing = missing_layers(answer.plan, target.places, transition.holdings, turn.run.requirements)
     if missing:
-        _begin_copying(turn, missing)
+        begin_copying(turn, missing)
     else:
         begin_activation(turn)
 
@@ -208,101 +154,3 @@ def pipelines_in_words(sizes: tuple[int, ...]) -> str:
     (size, count), *others = counts
     first = f"{counted(count, 'pipeline')} of {counted(size, 'node')}"
     return ", ".join((first, *(f"{count} of {size}" for size, count in others)))
-
-
-# -- copying -----------------------------------------------------------------------------------
-
-
-def _begin_copying(turn: Turn, missing: dict[str, tuple[int, ...]]) -> None:
-    num_layers = sum(len(layers) for layers in missing.values())
-    turn.enter(Phase.COPYING, f"{len(missing)} engines obtain {num_layers} layers")
-    turn.account_phase(Activity.COPY)
-    _send_copies(turn, missing, attempt=1)
-
-
-def _send_copies(turn: Turn, missing: dict[str, tuple[int, ...]], *, attempt: int) -> None:
-    transition = turn.transition
-    sources = choose_sources(
-        missing,
-        transition.holdings,
-        turn.run.engines,
-        transition.answer.copies if transition.answer else (),
-        skip=attempt - 1,
-    )
-    for engine_id, layers in sources.items():
-        turn.send(
-            turn.run.engines[engine_id],
-            Copy(layers=layers, version=transition.target_steps),
-            allow_seconds=seconds_for_layers(turn, missing[engine_id]),
-            attempt=attempt,
-        )
-
-
-def seconds_for_layers(turn: Turn, layers: tuple[int, ...]) -> float:
-    """Return how long moving the state of layers may take before it counts as hanging."""
-    num_bytes = sum(turn.run.requirements.layers[layer].state_bytes for layer in layers)
-    return turn.limits.directive_seconds + num_bytes / turn.limits.copy_bytes_per_second
-
-
-def copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
-    """An engine has its layers; when all have theirs, places can be taken."""
-    transition = turn.transition
-    version = transition.target_steps
-    held = layers_of_version(outcome.layers, version)
-    turn.note(
-        holdings={**transition.holdings, pending.engine_id: held},
-        copied={**transition.copied, pending.engine_id: outcome},
-    )
-    if _still_missing(turn, pending.engine_id):
-        copy_failed(turn, pending, f"layers of version {version} are still missing")
-    elif not turn.is_awaiting("copy"):
-        outcomes = turn.transition.copied
-        emit_layers_copied(
-            turn,
-            outcomes,
-            turn.transition.copied_bytes,
-            start_time=min(outcome.start_time for outcome in outcomes.values()),
-            end_time=max(outcome.end_time for outcome in outcomes.values()),
-        )
-        begin_activation(turn)
-
-
-def _still_missing(turn: Turn, engine_id: str) -> tuple[int, ...]:
-    target = turn.target
-    missing = missing_layers(
-        target.plan, target.places, turn.transition.holdings, turn.run.requirements
-    )
-    return missing.get(engine_id, ())
-
-
-def copy_failed(turn: Turn, pending: Pending, message: str) -> None:
-    """Try again from another source; an engine that cannot copy at all is given up."""
-    missing = _still_missing(turn, pending.engine_id)
-    if pending.num_attempt < turn.limits.num_attempts and missing:
-        turn.because(f"{pending.engine_id} copies again: {message}")
-        _send_copies(turn, {pending.engine_id: missing}, attempt=pending.num_attempt + 1)
-    else:
-        turn.silent_engines[pending.engine_id] = f"it could not obtain its layers: {message}"
-
-
-def emit_layers_copied(
-    turn: Turn,
-    engine_ids: Iterable[str],
-    num_bytes: int,
-    *,
-    start_time: datetime,
-    end_time: datetime,
-) -> None:
-    """Say what has been copied to these engines, and how long it took."""
-    if not num_bytes:
-        return
-    seconds = max(0.0, (end_time - start_time).total_seconds())
-    nodes = sorted({turn.run.engines[engine_id].node_id for engine_id in engine_ids})
-    turn.emit(
-        "layers_copied",
-        f"{num_bytes} bytes of parameters and optimizer state copied to {', '.join(nodes)} "
-        f"in {seconds:.3f} s",
-        bytes=num_bytes,
-        seconds=seconds,
-        nodes=nodes,
-    )

@@ -1,24 +1,31 @@
 """A job's reconfiguration as an explicit state machine: decide(now, run, signal) -> Decision.
 
-The phases and rules are those of protocol/job.md, each in its module, in the order they happen:
+The phases and rules are those of protocol/job.md, each in its module. In the order in which a job
+and a recovery pass through them:
 
-    opening      generation g + 1 is written            losses    what is gone, and what it means
-    preparing    engines start                          wishes    what users and schedulers want
-    fencing      everyone stands still at one version   ending    failed, cancelled, standing still
-    finish_step  whole pipelines finish the step in flight
-    regrowing    the others get their places after that step
-    placing      plan and copy; activating: take a place
-    ahead        the next plan is asked for beside training
-    handover     its places are made ready beside training, and taken behind a commit
-    completion   training goes on                       waiting   why it does not yet
-    finishing    digest, the last checkpoint, export, stop
+    engines/preparing          start engines on the job's nodes
+    job/start_of_training      check that all see the same files, ask for the first plan
+    placement/choose_plan      ask the planner, take its answer
+    recovery/copy_layers       give every engine the layers of its stage
+    recovery/activation        give every engine its assignment
+    recovery/transition_completion   training goes on: record what the change took
 
-and beside them, whatever the phase:
+    recovery/lost_engines      a node or an engine is lost: begin a recovery
+    recovery/broken_communication    engines hang or cannot reach each other, nobody known lost
+    recovery/opening           write generation g + 1 before anyone hears of it
+    recovery/fencing           fence every engine, find T*, roll forward
+    recovery/finish_step       healthy pipelines finish the step in flight
+    recovery/regrowing         plan new pipelines for the engines of broken ones
+    recovery/online_change     plan a change while training continues
+    recovery/handover          stage it while training continues, switch at a commit
 
-    checkpointing  what engines write while they train is collected and sealed
+    job/user_requests          nodes granted, pause, resume, cancel, drain
+    job/end_of_training        digest, last checkpoint, export
+    job/ending                 succeeded, failed, cancelled; parked without a plan
+    checkpoint/checkpoint_protocol   in any phase: collect and seal what engines write
 
-Nothing here reads a clock, waits or sends: a decision is the new state and the actions that the
-application carries out, persisting first and telling others second.
+Nothing here reads a clock, waits or sends. A decision is the new state and the actions that the
+application carries out: it persists first and sends second.
 """
 
 from dataclasses import dataclass, replace
@@ -80,14 +87,15 @@ from planaria_coordinator.domain.job.signals import (
 )
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import still_waits
-from planaria_coordinator.domain.placement.choose_plan import (
-    copied,
-    copy_failed,
-    plan_arrived,
-    plan_refused,
-)
+from planaria_coordinator.domain.placement.choose_plan import plan_arrived, plan_refused
 from planaria_coordinator.domain.recovery import lost_engines
 from planaria_coordinator.domain.recovery.activation import activated, activation_failed
+from planaria_coordinator.domain.recovery.broken_communication import (
+    engine_disturbed,
+    engines_stuck,
+    restart_disturbance,
+)
+from planaria_coordinator.domain.recovery.copy_layers import copied, copy_failed
 from planaria_coordinator.domain.recovery.fencing import committed, fence_reported
 from planaria_coordinator.domain.recovery.handover import (
     left,
@@ -104,7 +112,9 @@ from planaria_coordinator.domain.recovery.opening import (
     carried_history,
     open_again,
     open_online_change,
+    retry_or_give_up,
 )
+from planaria_coordinator.domain.recovery.overdue import overdue
 from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
 from planaria_coordinator.domain.recovery.transition import Phase
 from planaria_coordinator.domain.recovery.transition_completion import complete
@@ -132,7 +142,7 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
         _dispatch(turn, signal)
         while turn.silent_engines or turn.retry_reason:
             lost_engines.lose_silent_engines(turn)
-            lost_engines.retry_or_give_up(turn)
+            retry_or_give_up(turn)
         advance_online_change(turn)
         checkpoint_protocol.give_up_what_is_lost(turn)
         end_when_checkpointed(turn)
@@ -157,7 +167,7 @@ def _after_the_end(turn: Turn, signal: Signal) -> None:
         case NodeLost():
             lost_engines.node_lost(turn, signal)
         case Tick(absent_nodes=absent):
-            lost_engines.overdue(turn, absent)
+            overdue(turn, absent)
         case AgentReturned(node_id=node_id):
             _restart_deadlines(turn, node_id)
         case Restarted():
@@ -185,11 +195,11 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case EngineLost():
             lost_engines.engine_lost(turn, signal)
         case EnginesStuck():
-            lost_engines.engines_stuck(turn, signal)
+            engines_stuck(turn, signal)
         case EngineDisturbed():
-            lost_engines.engine_disturbed(turn, signal)
+            engine_disturbed(turn, signal)
         case Tick(absent_nodes=absent):
-            lost_engines.overdue(turn, absent)
+            overdue(turn, absent)
         case AgentReturned(node_id=node_id):
             _restart_deadlines(turn, node_id)
         case PlanArrived(query=query, answer=answer):
@@ -339,7 +349,7 @@ def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
 def _restarted(turn: Turn) -> None:
     """Whatever was under way is collected anew; engines that only start are waited for."""
     _restart_deadlines(turn)
-    lost_engines.restart_disturbance(turn)
+    restart_disturbance(turn)
     checkpoint_protocol.restart_deadlines(turn)
     transition = turn.run.transition
     if transition is None or transition.phase is Phase.PREPARING:

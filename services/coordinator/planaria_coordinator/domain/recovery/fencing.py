@@ -17,11 +17,10 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.resume_advice import resume_advice
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.placement.ask_planner import ask_early
 from planaria_coordinator.domain.placement.choose_plan import (
     choose_plan,
-    nodes_to_plan_on,
     pipelines_in_words,
-    plan_query,
 )
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.replicas import (
@@ -54,12 +53,8 @@ _KEEP_THEIR_STATE = (Cause.START, Cause.PAUSED, Cause.FINISHED)
 
 
 def begin_quiescing(turn: Turn) -> None:
-    """Tell every engine to stand still and report; a job that never trained has nobody to tell."""
+    """Tell every engine to stop at a safe point and report."""
     transition, run = turn.transition, turn.run
-    if not run.has_trained:
-        turn.note(target_steps=run.base_steps)
-        choose_plan(turn)
-        return
     participants = tuple(sorted(run.prepared_engines))
     mode = transition.mode or QuiesceMode.IMMEDIATE
     if transition.story.cause not in _KEEP_THEIR_STATE:
@@ -92,24 +87,6 @@ def _lost_engines(turn: Turn) -> tuple[str, ...]:
     run, story = turn.run, turn.transition.story
     gone = sorted(run.required_engines - run.engines.keys())
     return tuple(dict.fromkeys((*story.engines_lost, *gone)))
-
-
-def begin_online_planning(turn: Turn) -> None:
-    """Ask the planner while engines train; the plan says how they come to their new places."""
-    turn.enter(Phase.PLANNING, "the next plan is asked for beside training", is_ahead=True)
-    ask_early(turn)
-
-
-def ask_early(turn: Turn) -> None:
-    """Ask the planner before the reports are in, supposing that everyone holds what it should."""
-    run = turn.run
-    enough = len(nodes_to_plan_on(run)) >= run.nodes_per_replica
-    if run.placement is None or run.pause_wanted or not enough:
-        return
-    if turn.transition.story.cause is Cause.FINISHED:
-        return
-    expected = holdings_of_placement(run.placement, run.prepared_engines, run.requirements)
-    turn.ask(plan_query(run, expected))
 
 
 def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:

@@ -11,11 +11,7 @@ from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode, 
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Activated, Failure, FenceReport, Staged
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.choose_plan import (
-    adopt_plan,
-    emit_layers_copied,
-    seconds_for_layers,
-)
+from planaria_coordinator.domain.placement.choose_plan import adopt_plan
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer
 from planaria_coordinator.domain.placement.replicas import (
@@ -24,6 +20,7 @@ from planaria_coordinator.domain.placement.replicas import (
     missing_layers,
 )
 from planaria_coordinator.domain.recovery.activation import note_activation, send_assignments
+from planaria_coordinator.domain.recovery.copy_layers import emit_layers_copied, seconds_for_layers
 from planaria_coordinator.domain.recovery.opening import (
     carried_history,
     open_again,

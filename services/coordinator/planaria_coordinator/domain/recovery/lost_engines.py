@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.checkpoint import checkpoint_protocol
 from planaria_coordinator.domain.engines.directive import QuiesceMode
-from planaria_coordinator.domain.engines.engine import Pending, node_of
+from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.engines.preparing import (
     await_nodes,
@@ -17,29 +16,23 @@ from planaria_coordinator.domain.engines.preparing import (
     prepare_failed,
     refuse_node,
 )
-from planaria_coordinator.domain.job.ending import fail
-from planaria_coordinator.domain.job.job_run import Disturbance
 from planaria_coordinator.domain.job.signals import (
-    EngineDisturbed,
     EngineLost,
-    EnginesStuck,
     NodeLost,
 )
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.recovery.handover import staging_overdue
 from planaria_coordinator.domain.recovery.opening import (
     carried_history,
     is_planned_change,
     new_history,
-    open_again,
     open_online_change,
     open_transition,
 )
 from planaria_coordinator.domain.recovery.transition import Cause, Phase, TransitionHistory
 from planaria_coordinator.domain.recovery.transition_completion import complete_recovery
 
-_MAX_MESSAGE_CHARACTERS = 300
+MAX_MESSAGE_CHARACTERS = 300
 
 
 def node_lost(turn: Turn, signal: NodeLost) -> None:
@@ -128,10 +121,10 @@ def _after_loss(
     is_wounded = not run.required_engines.isdisjoint(gone)
     if transition is None:
         if is_wounded:
-            _open_recovery(turn, _fault_history(turn, fault_time), gone, reason, node_id)
+            _open_recovery(turn, fault_history(turn, fault_time), gone, reason, node_id)
     elif transition.phase is Phase.PREPARING:
         if is_wounded:
-            _open_recovery(turn, _fault_history(turn, fault_time), gone, reason, node_id)
+            _open_recovery(turn, fault_history(turn, fault_time), gone, reason, node_id)
         else:
             _recreate(turn, gone)
             check_prepared(turn)
@@ -202,7 +195,7 @@ def _recreate(turn: Turn, gone: Iterable[str]) -> None:
         await_nodes(turn, tuple(awaited))
 
 
-def _fault_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
+def fault_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
     fault_time = min(fault_time, turn.now.time)
     if turn.run.disturbance is not None:  # somebody felt it before it was known who had died
         fault_time = min(fault_time, turn.run.disturbance.fault_time)
@@ -212,7 +205,7 @@ def _fault_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
 def _merged_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
     story = carried_history(turn)
     if story.cause is Cause.FINISHED:
-        return _fault_history(turn, fault_time)
+        return fault_history(turn, fault_time)
     if is_planned_change(turn.transition):  # the fault is what counts now
         story = replace(story, start_time=min(fault_time, turn.now.time))
     cause = story.cause if story.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST
@@ -239,13 +232,13 @@ def _open_recovery(
     turn: Turn, story: TransitionHistory, gone: Iterable[str], reason: str, node_id: str
 ) -> None:
     story = _with_losses(story, gone, node_id)
-    last_loss = reason[:_MAX_MESSAGE_CHARACTERS]
+    last_loss = reason[:MAX_MESSAGE_CHARACTERS]
     turn.change(num_losses=turn.run.num_losses + 1, last_loss=last_loss)
     fenced = turn.run.transition
     ledger_before = turn.run.ledger  # of the first fault that nobody has computed through yet
     if fenced is not None and fenced.mode is QuiesceMode.FENCE:
         ledger_before = fenced.ledger_before or ledger_before
-    _account_detection(turn, story.start_time)
+    account_detection(turn, story.start_time)
     awaited = () if turn.run.has_trained else tuple(turn.run.nodes)
     # Who is to stand still anyhow need not finish the step in flight.
     mode = QuiesceMode.IMMEDIATE if turn.run.pause_wanted else QuiesceMode.FENCE
@@ -254,140 +247,7 @@ def _open_recovery(
     )
 
 
-def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
-    """Somebody hangs: a fence shows who, since that one does not answer."""
-    if turn.run.trains:
-        since = turn.now.time - timedelta(seconds=signal.seconds)
-        _collect(turn, since, f"no engine has advanced for {signal.seconds:.1f} s")
-
-
-def _collect(turn: Turn, fault_time: datetime, reason: str) -> None:
-    """Stop everyone at once, though nobody is known to be lost."""
-    _account_detection(turn, fault_time)
-    if turn.run.transition is None or turn.transition.phase is Phase.PREPARING:
-        open_transition(turn, _fault_history(turn, fault_time), reason)
-    else:
-        open_again(turn, reason, counts=False)
-
-
-def _account_detection(turn: Turn, fault_time: datetime) -> None:
+def account_detection(turn: Turn, fault_time: datetime) -> None:
     """From the fault on, time was no longer productive."""
     if turn.run.ledger.current is Activity.PRODUCTIVE:
         turn.account(Activity.DETECT, at=fault_time)
-
-
-def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
-    """Somebody's communicators broke: a fence collects everyone, and shows whether one is gone."""
-    run = turn.run
-    if run.placement is None or signal.engine_id not in run.required_engines:
-        return
-    if signal.generation < run.placement.generation:
-        return
-    if run.transition is not None and run.transition.phase is Phase.ACTIVATING:
-        turn.note(failure=signal.message)
-    elif run.trains and run.disturbance is None:
-        # Mostly somebody has died, and the next message says who: one change then does for both.
-        disturbance = Disturbance(
-            engine_id=signal.engine_id,
-            message=signal.message,
-            fault_time=signal.fault_time,
-            deadline_seconds=turn.now.seconds + turn.limits.disturbance_seconds,
-        )
-        turn.run = replace(run, disturbance=disturbance)
-
-
-def restart_disturbance(turn: Turn) -> None:
-    """Count from now on: the coordinator has started again, with another clock."""
-    disturbance = turn.run.disturbance
-    if disturbance is not None:
-        deadline_seconds = turn.now.seconds + turn.limits.disturbance_seconds
-        restarted = replace(disturbance, deadline_seconds=deadline_seconds)
-        turn.run = replace(turn.run, disturbance=restarted)
-
-
-def disturbance_overdue(turn: Turn) -> None:
-    """Nobody was lost, and yet communicators broke: everyone is collected and begins anew."""
-    disturbance = turn.run.disturbance
-    if disturbance is None or disturbance.deadline_seconds > turn.now.seconds:
-        return
-    if not turn.run.trains:
-        turn.change(disturbance=None)
-        return
-    turn.change(disturbance=None, num_disturbances=turn.run.num_disturbances + 1)
-    if turn.run.num_disturbances > turn.limits.num_attempts:
-        message = f"communication broke {turn.run.num_disturbances} times: {disturbance.message}"
-        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": disturbance.message})
-        return
-    turn.emit(
-        "communication_broke",
-        f"{disturbance.engine_id} cannot go on: {disturbance.message[:_MAX_MESSAGE_CHARACTERS]}",
-        engine_id=disturbance.engine_id,
-    )
-    reason = f"communication broke at {disturbance.engine_id}"
-    _collect(turn, disturbance.fault_time, reason)
-
-
-def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
-    """Act on what has not been answered in time, where there is an agent that could answer."""
-    disturbance_overdue(turn)
-    checkpoint_protocol.overdue(turn)
-    late = sorted(
-        (
-            pending
-            for pending in turn.run.pending.values()
-            if pending.deadline_seconds <= turn.now.seconds and pending.node_id not in absent_nodes
-        ),
-        key=lambda pending: pending.directive_id,
-    )
-    for pending in late:
-        if pending.directive_id in turn.run.pending:
-            _overdue(turn, pending)
-
-
-def _overdue(turn: Turn, pending: Pending) -> None:
-    transition = turn.run.transition
-    if pending.kind == "stop":
-        turn.forget_stopping(pending.engine_id)
-    elif pending.kind in ("write_checkpoint", "seal_checkpoint", "discard_checkpoint"):
-        checkpoint_protocol.directive_overdue(turn, pending)
-    elif pending.kind == "prepare":
-        engine = turn.run.engines[pending.engine_id]
-        turn.stop_engines([engine.id], "it did not start in time")
-        detail = f"not ready after {turn.limits.prepare_seconds:.0f} s"
-        message = f"an engine on {engine.node_id} did not start: {detail}"
-        metadata = {"node_id": engine.node_id, "detail": detail}
-        failure = Failure(reason=ErrorReason.ENGINE_FAILED, message=message, metadata=metadata)
-        prepare_failed(turn, engine, failure)
-    elif transition and transition.phase is Phase.STAGING:
-        staging_overdue(turn, pending)
-    elif (
-        transition
-        and transition.mode is QuiesceMode.AT_COMMIT
-        and pending.kind in ("quiesce", "switch")
-    ):
-        open_again(turn, "the step in flight does not end", counts=False)
-    else:
-        turn.silent_engines[pending.engine_id] = f"no answer to {pending.kind} in time"
-
-
-def retry_or_give_up(turn: Turn) -> None:
-    """Begin the transition anew when it failed with everyone alive, a few times.
-
-    Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
-    somebody has died whose loss is reported later. If it was something else, everyone stands still.
-    """
-    reason, turn.retry_reason = turn.retry_reason, ""
-    if not reason or turn.run.transition is None:
-        return
-    if turn.transition.story.num_attempts + 1 >= turn.limits.num_attempts:
-        message = f"{turn.limits.num_attempts} attempts failed: {reason}"
-        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": reason})
-    else:
-        transition = turn.transition
-        goes_on = (
-            transition.finishes_step
-            and not transition.is_at_fault
-            and not transition.story.num_attempts
-            and not turn.run.pause_wanted
-        )
-        open_again(turn, reason, mode=QuiesceMode.FENCE if goes_on else QuiesceMode.IMMEDIATE)

@@ -8,9 +8,10 @@ from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.choose_plan import nodes_to_plan_on, wants_less
+from planaria_coordinator.domain.placement.ask_planner import ask_early, nodes_to_plan_on
+from planaria_coordinator.domain.placement.choose_plan import wants_less
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.recovery.fencing import ask_early, begin_quiescing
+from planaria_coordinator.domain.recovery.fencing import begin_quiescing
 from planaria_coordinator.domain.recovery.finish_step import same_pipelines
 from planaria_coordinator.domain.recovery.handover import begin_staging
 from planaria_coordinator.domain.recovery.opening import (

@@ -3,26 +3,22 @@
 from dataclasses import replace
 from datetime import datetime
 
+from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.preparing import begin_preparing
+from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.start_of_training import choose_first_plan
 from planaria_coordinator.domain.job.time_account import Activity, TimeAccount
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.choose_plan import make_query, nodes_to_plan_on
-from planaria_coordinator.domain.placement.planner_query import PlanQuery
-from planaria_coordinator.domain.placement.replicas import holdings_of_placement
-from planaria_coordinator.domain.recovery.fencing import begin_online_planning, begin_quiescing
+from planaria_coordinator.domain.placement.ask_planner import begin_online_planning, horizon_seconds
+from planaria_coordinator.domain.recovery.fencing import begin_quiescing
 from planaria_coordinator.domain.recovery.transition import (
     Cause,
     Phase,
     Transition,
     TransitionHistory,
 )
-
-_LEAST_HORIZON_SECONDS = 60.0
-_FIRST_HORIZON_SECONDS = 3600.0
-"""Until a first node is lost nobody knows how often that happens here."""
 
 _EVENTS = {
     Cause.START: "job_starting",
@@ -93,8 +89,10 @@ def open_transition(
         turn.account(Activity.STARTING)
     if awaited_nodes:
         begin_preparing(turn, awaited_nodes)
-    else:
+    elif turn.run.has_trained:
         begin_quiescing(turn)
+    else:
+        choose_first_plan(turn)
 
 
 def open_online_change(
@@ -150,31 +148,6 @@ def _tell(turn: Turn, reason: str) -> None:
     )
 
 
-def horizon_seconds(run: JobRun, now: datetime, *, num_further_losses: int = 0) -> float:
-    """Return the expected time to the next change (H of planning.md 5)."""
-    num_losses = run.num_losses + num_further_losses
-    if not num_losses or run.start_time is None:
-        return _FIRST_HORIZON_SECONDS
-    elapsed = (now - run.start_time).total_seconds()
-    return max(_LEAST_HORIZON_SECONDS, elapsed / num_losses)
-
-
-def contingency_query(run: JobRun, now: datetime) -> PlanQuery | None:
-    """Return what would be asked behind the next loss, if all nodes were there still.
-
-    None while the job does not train by a plan that is there to stay, or could not go on.
-    """
-    placement = run.placement
-    enough = len(nodes_to_plan_on(run)) > run.nodes_per_replica
-    if placement is None or run.transition is not None or not enough:
-        return None
-    if run.state is not JobState.RUNNING or run.pause_wanted:
-        return None
-    holdings = holdings_of_placement(placement, run.prepared_engines, run.requirements)
-    horizon = horizon_seconds(run, now, num_further_losses=1)
-    return make_query(run, holdings, horizon_seconds=horizon)
-
-
 def open_again(
     turn: Turn,
     reason: str,
@@ -214,3 +187,26 @@ def is_planned_change(transition: Transition) -> bool:
     story = transition.story
     planned = transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is None
     return planned and story.cause is not Cause.START
+
+
+def retry_or_give_up(turn: Turn) -> None:
+    """Begin the transition anew when it failed with everyone alive, a few times.
+
+    Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
+    somebody has died whose loss is reported later. If it was something else, everyone stands still.
+    """
+    reason, turn.retry_reason = turn.retry_reason, ""
+    if not reason or turn.run.transition is None:
+        return
+    if turn.transition.story.num_attempts + 1 >= turn.limits.num_attempts:
+        message = f"{turn.limits.num_attempts} attempts failed: {reason}"
+        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": reason})
+    else:
+        transition = turn.transition
+        goes_on = (
+            transition.finishes_step
+            and not transition.is_at_fault
+            and not transition.story.num_attempts
+            and not turn.run.pause_wanted
+        )
+        open_again(turn, reason, mode=QuiesceMode.FENCE if goes_on else QuiesceMode.IMMEDIATE)

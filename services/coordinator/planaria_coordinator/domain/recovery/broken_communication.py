@@ -1,0 +1,90 @@
+"""Engines that cannot reach each other, or hang, with nobody known to be lost."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.job.ending import fail
+from planaria_coordinator.domain.job.job_run import Disturbance
+from planaria_coordinator.domain.job.signals import (
+    EngineDisturbed,
+    EnginesStuck,
+)
+from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.recovery.lost_engines import (
+    MAX_MESSAGE_CHARACTERS,
+    account_detection,
+    fault_history,
+)
+from planaria_coordinator.domain.recovery.opening import (
+    open_again,
+    open_transition,
+)
+from planaria_coordinator.domain.recovery.transition import Phase
+
+
+def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
+    """Somebody hangs: a fence shows who, since that one does not answer."""
+    if turn.run.trains:
+        since = turn.now.time - timedelta(seconds=signal.seconds)
+        _collect(turn, since, f"no engine has advanced for {signal.seconds:.1f} s")
+
+
+def _collect(turn: Turn, fault_time: datetime, reason: str) -> None:
+    """Stop everyone at once, though nobody is known to be lost."""
+    account_detection(turn, fault_time)
+    if turn.run.transition is None or turn.transition.phase is Phase.PREPARING:
+        open_transition(turn, fault_history(turn, fault_time), reason)
+    else:
+        open_again(turn, reason, counts=False)
+
+
+def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
+    """Somebody's communicators broke: a fence collects everyone, and shows whether one is gone."""
+    run = turn.run
+    if run.placement is None or signal.engine_id not in run.required_engines:
+        return
+    if signal.generation < run.placement.generation:
+        return
+    if run.transition is not None and run.transition.phase is Phase.ACTIVATING:
+        turn.note(failure=signal.message)
+    elif run.trains and run.disturbance is None:
+        # Mostly somebody has died, and the next message says who: one change then does for both.
+        disturbance = Disturbance(
+            engine_id=signal.engine_id,
+            message=signal.message,
+            fault_time=signal.fault_time,
+            deadline_seconds=turn.now.seconds + turn.limits.disturbance_seconds,
+        )
+        turn.run = replace(run, disturbance=disturbance)
+
+
+def restart_disturbance(turn: Turn) -> None:
+    """Count from now on: the coordinator has started again, with another clock."""
+    disturbance = turn.run.disturbance
+    if disturbance is not None:
+        deadline_seconds = turn.now.seconds + turn.limits.disturbance_seconds
+        restarted = replace(disturbance, deadline_seconds=deadline_seconds)
+        turn.run = replace(turn.run, disturbance=restarted)
+
+
+def disturbance_overdue(turn: Turn) -> None:
+    """Nobody was lost, and yet communicators broke: everyone is collected and begins anew."""
+    disturbance = turn.run.disturbance
+    if disturbance is None or disturbance.deadline_seconds > turn.now.seconds:
+        return
+    if not turn.run.trains:
+        turn.change(disturbance=None)
+        return
+    turn.change(disturbance=None, num_disturbances=turn.run.num_disturbances + 1)
+    if turn.run.num_disturbances > turn.limits.num_attempts:
+        message = f"communication broke {turn.run.num_disturbances} times: {disturbance.message}"
+        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": disturbance.message})
+        return
+    turn.emit(
+        "communication_broke",
+        f"{disturbance.engine_id} cannot go on: {disturbance.message[:MAX_MESSAGE_CHARACTERS]}",
+        engine_id=disturbance.engine_id,
+    )
+    reason = f"communication broke at {disturbance.engine_id}"
+    _collect(turn, disturbance.fault_time, reason)

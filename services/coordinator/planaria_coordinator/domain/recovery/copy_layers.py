@@ -1,0 +1,112 @@
+"""The copying phase: engines obtain the layers that the next plan has them hold."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from planaria_coordinator.domain.engines.directive import Copy
+from planaria_coordinator.domain.engines.engine import Pending
+from planaria_coordinator.domain.engines.outcome import Copied
+from planaria_coordinator.domain.job.time_account import Activity
+from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.placement.replicas import (
+    choose_sources,
+    layers_of_version,
+    missing_layers,
+)
+from planaria_coordinator.domain.recovery.activation import begin_activation
+from planaria_coordinator.domain.recovery.transition import Phase
+
+
+def begin_copying(turn: Turn, missing: dict[str, tuple[int, ...]]) -> None:
+    num_layers = sum(len(layers) for layers in missing.values())
+    turn.enter(Phase.COPYING, f"{len(missing)} engines obtain {num_layers} layers")
+    turn.account_phase(Activity.COPY)
+    _send_copies(turn, missing, attempt=1)
+
+
+def _send_copies(turn: Turn, missing: dict[str, tuple[int, ...]], *, attempt: int) -> None:
+    transition = turn.transition
+    sources = choose_sources(
+        missing,
+        transition.holdings,
+        turn.run.engines,
+        transition.answer.copies if transition.answer else (),
+        skip=attempt - 1,
+    )
+    for engine_id, layers in sources.items():
+        turn.send(
+            turn.run.engines[engine_id],
+            Copy(layers=layers, version=transition.target_steps),
+            allow_seconds=seconds_for_layers(turn, missing[engine_id]),
+            attempt=attempt,
+        )
+
+
+def seconds_for_layers(turn: Turn, layers: tuple[int, ...]) -> float:
+    """Return how long moving the state of layers may take before it counts as hanging."""
+    num_bytes = sum(turn.run.requirements.layers[layer].state_bytes for layer in layers)
+    return turn.limits.directive_seconds + num_bytes / turn.limits.copy_bytes_per_second
+
+
+def copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
+    """An engine has its layers; when all have theirs, places can be taken."""
+    transition = turn.transition
+    version = transition.target_steps
+    held = layers_of_version(outcome.layers, version)
+    turn.note(
+        holdings={**transition.holdings, pending.engine_id: held},
+        copied={**transition.copied, pending.engine_id: outcome},
+    )
+    if _still_missing(turn, pending.engine_id):
+        copy_failed(turn, pending, f"layers of version {version} are still missing")
+    elif not turn.is_awaiting("copy"):
+        outcomes = turn.transition.copied
+        emit_layers_copied(
+            turn,
+            outcomes,
+            turn.transition.copied_bytes,
+            start_time=min(outcome.start_time for outcome in outcomes.values()),
+            end_time=max(outcome.end_time for outcome in outcomes.values()),
+        )
+        begin_activation(turn)
+
+
+def _still_missing(turn: Turn, engine_id: str) -> tuple[int, ...]:
+    target = turn.target
+    missing = missing_layers(
+        target.plan, target.places, turn.transition.holdings, turn.run.requirements
+    )
+    return missing.get(engine_id, ())
+
+
+def copy_failed(turn: Turn, pending: Pending, message: str) -> None:
+    """Try again from another source; an engine that cannot copy at all is given up."""
+    missing = _still_missing(turn, pending.engine_id)
+    if pending.num_attempt < turn.limits.num_attempts and missing:
+        turn.because(f"{pending.engine_id} copies again: {message}")
+        _send_copies(turn, {pending.engine_id: missing}, attempt=pending.num_attempt + 1)
+    else:
+        turn.silent_engines[pending.engine_id] = f"it could not obtain its layers: {message}"
+
+
+def emit_layers_copied(
+    turn: Turn,
+    engine_ids: Iterable[str],
+    num_bytes: int,
+    *,
+    start_time: datetime,
+    end_time: datetime,
+) -> None:
+    """Say what has been copied to these engines, and how long it took."""
+    if not num_bytes:
+        return
+    seconds = max(0.0, (end_time - start_time).total_seconds())
+    nodes = sorted({turn.run.engines[engine_id].node_id for engine_id in engine_ids})
+    turn.emit(
+        "layers_copied",
+        f"{num_bytes} bytes of parameters and optimizer state copied to {', '.join(nodes)} "
+        f"in {seconds:.3f} s",
+        bytes=num_bytes,
+        seconds=seconds,
+        nodes=nodes,
+    )
