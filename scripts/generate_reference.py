@@ -22,7 +22,7 @@ from planaria.errors import ConflictError
 from planaria.job import MODEL_KINDS, JobSpec
 from planaria_common.settings import ServiceSettings
 from planaria_coordinator.settings import CoordinatorSettings
-from planaria_planner.settings import PlannerSettings
+from planaria_planner.service.settings import PlannerSettings
 from planaria_worker.agent.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parent.parent

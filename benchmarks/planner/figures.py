@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.planner.gpt import gpt_profile
 from benchmarks.planner.measure import cpu_seconds
-from planaria_planner.ahead import plan_ahead
-from planaria_planner.candidates import RunningPipeline
-from planaria_planner.explain import explain
-from planaria_planner.instantiate import instantiate
-from planaria_planner.nodes import Node
-from planaria_planner.problem import Plan, Problem
-from planaria_planner.profile import ModelProfile
-from planaria_planner.reconfigure import reconfigure
-from planaria_planner.templates import generate_templates
+from planaria_planner.changes.candidates import RunningPipeline
+from planaria_planner.changes.contingency_plans import plan_ahead
+from planaria_planner.changes.reconfigure import reconfigure
+from planaria_planner.cost.profile import ModelProfile
+from planaria_planner.plans.explain import explain
+from planaria_planner.plans.instantiate import instantiate
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.problem import Plan, Problem
+from planaria_planner.templates.template_search import generate_templates
 
 Row = dict[str, str]
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from planaria_planner.profile import Hardware, Layer, ModelProfile, NodeKind, widths_up_to
-from planaria_planner.profile_file import format_profile, read_profile
+from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKind, widths_up_to
+from planaria_planner.cost.profile_file import format_profile, read_profile
 
 PROFILES = Path(__file__).parent / "profiles"
 MOST_LAYERS, MOST_ACCELERATORS = 200, 8

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from planaria_planner.templates import remembered_templates
+from planaria_planner.templates.template_search import remembered_templates
 
 LIBRARIES = ("numpy", "scipy", "numba", "llvmlite")
 

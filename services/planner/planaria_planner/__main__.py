@@ -6,8 +6,8 @@ import sys
 
 from planaria_common.credentials import read_token
 from planaria_common.service import announce_ready, run_service, stop_signal
-from planaria_planner.server import planner_server
-from planaria_planner.settings import PlannerSettings
+from planaria_planner.service.server import planner_server
+from planaria_planner.service.settings import PlannerSettings
 from planaria_planner.warm_up import warm_up
 
 

@@ -9,17 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from planaria_common.errors import InvalidArgumentError, PlanariaError
-from planaria_planner.checks import invalid_argument
-from planaria_planner.drawing import draw_plan
-from planaria_planner.explain import Explanation, explain, in_words
-from planaria_planner.instantiate import Instantiation, instantiate
-from planaria_planner.next_best import NextBest
-from planaria_planner.nodes import Node
-from planaria_planner.problem import Problem
-from planaria_planner.profile import ModelProfile
-from planaria_planner.profile_file import read_profile
+from planaria_planner.changes.checks import invalid_argument
+from planaria_planner.cost.profile import ModelProfile
+from planaria_planner.cost.profile_file import read_profile
+from planaria_planner.display.drawing import draw_plan
+from planaria_planner.display.progress_bar import progress_bar
+from planaria_planner.plans.explain import Explanation, explain, in_words
+from planaria_planner.plans.instantiate import Instantiation, instantiate
+from planaria_planner.plans.next_best import NextBest
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.problem import Problem
 from planaria_planner.progress import Progress
-from planaria_planner.progress_bar import progress_bar
 
 USAGE_ERROR = 2
 MAX_NODES = 20_000
@@ -98,7 +98,7 @@ def plotter(path: Path) -> Callable[[Instantiation], None]:
     if path.suffix not in (".svg", ".png"):
         raise invalid_argument("--plot", f"{path} is neither .svg nor .png")
     try:
-        from planaria_planner.plotting import plot_plan
+        from planaria_planner.display.plotting import plot_plan
     except ImportError:
         needed = "matplotlib is not installed: pip install 'planaria[plot]'"
         raise invalid_argument("--plot", needed) from None

@@ -20,13 +20,13 @@ from planaria_common.errors import ErrorReason, InvalidArgumentError, PlanariaEr
 from planaria_common.measurement import PROFILERS, AcceleratorKind, Measurement, MeasurementPlan
 from planaria_common.model_config import ModelConfig
 from planaria_common.model_sizes import Dtype
-from planaria_planner.accelerators import find_accelerator
-from planaria_planner.analytic import Cluster, Efficiency, Workload, analytic_profile
-from planaria_planner.measured import check_step, measured_profile
-from planaria_planner.profile import ModelProfile
-from planaria_planner.profile_file import format_profile
-from planaria_planner.profile_table import draw_measurement, draw_profile
-from planaria_planner.progress_bar import progress_bar
+from planaria_planner.cost.accelerators import find_accelerator
+from planaria_planner.cost.analytic import Cluster, Efficiency, Workload, analytic_profile
+from planaria_planner.cost.measured import check_step, measured_profile
+from planaria_planner.cost.profile import ModelProfile
+from planaria_planner.cost.profile_file import format_profile
+from planaria_planner.display.profile_table import draw_measurement, draw_profile
+from planaria_planner.display.progress_bar import progress_bar
 
 USAGE_ERROR = 2
 MIN_COLUMNS = 100

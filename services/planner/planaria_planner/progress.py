@@ -6,8 +6,8 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from planaria_planner.fronts import LAYERS
-from planaria_planner.tables import Int64Array
+from planaria_planner.templates.cost_tables import Int64Array
+from planaria_planner.templates.pareto_fronts import LAYERS
 
 
 class Progress:

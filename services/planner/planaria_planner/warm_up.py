@@ -3,13 +3,13 @@
 An installation does it ahead, so that no first start has to: `python -m planaria_planner.warm_up`.
 """
 
-from planaria_planner.candidates import RunningPipeline
-from planaria_planner.explain import explain
-from planaria_planner.instantiate import instantiate
-from planaria_planner.nodes import Node
-from planaria_planner.problem import Problem
-from planaria_planner.profile import Hardware, Layer, ModelProfile, NodeKind
-from planaria_planner.reconfigure import reconfigure
+from planaria_planner.changes.candidates import RunningPipeline
+from planaria_planner.changes.reconfigure import reconfigure
+from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKind
+from planaria_planner.plans.explain import explain
+from planaria_planner.plans.instantiate import instantiate
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.problem import Problem
 
 
 def warm_up() -> None:

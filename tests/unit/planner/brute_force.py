@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from planaria_planner.profile import ModelProfile
+from planaria_planner.cost.profile import ModelProfile
 
 Cut = tuple[int, int, int, int]
 """A stage: first layer, end layer, node, accelerators."""

@@ -8,7 +8,7 @@ import pytest
 
 from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceStub
 from planaria_common.grpcclient import open_channel
-from planaria_planner.server import planner_server
+from planaria_planner.service.server import planner_server
 
 if TYPE_CHECKING:  # the name exists for type checkers only
     from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceAsyncStub

@@ -2,7 +2,7 @@
 
 from planaria.api.common.v1 import profile_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
-from planaria_planner.profile import ModelProfile
+from planaria_planner.cost.profile import ModelProfile
 from unit.planner.profiles import equal_layers
 
 

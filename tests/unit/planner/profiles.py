@@ -2,7 +2,7 @@
 
 import random
 
-from planaria_planner.profile import Hardware, Layer, ModelProfile, NodeKind, widths_up_to
+from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKind, widths_up_to
 
 
 def random_profile(

@@ -6,11 +6,11 @@ import random
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.cost import CostModel
-from planaria_planner.nodes import Node
-from planaria_planner.plans import select
-from planaria_planner.profile import ModelProfile
-from planaria_planner.templates import Template, generate_templates
+from planaria_planner.cost.cost_model import CostModel
+from planaria_planner.cost.profile import ModelProfile
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.pipeline_search import select
+from planaria_planner.templates.template_search import Template, generate_templates
 from unit.planner.brute_force import best_seconds, best_seconds_on_named_nodes, every_partition
 from unit.planner.profiles import random_profile
 

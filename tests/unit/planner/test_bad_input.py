@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.cli import plan
-from planaria_planner.profile import Layer, ModelProfile
-from planaria_planner.profile_file import format_profile, parse_profile
-from planaria_planner.templates import generate_templates
+from planaria_planner.cost.profile import Layer, ModelProfile
+from planaria_planner.cost.profile_file import format_profile, parse_profile
+from planaria_planner.templates.template_search import generate_templates
 from unit.planner.profiles import equal_layers
 
 GOOD: dict[str, Any] = json.loads(format_profile(equal_layers(4, accelerators=2)))

@@ -4,11 +4,11 @@ import random
 from dataclasses import replace
 
 from planaria_common.errors import PlanariaError
-from planaria_planner.explain import explain, in_words
-from planaria_planner.instantiate import instantiate
-from planaria_planner.nodes import Node
-from planaria_planner.problem import Problem
-from planaria_planner.profile import NodeKind
+from planaria_planner.cost.profile import NodeKind
+from planaria_planner.plans.explain import explain, in_words
+from planaria_planner.plans.instantiate import instantiate
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.problem import Problem
 from unit.planner.brute_force import best_seconds_on_named_nodes, every_partition
 from unit.planner.profiles import equal_layers, random_profile
 

@@ -10,10 +10,10 @@ from functools import cache
 import pytest
 
 from planaria_common.errors import PlanariaError
-from planaria_planner.explain import explain, in_words
-from planaria_planner.instantiate import Instantiation, instantiate
-from planaria_planner.nodes import Node, nodes_per_kind
-from planaria_planner.problem import Problem
+from planaria_planner.plans.explain import explain, in_words
+from planaria_planner.plans.instantiate import Instantiation, instantiate
+from planaria_planner.plans.nodes import Node, nodes_per_kind
+from planaria_planner.plans.problem import Problem
 from unit.planner.brute_force import every_partition
 from unit.planner.profiles import random_profile
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from planaria_planner.cost import CostModel
-from planaria_planner.instantiate import Instantiation, instantiate
-from planaria_planner.kinds import MAX_KINDS, merge_kinds
-from planaria_planner.nodes import Node
-from planaria_planner.problem import Problem
-from planaria_planner.profile import ModelProfile, NodeKind
+from planaria_planner.cost.cost_model import CostModel
+from planaria_planner.cost.profile import ModelProfile, NodeKind
+from planaria_planner.plans.instantiate import Instantiation, instantiate
+from planaria_planner.plans.node_kinds import MAX_KINDS, merge_kinds
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.problem import Problem
 from unit.planner.profiles import equal_layers, random_profile
 
 

@@ -20,13 +20,13 @@ from hypothesis.stateful import (
 )
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.candidates import RunningPipeline
-from planaria_planner.instantiate import instantiate
-from planaria_planner.nodes import Node, nodes_per_kind
-from planaria_planner.plans import select
-from planaria_planner.problem import Pipeline, Plan, Problem
-from planaria_planner.reconfigure import Candidate, Reconfiguration, reconfigure
-from planaria_planner.templates import generate_templates
+from planaria_planner.changes.candidates import RunningPipeline
+from planaria_planner.changes.reconfigure import Candidate, Reconfiguration, reconfigure
+from planaria_planner.plans.instantiate import instantiate
+from planaria_planner.plans.nodes import Node, nodes_per_kind
+from planaria_planner.plans.pipeline_search import select
+from planaria_planner.plans.problem import Pipeline, Plan, Problem
+from planaria_planner.templates.template_search import generate_templates
 from unit.planner.profiles import random_profile
 
 LONG = 1e7

@@ -3,11 +3,11 @@
 import itertools
 import random
 
-from planaria_planner.copies import busiest_bytes, choose_sources
-from planaria_planner.inventory import Inventory
-from planaria_planner.nodes import Node
-from planaria_planner.placement import Place, assign
-from planaria_planner.profile import ModelProfile
+from planaria_planner.changes.inventory import Inventory
+from planaria_planner.changes.layer_copies import busiest_bytes, choose_sources
+from planaria_planner.changes.placement import Place, assign
+from planaria_planner.cost.profile import ModelProfile
+from planaria_planner.plans.nodes import Node
 from unit.planner.profiles import equal_layers, random_profile
 
 

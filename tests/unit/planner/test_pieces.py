@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria_planner.copies import LayerCopy, busiest_bytes, choose_sources
-from planaria_planner.inventory import Inventory
-from planaria_planner.pieces import choose_pieces
-from planaria_planner.profile import ModelProfile
+from planaria_planner.changes.copy_pieces import choose_pieces
+from planaria_planner.changes.inventory import Inventory
+from planaria_planner.changes.layer_copies import LayerCopy, busiest_bytes, choose_sources
+from planaria_planner.cost.profile import ModelProfile
 from unit.planner.profiles import equal_layers, random_profile
 
 Missing = dict[str, list[int]]

@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from planaria.cli.main import app
-from planaria_planner.instantiate import Instantiation, instantiate
-from planaria_planner.nodes import Node
-from planaria_planner.plotting import plot_plan
-from planaria_planner.problem import Problem
-from planaria_planner.profile_file import format_profile
+from planaria_planner.cost.profile_file import format_profile
+from planaria_planner.display.plotting import plot_plan
+from planaria_planner.plans.instantiate import Instantiation, instantiate
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.problem import Problem
 from unit.planner.profiles import equal_layers
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -90,7 +90,7 @@ def test_a_folder_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
 def test_without_matplotlib_the_error_names_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "planaria_planner.plotting", raising=False)
+    monkeypatch.delitem(sys.modules, "planaria_planner.display.plotting", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, message = planaria_plan(tmp_path, "plan.svg")
     assert status == 2

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from planaria_planner import progress_bar as module
-from planaria_planner.progress_bar import progress_bar
+from planaria_planner.display import progress_bar as module
+from planaria_planner.display.progress_bar import progress_bar
 
 
 def drawn(*, terminal: bool) -> str:

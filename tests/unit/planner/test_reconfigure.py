@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.ahead import plan_ahead
-from planaria_planner.candidates import CandidateKind, RunningPipeline
-from planaria_planner.instantiate import instantiate
-from planaria_planner.nodes import Node
-from planaria_planner.problem import Plan, Problem
-from planaria_planner.profile import NodeKind
-from planaria_planner.reconfigure import TransitionCosts, reconfigure
+from planaria_planner.changes.candidates import CandidateKind, RunningPipeline
+from planaria_planner.changes.contingency_plans import plan_ahead
+from planaria_planner.changes.reconfigure import TransitionCosts, reconfigure
+from planaria_planner.cost.profile import NodeKind
+from planaria_planner.plans.instantiate import instantiate
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.problem import Plan, Problem
 from unit.planner.profiles import equal_layers, random_profile
 
 LONG = 1e7

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from planaria_planner.nodes import Node
-from planaria_planner.plans import select
-from planaria_planner.templates import Template, generate_templates
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.pipeline_search import select
+from planaria_planner.templates.template_search import Template, generate_templates
 from unit.planner.profiles import random_profile
 
 

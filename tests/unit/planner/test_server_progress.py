@@ -8,8 +8,8 @@ import pytest
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria_common.errors import PlanariaError
 from planaria_common.grpcclient import bearer, rpc_errors
-from planaria_planner import server
-from planaria_planner.templates import remembered_templates
+from planaria_planner.service import server
+from planaria_planner.templates.template_search import remembered_templates
 from unit.planner.messages import plan_nodes, profile_message, small_problem
 from unit.planner.profiles import random_profile
 from unit.planner.test_server import plans_ahead

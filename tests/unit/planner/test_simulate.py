@@ -6,9 +6,9 @@ import statistics
 
 import pytest
 
-from planaria_planner.cost import CostModel
-from planaria_planner.simulate import Action, schedule_1f1b, simulate
-from planaria_planner.templates import generate_templates
+from planaria_planner.cost.cost_model import CostModel
+from planaria_planner.cost.simulation import Action, schedule_1f1b, simulate
+from planaria_planner.templates.template_search import generate_templates
 from unit.planner.profiles import equal_layers, random_profile
 
 

@@ -7,21 +7,21 @@ import pytest
 
 from planaria_common.errors import PlanariaError
 from planaria_common.model_config import ModelConfig
-from planaria_planner.accelerators import (
+from planaria_planner.cost.accelerators import (
     ACCELERATORS,
     Accelerator,
     find_accelerator,
     flops_per_second,
 )
-from planaria_planner.analytic import (
+from planaria_planner.cost.analytic import (
     Cluster,
     Efficiency,
     Workload,
     analytic_profile,
     tensor_parallel_widths,
 )
-from planaria_planner.cost import CostModel, Stage
-from planaria_planner.profile import Layer
+from planaria_planner.cost.cost_model import CostModel, Stage
+from planaria_planner.cost.profile import Layer
 
 MODEL = ModelConfig.create(
     family="llama", hidden_size=64, num_layers=1, num_heads=4, intermediate_size=192, vocab_size=256

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planaria_planner.measured import check_step, measured_profile
+from planaria_planner.cost.measured import check_step, measured_profile
 from unit.profiling.samples import measurement
 
 

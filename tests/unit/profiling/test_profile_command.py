@@ -16,8 +16,8 @@ from planaria.cli.main import main
 from planaria.job import JobSpec
 from planaria_common.measurement import Measurement, MeasurementPlan
 from planaria_planner import profile_cli
-from planaria_planner.profile_file import read_profile
-from planaria_planner.profile_table import draw_measurement
+from planaria_planner.cost.profile_file import read_profile
+from planaria_planner.display.profile_table import draw_measurement
 from unit.profiling.samples import measurement
 
 JOB = """

@@ -1,0 +1,1 @@
+"""From one plan to the next: candidates, their score, placement and copies."""

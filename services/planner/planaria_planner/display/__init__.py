@@ -1,0 +1,1 @@
+"""Plans and profiles for people: in the terminal, and as a drawing."""

@@ -1,0 +1,228 @@
+"""The planner's messages, in and out: the only module that touches protobuf."""
+
+from collections.abc import Iterable, Sequence
+
+from planaria.api.common.v1 import plan_pb2, profile_pb2
+from planaria.api.planner.v1 import planner_service_pb2 as pb
+from planaria_common.errors import PlanariaError
+from planaria_planner.changes.candidates import RunningPipeline
+from planaria_planner.changes.checks import invalid_argument
+from planaria_planner.changes.contingency_plans import Outcome
+from planaria_planner.changes.inventory import Holdings
+from planaria_planner.changes.reconfigure import (
+    Candidate,
+    Reconfiguration,
+    TransitionCosts,
+)
+from planaria_planner.cost.cost_model import Stage
+from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKind
+from planaria_planner.cost.simulation import Action
+from planaria_planner.plans.nodes import Node
+from planaria_planner.plans.problem import Plan, Problem
+from planaria_planner.templates.template_search import Template
+
+
+def problem_from(message: pb.Problem) -> Problem:
+    return Problem(
+        profile=profile_from(message.profile),
+        num_microbatches=message.num_microbatches,
+        fault_tolerance=message.fault_tolerance,
+        min_nodes_per_pipeline=message.min_nodes_per_pipeline,
+        max_nodes=message.max_nodes or None,
+        max_stage_accelerators=message.max_stage_accelerators or None,
+    )
+
+
+def profile_from(message: profile_pb2.ModelProfile) -> ModelProfile:
+    hardware = message.hardware
+    return ModelProfile(
+        microbatch_size=message.microbatch_size,
+        hardware=Hardware(
+            node_kinds=tuple(
+                NodeKind(
+                    name=kind.name,
+                    accelerators_per_node=kind.accelerators_per_node,
+                    accelerator_memory_bytes=kind.accelerator_memory_bytes,
+                    relative_speed=kind.relative_speed,
+                )
+                for kind in hardware.node_kinds
+            ),
+            intra_node_bytes_per_second=hardware.intra_node_bytes_per_second,
+            inter_node_bytes_per_second=hardware.inter_node_bytes_per_second,
+            link_latency_seconds=hardware.link_latency_seconds,
+        ),
+        layers=tuple(
+            Layer(
+                name=layer.name,
+                forward_seconds=dict(layer.forward_seconds),
+                backward_seconds=dict(layer.backward_seconds),
+                parameter_bytes=layer.parameter_bytes,
+                state_bytes=layer.state_bytes,
+                activation_bytes=layer.activation_bytes,
+                output_bytes=layer.output_bytes,
+            )
+            for layer in message.layers
+        ),
+    )
+
+
+def nodes_from(profile: ModelProfile, messages: Iterable[pb.PlanNode]) -> tuple[Node, ...]:
+    return tuple(
+        Node(
+            node_id=message.node_id,
+            kind=profile.kind_index(message.kind),
+            relative_speed=message.relative_speed or 1.0,
+        )
+        for message in messages
+    )
+
+
+def running_from(message: plan_pb2.Plan) -> tuple[RunningPipeline, ...]:
+    return tuple(
+        _running_pipeline(index, pipeline) for index, pipeline in enumerate(message.pipelines)
+    )
+
+
+def _running_pipeline(index: int, message: plan_pb2.Pipeline) -> RunningPipeline:
+    node_ids: list[str] = []
+    stages = []
+    for number, stage in enumerate(message.stages):
+        if not stage.accelerators:
+            field = f"pipelines[{index}].stages[{number}].accelerators"
+            raise invalid_argument(field, "empty; a stage runs on at least one")
+        if not node_ids or stage.node_id != node_ids[-1]:
+            node_ids.append(stage.node_id)
+        stages.append(
+            Stage(
+                first_layer=stage.first_layer,
+                num_layers=stage.num_layers,
+                node=len(node_ids) - 1,
+                accelerators=len(stage.accelerators),
+            )
+        )
+    return RunningPipeline(node_ids=tuple(node_ids), stages=tuple(stages))
+
+
+def holdings_from(messages: Iterable[pb.Holding]) -> Holdings:
+    holdings: dict[str, frozenset[int]] = {}
+    for message in messages:
+        holdings[message.node_id] = holdings.get(message.node_id, frozenset()).union(message.layers)
+    return holdings
+
+
+def costs_from(message: pb.TransitionCosts) -> TransitionCosts:
+    default = TransitionCosts()
+    return TransitionCosts(
+        fixed_seconds=message.fixed_seconds or default.fixed_seconds,
+        pipeline_seconds=message.pipeline_seconds or default.pipeline_seconds,
+    )
+
+
+def template_message(profile: ModelProfile, template: Template) -> pb.Template:
+    return pb.Template(
+        num_nodes=template.num_nodes,
+        stages=_stage_messages(template.stages, None),
+        fixed_seconds=template.cost.fixed_seconds,
+        microbatch_seconds=template.cost.microbatch_seconds,
+        max_microbatches=template.cost.max_microbatches or 0,
+        node_kinds=[profile.hardware.node_kinds[kind].name for kind in template.node_kinds],
+    )
+
+
+def plan_message(plan: Plan) -> plan_pb2.Plan:
+    return plan_pb2.Plan(
+        pipelines=[
+            plan_pb2.Pipeline(
+                stages=_stage_messages(pipeline.stages, pipeline.node_ids),
+                microbatches=pipeline.microbatches,
+                iteration_seconds=pipeline.iteration_seconds,
+                max_microbatches=pipeline.cost.max_microbatches or 0,
+            )
+            for pipeline in plan.pipelines
+        ],
+        idle_node_ids=plan.idle_node_ids,
+        iteration_seconds=plan.iteration_seconds,
+        fault_tolerance=plan.fault_tolerance,
+    )
+
+
+def _stage_messages(
+    stages: Sequence[Stage], node_ids: Sequence[str] | None
+) -> list[plan_pb2.Stage]:
+    """Number the accelerators of each node from 0 in the order of its stages."""
+    messages = []
+    node, used = -1, 0
+    for stage in stages:
+        used = used if stage.node == node else 0
+        node = stage.node
+        messages.append(
+            plan_pb2.Stage(
+                first_layer=stage.first_layer,
+                num_layers=stage.num_layers,
+                node_index=node,
+                node_id=node_ids[node] if node_ids else "",
+                accelerators=range(used, used + stage.accelerators),
+            )
+        )
+        used += stage.accelerators
+    return messages
+
+
+def reconfigure_message(answer: Reconfiguration) -> pb.ReconfigureResponse:
+    return pb.ReconfigureResponse(
+        plan=plan_message(answer.chosen.plan),
+        copies=[
+            pb.LayerCopy(
+                layer=copy.layer,
+                source_node_id=copy.source,
+                destination_node_id=copy.destination,
+                bytes=copy.num_bytes,
+                first_byte=copy.first_byte,
+            )
+            for copy in answer.chosen.copies
+        ],
+        candidates=[_candidate_message(candidate) for candidate in answer.candidates],
+        reason=answer.reason,
+        min_nodes=answer.min_nodes,
+        fault_tolerance_met=answer.fault_tolerance_met,
+    )
+
+
+def ahead_message(
+    lost_node_id: str, outcome: Outcome, *, done_fraction: float
+) -> pb.PlanAheadResponse:
+    if isinstance(outcome, PlanariaError):
+        return pb.PlanAheadResponse(
+            lost_node_id=lost_node_id,
+            error_reason=outcome.reason.value,
+            error_message=outcome.message,
+            done_fraction=done_fraction,
+        )
+    return pb.PlanAheadResponse(
+        lost_node_id=lost_node_id, next=reconfigure_message(outcome), done_fraction=done_fraction
+    )
+
+
+def _candidate_message(candidate: Candidate) -> pb.Candidate:
+    return pb.Candidate(
+        kind=candidate.kind.value,
+        iteration_seconds=candidate.plan.iteration_seconds,
+        transition_seconds=candidate.transition_seconds,
+        steps_within_horizon=candidate.steps_within_horizon,
+        moves=candidate.moves,
+        num_pipelines=len(candidate.plan.pipelines),
+        copied_bytes=sum(copy.num_bytes for copy in candidate.copies),
+    )
+
+
+def action_message(
+    pipeline: int, action: Action, microbatches: Sequence[int]
+) -> pb.SimulatedAction:
+    return pb.SimulatedAction(
+        pipeline=pipeline,
+        stage=action.stage,
+        microbatch=microbatches[action.microbatch],
+        backward=action.backward,
+        start_seconds=action.start_seconds,
+        duration_seconds=action.duration_seconds,
+    )

@@ -1,0 +1,234 @@
+"""The planner's gRPC server: messages in, pure functions, messages out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, TypedDict, TypeVar
+
+import grpc
+
+from planaria.api.planner.v1 import planner_service_pb2 as pb
+from planaria.api.planner.v1 import planner_service_pb2_grpc as pb_grpc
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.grpcserver import GrpcServer
+from planaria_common.logging import get_logger
+from planaria_planner.changes.candidates import RunningPipeline
+from planaria_planner.changes.checks import check_running, invalid_argument
+from planaria_planner.changes.contingency_plans import plan_ahead
+from planaria_planner.changes.inventory import Holdings
+from planaria_planner.changes.reconfigure import TransitionCosts, reconfigure
+from planaria_planner.cost.cost_model import CostModel
+from planaria_planner.cost.simulation import simulate
+from planaria_planner.plans.explain import explain, in_words
+from planaria_planner.plans.instantiate import instantiate
+from planaria_planner.plans.nodes import Node, check_nodes
+from planaria_planner.plans.problem import Problem
+from planaria_planner.progress import Progress
+from planaria_planner.service import convert
+from planaria_planner.templates.template_search import generate_templates
+
+SERVICE = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_SIMULATED_ACTIONS = 200_000
+"""A simulation answers with every action: more would not fit into a message."""
+
+PROGRESS_SECONDS = 0.5
+"""How often a call that tells its progress does so."""
+
+
+class PlannerServicer(pb_grpc.PlannerServiceServicer):
+    """Each call is computed in a thread: a long plan does not hold up the health checks."""
+
+    async def GenerateTemplates(  # noqa: N802 - named by gRPC
+        self, request: pb.GenerateTemplatesRequest, _context: Context
+    ) -> pb.GenerateTemplatesResponse:
+        return await asyncio.to_thread(_generate_templates, request)
+
+    async def GenerateTemplatesWithProgress(  # noqa: N802
+        self, request: pb.GenerateTemplatesWithProgressRequest, _context: Context
+    ) -> AsyncIterator[pb.GenerateTemplatesWithProgressResponse]:
+        async for done_fraction, answer in _told(_generate_templates, request.request):
+            yield pb.GenerateTemplatesWithProgressResponse(
+                done_fraction=done_fraction, answer=answer
+            )
+
+    async def Instantiate(  # noqa: N802
+        self, request: pb.InstantiateRequest, _context: Context
+    ) -> pb.InstantiateResponse:
+        return await asyncio.to_thread(_instantiate, request)
+
+    async def InstantiateWithProgress(  # noqa: N802
+        self, request: pb.InstantiateWithProgressRequest, _context: Context
+    ) -> AsyncIterator[pb.InstantiateWithProgressResponse]:
+        async for done_fraction, answer in _told(_instantiate, request.request):
+            yield pb.InstantiateWithProgressResponse(done_fraction=done_fraction, answer=answer)
+
+    async def Reconfigure(  # noqa: N802
+        self, request: pb.ReconfigureRequest, _context: Context
+    ) -> pb.ReconfigureResponse:
+        return await asyncio.to_thread(_reconfigure, request)
+
+    async def ReconfigureWithProgress(  # noqa: N802
+        self, request: pb.ReconfigureWithProgressRequest, _context: Context
+    ) -> AsyncIterator[pb.ReconfigureWithProgressResponse]:
+        async for done_fraction, answer in _told(_reconfigure, request.request):
+            yield pb.ReconfigureWithProgressResponse(done_fraction=done_fraction, answer=answer)
+
+    async def PlanAhead(  # noqa: N802
+        self, request: pb.PlanAheadRequest, _context: Context
+    ) -> AsyncIterator[pb.PlanAheadResponse]:
+        problem, change = _change(request.present)
+        num_losses = sum(len(pipeline.node_ids) for pipeline in change["running"])
+        outcomes = plan_ahead(problem, **change)
+        for num_done in range(num_losses):
+            async for fraction, one in _told(next, outcomes):
+                # The first one waits for the templates: they count as half of the work.
+                if one is not None:
+                    done_fraction = (1 + (num_done + 1) / num_losses) / 2
+                    yield convert.ahead_message(*one, done_fraction=done_fraction)
+                elif num_done == 0:
+                    yield pb.PlanAheadResponse(done_fraction=fraction / 2)
+
+    async def Simulate(  # noqa: N802
+        self, request: pb.SimulateRequest, _context: Context
+    ) -> pb.SimulateResponse:
+        return await asyncio.to_thread(_simulate, request)
+
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+
+
+async def _told(
+    compute: Callable[[RequestT], AnswerT], request: RequestT
+) -> AsyncIterator[tuple[float, AnswerT | None]]:
+    """Yield now and then how much is done, and at the end the answer."""
+    progress = Progress()
+    with progress.followed():
+        answer = asyncio.create_task(asyncio.to_thread(compute, request))
+    while not (await asyncio.wait({answer}, timeout=PROGRESS_SECONDS))[0]:
+        yield progress.fraction, None
+    yield 1.0, await answer
+
+
+def planner_server(*, host: str, port: int, token: str | None) -> GrpcServer:
+    """Return a server of the planner, not yet started."""
+    return GrpcServer(
+        part="planner",
+        services={
+            SERVICE: lambda server: pb_grpc.add_PlannerServiceServicer_to_server(
+                PlannerServicer(), server
+            )
+        },
+        host=host,
+        port=port,
+        token=token,
+    )
+
+
+def _generate_templates(request: pb.GenerateTemplatesRequest) -> pb.GenerateTemplatesResponse:
+    problem = convert.problem_from(request.problem)
+    profile = problem.profile
+    limits = [request.max_nodes, *[0] * (len(profile.hardware.node_kinds) - 1)]
+    found = generate_templates(
+        profile,
+        limits,
+        min_nodes=max(request.min_nodes, problem.min_nodes_per_pipeline),
+        max_width=problem.max_stage_accelerators,
+    )
+    return pb.GenerateTemplatesResponse(
+        min_nodes=found.min_nodes,
+        templates=[convert.template_message(profile, template) for template in found.templates],
+    )
+
+
+def _instantiate(request: pb.InstantiateRequest) -> pb.InstantiateResponse:
+    problem = convert.problem_from(request.problem)
+    answer = instantiate(problem, convert.nodes_from(problem.profile, request.nodes))
+    explanation = explain(answer)
+    return pb.InstantiateResponse(
+        plan=convert.plan_message(answer.plan),
+        reason=in_words(answer, explanation),
+        min_nodes=answer.templates.min_nodes,
+        next_best_iteration_seconds=explanation.next_best.iteration_seconds or 0.0,
+        next_best_proven=not explanation.next_best.unproven,
+        lower_bound_seconds=answer.lower_bound_seconds,
+    )
+
+
+def _reconfigure(request: pb.ReconfigureRequest) -> pb.ReconfigureResponse:
+    problem, change = _change(request)
+    answer = reconfigure(problem, **change)
+    get_logger("planner").info("reconfigured", reason=answer.reason)
+    return convert.reconfigure_message(answer)
+
+
+class _Change(TypedDict):
+    """What a request says of a change, by the names that the functions have for it."""
+
+    nodes: tuple[Node, ...]
+    running: tuple[RunningPipeline, ...]
+    holdings: Holdings
+    horizon_seconds: float
+    costs: TransitionCosts
+    chunk_bytes: int
+
+
+def _change(request: pb.ReconfigureRequest) -> tuple[Problem, _Change]:
+    problem = convert.problem_from(request.problem)
+    return problem, _Change(
+        nodes=convert.nodes_from(problem.profile, request.nodes),
+        running=convert.running_from(request.current),
+        holdings=convert.holdings_from(request.holdings),
+        horizon_seconds=request.horizon_seconds,
+        costs=convert.costs_from(request.costs),
+        chunk_bytes=request.chunk_bytes,
+    )
+
+
+def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:
+    problem = convert.problem_from(request.problem)
+    running = convert.running_from(request.plan)
+    check_running(problem, running)
+    if not running:
+        raise invalid_argument("plan.pipelines", "empty; there is nothing to simulate")
+    nodes = convert.nodes_from(problem.profile, request.nodes)
+    check_nodes(nodes)
+    by_id = {node.node_id: node for node in nodes}
+    crews = [_crew(by_id, pipeline) for pipeline in running]
+    model = CostModel(problem.profile)
+    shares = [pipeline.microbatches for pipeline in request.plan.pipelines]
+    num_actions = sum(
+        2 * len(pipeline.stages) * len(share)
+        for pipeline, share in zip(running, shares, strict=True)
+    )
+    if num_actions > MAX_SIMULATED_ACTIONS:
+        raise PlanariaError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"plan: {num_actions} actions to simulate; at most {MAX_SIMULATED_ACTIONS}",
+            {"field": "plan", "actions": str(num_actions)},
+        )
+    simulations = [
+        simulate(model, pipeline.stages, len(share), node_kinds=kinds, relative_speed=speed)
+        for pipeline, share, (kinds, speed) in zip(running, shares, crews, strict=True)
+    ]
+    actions = [
+        convert.action_message(index, action, shares[index])
+        for index, simulation in enumerate(simulations)
+        for action in simulation.actions
+    ]
+    return pb.SimulateResponse(
+        iteration_seconds=max(simulation.iteration_seconds for simulation in simulations),
+        predicted_seconds=max(
+            model.pipeline_cost(pipeline.stages, kinds).slowed(speed).iteration_seconds(len(share))
+            for pipeline, share, (kinds, speed) in zip(running, shares, crews, strict=True)
+        ),
+        actions=sorted(actions, key=lambda action: (action.start_seconds, action.pipeline)),
+    )
+
+
+def _crew(nodes: Mapping[str, Node], pipeline: RunningPipeline) -> tuple[tuple[int, ...], float]:
+    """Return the kinds of a pipeline's nodes, and the relative speed of the slowest."""
+    crew = [nodes.get(node_id, Node(node_id=node_id)) for node_id in pipeline.node_ids]
+    return tuple(node.kind for node in crew), min(node.relative_speed for node in crew)

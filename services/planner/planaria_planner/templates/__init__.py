@@ -1,0 +1,1 @@
+"""The template search: every pipeline worth running on n nodes."""
