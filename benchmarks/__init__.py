@@ -1,7 +1,5 @@
-"""Measurements. Those that need a cluster hurt the one that the tests hurt: tests/support."""
+"""Measurements, and the clusters, jobs and reference runs that tests share with them."""
 
-import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.append(str(REPOSITORY / "tests"))

@@ -2,8 +2,8 @@
 
     python examples/plain_run.py JOB.json CACHE_DIR
 
-Prints the digest of the final parameters. The loop is the tests' oracle (tests/oracle), which
-shares with the engine only the initial parameters and the order of the data.
+Prints the digest of the final parameters. The loop is benchmarks/oracle, which shares with the
+engine only the initial parameters and the order of the data.
 """
 
 import os
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums depend on it: one thread, as engines have
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from oracle.from_spec import reference_job
-from oracle.reference import train
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import train
 from planaria.job import JobSpec
 from planaria_worker.engine.numerics.pins import pin_numerics
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from benchmarks.chaos.runner import NUM_NODES, Outcome, chaos_job, run_schedule, undisturbed
 from benchmarks.chaos.schedule import make_schedule
+from benchmarks.common.jobs import write_text
 from benchmarks.common.results import surroundings, table, write_json
-from support.jobs import write_text
 
 RESULTS = Path(__file__).parent / "results"
 EVENTS_PER_SCHEDULE = 24

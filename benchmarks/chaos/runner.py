@@ -9,13 +9,13 @@ from pathlib import Path
 
 from benchmarks.chaos import checks
 from benchmarks.chaos.schedule import LOSSES, Event, make_schedule
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import small_job
 from benchmarks.common.workbench import Run, Workbench
-from oracle.from_spec import reference_job
-from oracle.reference import train
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import train
 from planaria.job import JobSpec
 from planaria_worker.engine.numerics.pins import pin_numerics
-from support.cluster import Cluster
-from support.jobs import small_job
 
 NUM_NODES = 6
 NODE_DEADLINE_SECONDS = 4.0

@@ -19,12 +19,12 @@ from typing import Self
 import psutil
 
 from benchmarks import REPOSITORY
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import write_text
 from benchmarks.common.trace import EngineTrace, read_traces
 from planaria.job import JobSpec
 from planaria.models import Job, Pipeline, Plan, Recovery, StepMetrics
 from planaria_worker.engine.process.trace import ENVIRONMENT_VARIABLE
-from support.cluster import Cluster
-from support.jobs import write_text
 
 POLL_SECONDS = 0.1
 QUIET_SECONDS = 1.0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster
-from support.jobs import write_text
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import write_text
 
 NUM_NODES = 5
 

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.chaos.__main__ import replay_command
 from benchmarks.chaos.runner import Expected, chaos_job, run_schedule, undisturbed
+from benchmarks.common.jobs import write_text
 from planaria.job import JobSpec
-from support.jobs import write_text
 
 pytestmark = pytest.mark.e2e
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from oracle.from_spec import reference_job
-from oracle.reference import train
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import train
 from planaria.job import CheckpointSpec, JobSpec
 from planaria.models import Job
 from planaria_worker.engine.layers.checkpoint.manifest import Manifest
 from planaria_worker.engine.numerics.pins import pin_numerics
-from support.cluster import Cluster
-from support.jobs import small_job
 
 pytestmark = pytest.mark.e2e
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import small_job
 from e2e.conftest import NUM_NODES
-from support.cluster import Cluster
-from support.jobs import small_job
 from support.repository import ROOT
 
 pytestmark = pytest.mark.e2e

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from oracle.from_spec import reference_job
-from oracle.reference import ReferenceResult, train
+from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import ReferenceResult, train
 from planaria.job import CheckpointSpec, EvaluationSpec
 from planaria.models import Job
 from planaria_worker.engine.numerics.pins import pin_numerics
-from support.jobs import small_job
 from support.pool import Pool
 
 pytestmark = pytest.mark.e2e

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from oracle.from_spec import reference_job
-from oracle.reference import train
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import train
 from planaria.job import JobSpec
 from planaria.models import Job, Recovery
 from planaria_common.priority import AHEAD
 from planaria_worker.engine.numerics.pins import pin_numerics
 from planaria_worker.engine.process.failpoints import ENVIRONMENT_VARIABLE
-from support.cluster import Cluster
-from support.jobs import small_job
 from support.pool import Script
 from support.priority import may_come_first
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import small_job
 from support.gpus import require_gpus
-from support.jobs import small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.gpu]
 

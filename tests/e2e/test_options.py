@@ -7,16 +7,16 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from oracle.from_spec import reference_job
-from oracle.reference import ReferenceResult, train
-from oracle.small import initial_states
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import ReferenceResult, train
 from planaria.job import JobSpec
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.layers.export import export_huggingface
 from planaria_worker.engine.numerics.pins import pin_numerics
 from planaria_worker.models.state import LayerState
-from support.cluster import Cluster
-from support.jobs import small_job
+from support.small_reference import initial_states
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -86,7 +86,9 @@ def test_a_hugging_face_model_with_everything_that_a_job_may_ask_for(
         init_from=str(tmp_path / "theirs"),
         output={"path": str(tmp_path / "out")},
     )
-    monkeypatch.setattr("oracle.reference.initial_state", lambda model, layer, seed: states[layer])
+    monkeypatch.setattr(
+        "benchmarks.oracle.reference.initial_state", lambda model, layer, seed: states[layer]
+    )
     expected = plain_loop(spec, tmp_path)
     job_id = kill_one(four_nodes, spec)
     assert four_nodes.client.get_job(job_id).final_digest == expected.digest

@@ -7,13 +7,13 @@ import pytest
 from safetensors.torch import load_model
 from torch import nn
 
-from oracle.from_spec import reference_job
-from oracle.reference import train
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import train
 from planaria.job import JobSpec
 from planaria_worker.engine.numerics.pins import pin_numerics
 from support import own_model
-from support.cluster import Cluster
-from support.jobs import small_job
 
 pytestmark = pytest.mark.e2e
 

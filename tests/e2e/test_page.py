@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import small_job
 from support.browser import WEB, build_page, needs_browser, walk_through_page
-from support.cluster import Cluster
-from support.jobs import small_job
 
 pytestmark = pytest.mark.e2e
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import ReferenceResult, train
 from e2e.matrix.pace import Pace
-from oracle.from_spec import reference_job
-from oracle.reference import ReferenceResult, train
 from planaria.job import JobSpec
 from planaria_worker.engine.numerics.pins import pin_numerics
-from support.jobs import small_job
 from support.network import Network, NetworkError
 from support.pool import Pool, is_alive, node_of
 

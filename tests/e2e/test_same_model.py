@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from oracle.from_spec import reference_job
-from oracle.reference import ReferenceResult, train
+from benchmarks.common.cluster import Cluster
+from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import ReferenceResult, train
 from planaria.job import JobSpec
 from planaria.models import Job
 from planaria_worker.engine.numerics.pins import pin_numerics
-from support.cluster import Cluster
-from support.jobs import small_job
 
 pytestmark = pytest.mark.e2e
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from oracle.from_spec import reference_job
-from oracle.reference import train
+from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import train
 from planaria.models import Plan
 from planaria_worker.engine.numerics.pins import pin_numerics
 from support import own_model
-from support.jobs import small_job
 from support.pool import Pool, node_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

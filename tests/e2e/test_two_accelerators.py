@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import train
 from e2e.matrix.pace import Pace
-from oracle.from_spec import reference_job
-from oracle.reference import train
 from planaria.models import Job, Plan, Recovery
 from planaria_worker.engine.numerics.pins import pin_numerics
-from support.jobs import small_job
 from support.pool import Pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

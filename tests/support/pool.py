@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.cluster import Cluster
 from planaria_common.credentials import ensure_token
 from planaria_worker.engine.process.failpoint_script import mark
 from planaria_worker.engine.process.failpoints import ENVIRONMENT_VARIABLE as FAILPOINTS
 from planaria_worker.engine.process.trace import ENVIRONMENT_VARIABLE as TRACE
-from support.cluster import Cluster
 from support.network import Network
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from oracle.from_spec import reference_job
-from oracle.reference import ReferenceJob, ReferenceResult, train
+from benchmarks.oracle.from_spec import reference_job
+from benchmarks.oracle.reference import ReferenceJob, ReferenceResult, train
 from planaria.job import JobSpec
 from support.small_plans import JobFiles
 

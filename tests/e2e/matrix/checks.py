@@ -6,9 +6,9 @@ from itertools import chain
 from math import inf
 from typing import Any
 
+from benchmarks.oracle.reference import ReferenceResult
 from e2e.matrix.scenario import NUM_STAGED_STEPS, Played
 from e2e.matrix.table import During
-from oracle.reference import ReferenceResult
 from planaria_worker.engine.layers.checkpoint.layer_file import verify_layer
 from planaria_worker.engine.layers.checkpoint.layout import (
     complete_checkpoints,

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from e2e.matrix.checks import check
 from e2e.matrix.conftest import SEED
 from e2e.matrix.scenario import Scenario
 from e2e.matrix.table import CASES, Action, Case, Count
-from oracle.reference import ReferenceResult
 from planaria.job import JobSpec
 from support.network import Network, NetworkError
 from support.pool import Pool

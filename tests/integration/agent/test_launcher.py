@@ -17,11 +17,11 @@ from unittest.mock import ANY
 import psutil
 import pytest
 
+from benchmarks.common.jobs import small_job
 from planaria_worker.agent import zygote
 from planaria_worker.agent.engine_process import LOG_FILE, EngineProcess, find_engine
 from planaria_worker.agent.launcher import THREAD_LIMITS, Launcher
 from planaria_worker.engine_config import EngineConfig
-from support.jobs import small_job
 
 pytestmark = pytest.mark.integration
 
@@ -51,7 +51,7 @@ sys.path += sys.argv[2:]
 import planaria_worker.engine.process.preload
 from planaria_worker.agent.preparation import prepare_data
 from planaria_worker.engine.process.preparation import prepare
-from support.jobs import small_job, write_text
+from benchmarks.common.jobs import small_job, write_text
 from support.own_model import layers
 from test_launcher import config_for
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oracle.reference import ReferenceResult
+from benchmarks.oracle.reference import ReferenceResult
 from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.training_jobs import TrainingJob, training_job

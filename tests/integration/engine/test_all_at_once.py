@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B
 from integration.engine.test_evaluation import HELD_OUT
-from oracle.reference import ReferenceResult
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed
 from support.engine_harness import EngineCluster

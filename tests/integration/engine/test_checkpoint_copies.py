@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oracle.reference import ReferenceResult
+from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, WriteCheckpoint
 from planaria.api.worker.v1.report_pb2 import DirectiveResult

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.handover.staged import BOTH, NUM_STEPS, STEP, WITH_E, begin, finish
-from oracle.reference import ReferenceResult
 from planaria_worker.engine.layers.checkpoint.manifest import Manifest
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_model
 from torch import nn
 
-from oracle.reference import ReferenceResult
-from oracle.small import initial_states
+from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.layers.export import export_huggingface
@@ -21,6 +20,7 @@ from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.own_model import tied_layers
 from support.small_plans import JobFiles, Pipeline
+from support.small_reference import initial_states
 from support.training_jobs import TrainingJob, training_job
 
 pytestmark = pytest.mark.integration
@@ -298,7 +298,9 @@ def test_training_begins_from_a_hugging_face_folder_bit_for_bit(
 ) -> None:
     """The weights are of another seed; order of samples and optimizer are those of the job."""
     states = save_huggingface(tmp_path / "model", job, seed=11)
-    monkeypatch.setattr("oracle.reference.initial_state", lambda model, layer, seed: states[layer])
+    monkeypatch.setattr(
+        "benchmarks.oracle.reference.initial_state", lambda model, layer, seed: states[layer]
+    )
     expected = job.run_reference()
     files = beginning_from(job.files, tmp_path / "model")
     with training(tmp_path, files, zygote, ON_THREE) as cluster:

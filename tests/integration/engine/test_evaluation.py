@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.scenarios import BEFORE
-from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from support import checkpoints
 from support.checkpoints import beginning_from, checkpointed

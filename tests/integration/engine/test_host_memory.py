@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B
-from oracle.reference import ReferenceResult
 from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.training_jobs import TrainingJob

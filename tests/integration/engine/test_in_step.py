@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.scenarios import BEFORE, FAILED_STEP
-from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Quiesce
 from planaria.api.worker.v1.report_pb2 import FenceReport

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine import test_evaluation
 from integration.engine.handover import test_around_the_commit, test_joining_and_leaving
 from integration.engine.handover.staged import NUM_STEPS
@@ -16,7 +17,6 @@ from integration.engine.scenarios import (
     obey_a_stale_coordinator,
     train_undisturbed,
 )
-from oracle.reference import ReferenceResult
 from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.training_jobs import training_job

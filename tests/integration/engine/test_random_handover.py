@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.test_random_in_step import finishing_plan
 from integration.engine.test_random_kills import (
     NAMES,
@@ -17,7 +18,6 @@ from integration.engine.test_random_kills import (
     random_plan,
     split,
 )
-from oracle.reference import ReferenceResult
 from planaria.api.worker.v1.directive_pb2 import DigestLayers
 from planaria.api.worker.v1.report_pb2 import EngineState, FenceReport
 from support.engine_harness import EngineCluster

@@ -6,6 +6,7 @@ from itertools import cycle
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.test_random_kills import (
     NAMES,
     NUM_MICROBATCHES,
@@ -14,7 +15,6 @@ from integration.engine.test_random_kills import (
     random_plan,
     wait_for_a_death_or_the_end,
 )
-from oracle.reference import ReferenceResult
 from planaria.api.worker.v1.directive_pb2 import Quiesce
 from planaria.api.worker.v1.report_pb2 import FenceReport
 from support.engine_harness import EngineCluster

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from oracle.reference import ReferenceResult
+from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.worker.v1.directive_pb2 import Quiesce
 from planaria.api.worker.v1.report_pb2 import EngineState
 from support.engine_harness import EngineCluster

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.scenarios import (
     BEFORE,
     FAILED_STEP,
@@ -16,7 +17,6 @@ from integration.engine.scenarios import (
     lose_the_only_rank_without_a_sum,
     obey_a_stale_coordinator,
 )
-from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Commit, Quiesce
 from planaria.api.worker.v1.report_pb2 import CommitRecord, EngineState

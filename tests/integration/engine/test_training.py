@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from oracle.reference import ReferenceResult
+from benchmarks.oracle.reference import ReferenceResult
 from support.engine_harness import EngineCluster
 from support.small_plans import Pipeline
 

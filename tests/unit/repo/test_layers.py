@@ -1,9 +1,12 @@
-"""Who may import whom."""
+"""Imports between the parts."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from support.repository import ROOT
 
@@ -25,3 +28,12 @@ def test_every_import_contract_is_kept() -> None:
     result = _lint_imports()
     assert result.returncode == 0, result.stdout + result.stderr
     assert "0 broken" in result.stdout
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples"])
+def test_nothing_outside_the_tests_imports_them(folder: str) -> None:
+    imports = re.compile(r"^\s*(?:from|import) (?:tests|support|unit|integration|e2e)\b", re.M)
+    found = [
+        path.name for path in (ROOT / folder).rglob("*.py") if imports.search(path.read_text())
+    ]
+    assert found == []

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from oracle.small import small_model
 from planaria_worker.engine.numerics.accumulate import FixedPoint, FloatingPoint, GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.numerics.norm import squared_norm
@@ -17,6 +16,7 @@ from planaria_worker.models.stage import Microbatch, build_stage
 from planaria_worker.models.state import initial_state
 from planaria_worker.models.transformer import transformer
 from support.gpus import require_gpus
+from support.small_reference import small_model
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])

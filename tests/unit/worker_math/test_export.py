@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from oracle.small import NUM_LAYERS, initial_states, small_model
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.layers.export import ExportError, export_huggingface
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.state import LayerState
 from planaria_worker.models.transformer import transformer
+from support.small_reference import NUM_LAYERS, initial_states, small_model
 
 
 def _layers(states: dict[int, LayerState]) -> Iterator[tuple[int, dict[str, Tensor]]]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from oracle.small import NUM_LAYERS, initial_states, small_model
 from planaria_common.model_config import ModelConfig
 from planaria_common.model_sizes import layer_sizes
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
@@ -22,6 +21,7 @@ from planaria_worker.models.state import (
     initial_state,
 )
 from planaria_worker.models.transformer import huggingface_config, transformer
+from support.small_reference import NUM_LAYERS, initial_states, small_model
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
 TIED = pytest.mark.parametrize("tied", [False, True])

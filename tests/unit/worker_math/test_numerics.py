@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.small import initial_states, small_model
 from planaria_worker.engine.numerics.accumulate import (
     FixedPoint,
     FloatingPoint,
@@ -28,6 +27,7 @@ from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.models.layout import ALIGNMENT, LayerLayout, TensorLayout
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.transformer import transformer
+from support.small_reference import initial_states, small_model
 
 
 def _layout(*sizes: int) -> LayerLayout:

@@ -1,4 +1,4 @@
-"""The worker's modules, composed in one process, against the plain loop of tests/oracle."""
+"""The worker's modules, composed in one process, against the plain loop of benchmarks/oracle."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oracle.reference import ReferenceJob, ReferenceResult, train
-from oracle.small import NUM_LAYERS, small_job, small_model
+from benchmarks.oracle.reference import ReferenceJob, ReferenceResult, train
 from planaria.job import ImportedSpec
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.order import SampleOrder
@@ -22,6 +21,7 @@ from planaria_worker.models.layer import Model
 from planaria_worker.models.stage import Microbatch, Stage, build_stage
 from planaria_worker.models.state import LayerState, initial_state
 from planaria_worker.models.transformer import transformer
+from support.small_reference import NUM_LAYERS, small_job, small_model
 
 WHOLE = [(0, NUM_LAYERS)]
 

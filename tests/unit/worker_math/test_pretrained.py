@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from oracle.small import NUM_LAYERS, initial_states, small_model
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.layers.export import export_huggingface
 from planaria_worker.engine.layers.pretrained import PretrainedError, PretrainedFolder
@@ -14,6 +13,7 @@ from planaria_worker.models.layout import layer_layout
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.state import LayerState, filled_state
 from planaria_worker.models.transformer import huggingface_config, transformer
+from support.small_reference import NUM_LAYERS, initial_states, small_model
 
 
 def _saved(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.handover.staged import NUM_STEPS
-from oracle.reference import ReferenceResult
 from support.engine_harness import EngineCluster
 from support.engine_zygote import Zygote
 from support.training_jobs import TrainingJob, training_job

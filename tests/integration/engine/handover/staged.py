@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oracle.reference import ReferenceResult
+from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Quiesce
 from planaria.api.worker.v1.report_pb2 import FenceReport
 from support.engine_harness import EngineCluster

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.handover.staged import (
     BOTH,
     OTHER_PAIR,
@@ -16,7 +17,6 @@ from integration.engine.handover.staged import (
     finish,
     kept,
 )
-from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers
 from support.engine_harness import EngineCluster

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.handover.staged import (
     BOTH,
     NUM_STEPS,
@@ -19,7 +20,6 @@ from integration.engine.handover.staged import (
     finish,
     held,
 )
-from oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Switch
 from support.engine_harness import EngineCluster

@@ -170,11 +170,11 @@ class Cluster:
             prefix=self.node_prefix(node_id),
         )
 
-    def node_options(self, node_id: str) -> Mapping[str, object]:
+    def node_options(self, node_id: str) -> Mapping[str, object]:  # noqa: ARG002 - for subclasses
         """Further options of an agent, for clusters of another kind."""
         return {}
 
-    def node_prefix(self, node_id: str) -> Sequence[str]:
+    def node_prefix(self, node_id: str) -> Sequence[str]:  # noqa: ARG002 - for subclasses
         """What an agent's command line begins with, for clusters of another kind."""
         return ()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from oracle.reference import ReferenceEvaluation, ReferenceJob
+from benchmarks.oracle.reference import ReferenceEvaluation, ReferenceJob
 from planaria.job import ImportedSpec, JobSpec
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from oracle.reference import ReferenceJob
+from benchmarks.oracle.reference import ReferenceJob
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
