@@ -24,7 +24,7 @@ class Suite:
 _MATRIX = "tests/e2e/matrix"
 _SEARCHES = (
     "tests/unit/coordinator/test_protocol_search.py",
-    "tests/unit/coordinator/test_protocol_guards.py",
+    "tests/unit/guards",
     "tests/unit/coordinator/test_protocol_stateful.py",
     "tests/unit/engine/test_step_search.py",
 )

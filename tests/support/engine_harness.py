@@ -34,7 +34,7 @@ from planaria.api.worker.v1.report_pb2 import CommitRecord, DirectiveResult, Fen
 from planaria_worker.engine.numerics.digest import final_digest
 from planaria_worker.engine_config import Transport
 from support.engine_zygote import Zygote
-from support.engines import Engines
+from support.engines import Engines, Remove
 from support.one_engine import TIMEOUT_SECONDS
 from support.small_plans import JobFiles, Pipeline
 
@@ -53,10 +53,10 @@ class EngineCluster(Engines):
         job: JobFiles,
         zygote: Zygote,
         *,
-        mutant: str = "",
+        without: Remove | None = None,
         transport: Transport = "gloo",
     ) -> None:
-        super().__init__(folder, job, zygote, mutant=mutant, transport=transport)
+        super().__init__(folder, job, zygote, without=without, transport=transport)
         self.committed_steps = 0
         self.members: list[str] = []
         self.kept_groups: list[str] = []

@@ -7,15 +7,18 @@ The end-to-end tests start engines the way an agent does.
 """
 
 import gc
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
+
+import pytest
 
 TESTS = Path(__file__).parents[1]
 
@@ -68,13 +71,18 @@ class Zygote:
         self._reader.start()
 
     def start(
-        self, config: Path, log: Path, *, environment: Mapping[str, str], mutant: str
+        self,
+        config: Path,
+        log: Path,
+        *,
+        environment: Mapping[str, str],
+        without: Callable[[pytest.MonkeyPatch], None] | None,
     ) -> EngineProcess:
         request = {
             "config": str(config),
             "log": str(log),
             "environment": environment,
-            "mutant": mutant,
+            "without": [without.__module__, without.__name__] if without else None,
         }
         assert self._process.stdin is not None
         with self._changed:
@@ -142,15 +150,15 @@ def _tell(answers: Any, said: Mapping[str, int]) -> None:
 
 def _become_engine(request: Mapping[str, Any]) -> NoReturn:
     from planaria_worker.engine.process.main import main
-    from support.mutant_engine import MUTANTS
 
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.update(request["environment"])
-    if request["mutant"]:
-        MUTANTS[request["mutant"]]()
+    if request["without"]:
+        module, name = request["without"]
+        getattr(importlib.import_module(module), name)(pytest.MonkeyPatch())
     try:
         main(["--config", request["config"]])
     finally:

@@ -10,7 +10,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
+
+import pytest
 
 from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.report_pb2 import DirectiveResult, EngineFault, EngineState, StepReport
@@ -23,6 +25,9 @@ from support.small_plans import JobFiles
 JOB_ID = "job-1"
 T = TypeVar("T")
 
+Remove = Callable[[pytest.MonkeyPatch], None]
+"""What an engine does to itself before it starts: it removes a guard."""
+
 
 class Engines:
     """The engine processes of one job.
@@ -30,7 +35,10 @@ class Engines:
     Attributes:
         generation: of the directives that say no other.
         base_steps: what the engines that were prepared last begin at.
+        without: what all engines lack that no test says anything else of.
     """
+
+    without: ClassVar[Remove | None] = None
 
     def __init__(
         self,
@@ -38,13 +46,13 @@ class Engines:
         job: JobFiles,
         zygote: Zygote,
         *,
-        mutant: str = "",
+        without: Remove | None = None,
         transport: Transport = "gloo",
     ) -> None:
         self.job = job
         self._transport = transport
         self._zygote = zygote
-        self._mutant = mutant
+        self._without = without or Engines.without
         self.engines: dict[str, TestEngine] = {}
         self.generation = 1
         self.base_steps = 0
@@ -224,7 +232,7 @@ class Engines:
             folder / "config.json",
             folder / "engine.log",
             environment={ENVIRONMENT_VARIABLE: json.dumps(failpoints)} if failpoints else {},
-            mutant=self._mutant,
+            without=self._without,
         )
         self.engines[name] = TestEngine(
             name=name,

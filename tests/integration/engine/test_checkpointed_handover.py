@@ -85,15 +85,3 @@ def test_it_is_written_by_the_owners_of_the_plan_before_and_can_be_gone_on_from(
         cluster.train(ALONE)
         cluster.wait_until_finished()
         assert cluster.digest(ALONE) == expected.digest
-
-
-@pytest.mark.slow
-def test_with_the_owners_of_the_next_plan_layers_are_lacking(
-    tmp_path: Path, job: TrainingJob, zygote: Zygote
-) -> None:
-    files = checkpointed(job.files, tmp_path / "runs", every_steps=VERSION)
-    with (
-        EngineCluster(tmp_path, files, zygote, mutant="next_owners_write") as cluster,
-        pytest.raises(AssertionError, match=r"layers are not written|is written twice"),
-    ):
-        change_at_a_checkpoint(cluster, WITH_E, tmp_path)

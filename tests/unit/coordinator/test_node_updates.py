@@ -5,11 +5,12 @@ Guard: `send_node_updates`.
 
 from asyncio import Future
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
 
+from planaria_common.errors import PlanariaError
 from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import JobState
@@ -116,4 +117,24 @@ async def test_a_node_that_is_lost_while_it_is_given_to_a_job(
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     assert "n2" not in world.run.held_nodes
+    await world.stop()
+
+
+async def test_a_job_hears_of_a_lost_node_once_that_is_stored() -> None:
+    """Else a crash between the two leaves a node that is up for everybody but the job."""
+    world = await running_world(4)
+    num_losses = world.run.num_losses
+    world.agents.pop("n1").disconnect()
+    await world.advance(9)
+    world.database.num_failing_commits = 1
+    while world.database.num_failing_commits:  # until the loss could not be stored
+        world.clock.advance(0.5)
+        for agent in world.agents.values():
+            agent.beat()
+        with suppress(PlanariaError):
+            await world.coordinator.tick()
+    await world.settle()
+    assert world.run.num_losses == num_losses
+    await world.train(2)
+    assert world.run.num_losses == num_losses + 1
     await world.stop()

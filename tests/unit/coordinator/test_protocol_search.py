@@ -3,7 +3,7 @@
 The search goes through all states of the coordinator's decide() and the engines' promises; see
 protocol_search.py. What it may not find: a microbatch summed twice or never [1], replicas that went
 apart or a step taken back [2], a job that fails although a replica is left [5], and a state in
-which nothing can happen any more. Without its guards it finds them: test_protocol_guards.py.
+which nothing can happen any more. Without its guards it finds them: unit/guards.
 """
 
 import pytest

@@ -27,7 +27,7 @@ class MixedUpError(Exception):
     """Two owners add different buckets to each other."""
 
 
-class DeadlockError(Exception):
+class DeadlockError(AssertionError):
     """Everybody waits."""
 
 

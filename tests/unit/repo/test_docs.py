@@ -144,18 +144,6 @@ def test_every_target_is_explained_by_make_help() -> None:
     assert set(promised.split()) <= explained
 
 
-def test_guards_name_tests_that_exist_and_every_engine_without_one() -> None:
-    """Whoever removes a guard finds out which test must fail."""
-    text = (ROOT / "docs" / "verification" / "guards.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(\w+)`", text))
-    definition = re.compile(r"^ *(?:async )?(?:def |class )?(\w+)(?:\(|:| = )", flags=re.MULTILINE)
-    tests = (ROOT / "tests").rglob("*.py")
-    assert named <= {name for path in tests for name in definition.findall(path.read_text())}
-    mutants = (ROOT / "tests" / "support" / "mutant_engine.py").read_text(encoding="utf-8")
-    without_a_guard = set(re.findall(r"^def (\w+)\(\) -> None:", mutants, flags=re.MULTILINE))
-    assert without_a_guard - {"impatient_source"} <= named
-
-
 def test_every_failpoint_is_documented_and_no_other() -> None:
     """A test's author finds each place, and none that does nothing."""
     page = (ROOT / "docs" / "reference" / "failpoints.md").read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ from support.engine_zygote import Zygote
 from support.handover import Handover
 from support.small_plans import Pipeline
 from support.training_jobs import TrainingJob
+from unit.guards.engines import keep_no_sum_for_followers
 
 pytestmark = pytest.mark.integration
 
@@ -57,7 +58,7 @@ def test_a_joiner_that_falls_behind_begins_its_layers_again(
     go, serve = tmp_path / "go", tmp_path / "serve"
     slow = {"at": "serve_follow", "action": "hold", "until": str(serve)}
     with EngineCluster(
-        tmp_path / "engines", job.files, zygote, mutant="impatient_source"
+        tmp_path / "engines", job.files, zygote, without=keep_no_sum_for_followers
     ) as cluster:
         begin(cluster, go, joining="e", failpoints={"a": [slow], "b": [slow], "e": []})
         handover = Handover(cluster, BOTH, WITH_E)

@@ -1,0 +1,86 @@
+"""Each guard is needed: engines that lack one fail the tests that are named with it.
+
+tests/unit/guards has those that need no processes.
+"""
+
+import pytest
+
+from integration.engine import (
+    test_checkpoint_copies,
+    test_checkpointed_handover,
+    test_evaluation,
+    test_recovery,
+)
+from integration.engine.handover import test_around_the_commit, test_joining_and_leaving
+from unit.guards import engines
+from unit.guards.engines import on_engines
+from unit.guards.guard import Guard, assert_needed, parameters
+
+pytestmark = pytest.mark.integration
+
+GUARDS = (
+    Guard(
+        name="no engine commits before all engines have their sums",
+        remove=on_engines(engines.commit_in_one_phase),
+        scenarios=(test_recovery.test_invariant_2_nobody_commits_before_everybody_has_the_sums,),
+    ),
+    Guard(
+        name="directives of older generations are refused",
+        remove=on_engines(engines.obey_older_generations),
+        scenarios=(test_recovery.test_invariant_4_a_stale_coordinator_changes_nothing,),
+    ),
+    Guard(
+        name="a step that is begun again begins without gradients",
+        remove=on_engines(engines.keep_gradients_of_a_broken_step),
+        scenarios=(test_recovery.test_an_engine_is_killed_within_a_step,),
+        is_slow=True,
+    ),
+    Guard(
+        name="an engine that is rolled forward retains no work of the generation before",
+        remove=on_engines(engines.retain_work_after_a_roll_forward),
+        scenarios=(test_around_the_commit.test_a_straggler_is_told_and_stands_still,),
+        is_slow=True,
+    ),
+    Guard(
+        name="an engine that votes activates by its own commit only",
+        remove=on_engines(engines.activate_by_hearsay),
+        scenarios=(
+            test_around_the_commit.test_an_engine_of_the_exchange_takes_no_place_by_hearsay,
+        ),
+        is_slow=True,
+    ),
+    Guard(
+        name="layers of the old assignment are kept until the first commit in the new one",
+        remove=on_engines(engines.drop_layers_at_once),
+        scenarios=(
+            test_joining_and_leaving.test_layers_of_the_place_before_last_until_the_first_commit,
+        ),
+        is_slow=True,
+    ),
+    Guard(
+        name="a copy for a checkpoint that a commit overtakes is not written",
+        remove=on_engines(engines.write_torn_copies),
+        scenarios=(test_checkpoint_copies.test_a_copy_that_a_commit_overtakes_is_not_written,),
+        is_slow=True,
+    ),
+    Guard(
+        name="a version is written by its owners in the plan that made it",
+        remove=on_engines(engines.let_the_next_owners_write),
+        scenarios=(
+            test_checkpointed_handover.test_it_is_written_by_the_owners_of_the_plan_before_and_can_be_gone_on_from,
+        ),
+        is_slow=True,
+    ),
+    Guard(
+        name="evaluations of a lost pipeline are made again, and counted",
+        remove=on_engines(engines.evaluate_in_the_first_round_only),
+        scenarios=(test_evaluation.test_a_step_that_evaluates_is_finished_by_a_whole_pipeline,),
+        is_slow=True,
+    ),
+)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("guard", parameters(GUARDS))
+def test_without_its_guard_a_scenario_fails(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_needed(guard, monkeypatch)

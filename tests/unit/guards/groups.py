@@ -1,0 +1,33 @@
+"""Remove the guards of communication groups that outlive a generation."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from planaria_coordinator.domain.engines.outcome import FenceReport
+from planaria_coordinator.domain.recovery import activation
+from planaria_worker.engine.groups import Group, current_groups
+from planaria_worker.engine.plan.plan_view import GroupSpec
+from unit.guards.guard import swap
+
+
+def retain_busy_groups(patch: pytest.MonkeyPatch) -> None:
+    def set_aside(self: Group) -> bool:
+        self._is_aside = True
+        return not self.is_shut
+
+    swap(patch, Group.set_aside, set_aside)
+
+
+def retain_groups_that_some_name(patch: pytest.MonkeyPatch) -> None:
+    def idle_groups(reports: Iterable[FenceReport]) -> tuple[str, ...]:
+        return tuple(sorted({group.id for report in reports for group in report.idle_groups}))
+
+    swap(patch, activation.idle_groups, idle_groups)
+
+
+def use_brief_groups_for_gradients(patch: pytest.MonkeyPatch) -> None:
+    def is_for(spec: GroupSpec, group: Group) -> bool:
+        return set(group.members) == set(spec.members)
+
+    swap(patch, current_groups._is_for, is_for)

@@ -1,0 +1,195 @@
+"""Remove the guards of the protocol; the search through all orders of events must find a violation.
+
+Most are functions of the coordinator. The engines of the search are a model: what they keep to are
+`Rules`, switched off one at a time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from planaria_coordinator.domain.engines import preparing
+from planaria_coordinator.domain.engines.outcome import FenceReport
+from planaria_coordinator.domain.job import user_requests
+from planaria_coordinator.domain.job.signals import NodesGranted
+from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.placement import replicas
+from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.recovery import finish_step, handover, lost_engines
+from planaria_coordinator.domain.recovery.transition import Phase, Transition
+from unit.coordinator.protocol_model import Model
+from unit.coordinator.protocol_search import search
+from unit.coordinator.protocol_state import Rules
+from unit.guards.guard import Remove, swap
+
+_OFF = property(lambda self: False, lambda self, value: None)
+
+
+def searching(**model: Any) -> Callable[[], None]:
+    """The search through all states of a model; one loss, unless it says something else."""
+
+    def find_no_violation() -> None:
+        search(Model(**{"num_faults": 1, "num_crashes": 0, **model}))
+
+    return find_no_violation
+
+
+def engines_without(name: str) -> Remove:
+    """Switch off what the model's engines keep to."""
+    assert name in {field.name for field in fields(Rules)}
+    return lambda patch: patch.setattr(Rules, name, _OFF)
+
+
+def forget_decisions_in_a_crash(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Model, "keeps_stored", property(lambda self: False, lambda self, value: None), raising=False
+    )
+
+
+def _await_all_but(*ignored: str) -> Remove:
+    def remove(patch: pytest.MonkeyPatch) -> None:
+        awaits = Turn.is_awaiting
+
+        def awaits_others(turn: Turn, *kinds: str) -> bool:
+            return not set(ignored) & set(kinds) and awaits(turn, *kinds)
+
+        swap(patch, awaits, awaits_others)
+
+    return remove
+
+
+decide_on_the_first_report = _await_all_but("quiesce")
+do_not_wait_for_stragglers = _await_all_but("commit")
+
+
+def switch_when_the_first_is_ready(patch: pytest.MonkeyPatch) -> None:
+    awaits = Turn.is_awaiting
+    swap(
+        patch,
+        awaits,
+        lambda turn, *kinds: kinds != ("activate",) and awaits(turn, *kinds),
+    )
+
+
+def do_not_roll_forward(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, replicas.stragglers, lambda *_: ())
+
+
+def _see_reports_as(change: Callable[[FenceReport], FenceReport]) -> Remove:
+    def remove(patch: pytest.MonkeyPatch) -> None:
+        kept = finish_step.kept_pipelines
+
+        def kept_by_other_reports(
+            placement: Placement, reports: Mapping[str, FenceReport], *rest: Any, **named: Any
+        ) -> Any:
+            return kept(placement, {e: change(r) for e, r in reports.items()}, *rest, **named)
+
+        swap(patch, kept, kept_by_other_reports)
+
+    return remove
+
+
+keep_whatever_was_applied = _see_reports_as(
+    lambda report: replace(report, applied_generation=9, kept_microbatches=(0, 1))
+)
+keep_parked_pipelines = _see_reports_as(
+    lambda report: replace(
+        report,
+        park_time=None,
+        applied_generation=report.applied_generation or 9,
+        kept_microbatches=report.kept_microbatches or (0,),
+    )
+)
+
+
+def go_on_after_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """A straggler of a commit after which all park is taken to begin the next step."""
+    kept = finish_step.kept_pipelines
+    swap(patch, kept, lambda *args, **_: kept(*args))
+
+
+def compute_only_what_is_kept(patch: pytest.MonkeyPatch) -> None:
+    def nothing(pool: Sequence[int], shares: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+        return ((),) * len(shares)
+
+    swap(patch, finish_step.spread, nothing)
+
+
+def forget_what_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """A pipeline is given other microbatches than those in its gradients."""
+    swap(patch, finish_step._complete, lambda kept, *_: ((0,),) * len(kept))
+
+
+def believe_nobody_has_switched(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, replicas.has_switched, lambda *_: False)
+
+
+def forget_the_old_plan(patch: pytest.MonkeyPatch) -> None:
+    """The engines that voted for the commit at which the plan changes are not found any more."""
+    find = replicas.placement_of
+    swap(patch, find, lambda record, placements: find(record, placements[-1:]))
+
+
+def keep_every_pipeline(patch: pytest.MonkeyPatch) -> None:
+    def unchanged(running: Placement, target: Placement) -> Placement:
+        return replace(target, first_generations=(running.generation,) * len(target.places))
+
+    swap(patch, handover._grown_from, unchanged)
+
+
+def begin_again_online(patch: pytest.MonkeyPatch) -> None:
+    """As if nobody could have switched when the coordinator comes back."""
+    online = (Phase.PREPARING, Phase.STAGING, Phase.SWITCHING)
+    swap(
+        patch,
+        Transition.is_online,
+        property(lambda self: self.is_ahead or self.phase in online),
+    )
+
+
+def disregard_joiners(patch: pytest.MonkeyPatch) -> None:
+    concerns = lost_engines._concerns
+    swap(
+        patch,
+        concerns,
+        lambda turn, gone: turn.transition.phase is not Phase.SWITCHING and concerns(turn, gone),
+    )
+
+
+def let_nodes_in_at_any_moment(patch: pytest.MonkeyPatch) -> None:
+    """Nodes that are granted replace whatever change is under way."""
+    granted = user_requests.nodes_granted
+
+    def whatever_happens(turn: Turn, signal: NodesGranted) -> None:
+        transition = turn.run.transition
+        if transition is not None and transition.phase is not Phase.PREPARING:
+            turn.change(transition=None)
+        granted(turn, signal)
+
+    swap(patch, granted, whatever_happens)
+
+
+def go_on_when_an_engine_is_ready(patch: pytest.MonkeyPatch) -> None:
+    """As if any change under way were still the one that the engine was started for."""
+    check = preparing.check_prepared
+
+    def in_any_phase(turn: Turn) -> None:
+        if turn.run.transition is not None:
+            turn.note(phase=Phase.PREPARING)
+        check(turn)
+
+    swap(patch, check, in_any_phase)
+
+
+def start_engines_first(patch: pytest.MonkeyPatch) -> None:
+    """A loss while engines start is not acted on."""
+    recover = lost_engines._open_recovery
+
+    def unless_engines_start(turn: Turn, *args: Any) -> None:
+        transition = turn.run.transition
+        if transition is None or transition.phase is not Phase.PREPARING:
+            recover(turn, *args)
+
+    swap(patch, recover, unless_engines_start)
