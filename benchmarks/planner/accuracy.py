@@ -45,7 +45,7 @@ def errors(microbatches: int) -> list[float]:
     for seed in range(30):
         profile = uneven_profile(seed)
         model = CostModel(profile)
-        for template in generate_templates(profile, [10]).templates:
+        for template in generate_templates(profile, (10,)).templates:
             if template.num_nodes == 1:
                 continue
             simulated = simulate(model, template.stages, microbatches).iteration_seconds

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from planaria_planner.templates.template_search import remembered_templates
+from planaria_planner.templates.template_search import generate_templates
 
 LIBRARIES = ("numpy", "scipy", "numba", "llvmlite")
 
@@ -26,7 +26,7 @@ def cpu_seconds(work: Callable[[], object], repeats: int = 5, *, known: bool = F
     taken = []
     for _ in range(repeats):
         if not known:
-            remembered_templates.cache_clear()
+            generate_templates.cache_clear()
         start = time.process_time()
         work()
         taken.append(time.process_time() - start)

@@ -14,9 +14,9 @@ from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.cost.profile_file import read_profile
 from planaria_planner.display.drawing import draw_plan
 from planaria_planner.display.progress_bar import progress_bar
-from planaria_planner.plans.explain import Explanation, explain, in_words
+from planaria_planner.plans.explain import explain, in_words
 from planaria_planner.plans.instantiate import Instantiation, instantiate
-from planaria_planner.plans.next_best import NextBest
+from planaria_planner.plans.next_best import NextBest, next_best
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.problem import Problem
 from planaria_planner.progress import Progress
@@ -48,7 +48,8 @@ def plan(
         int | None, typer.Option(metavar="G", help="The most accelerators of a stage.")
     ] = None,
     explanation: Annotated[
-        bool, typer.Option("--explain", help="Draw the plan and say why it is the best one.")
+        bool,
+        typer.Option("--explain", help="Explain the plan and search for the next best one."),
     ] = False,
     plot: Annotated[
         Path | None,
@@ -75,18 +76,18 @@ def plan(
         progress = Progress()
         with progress.followed(), progress_bar("planning", lambda: progress.fraction):
             answer = instantiate(problem, pool)
-            why = explain(answer)
+            other = next_best(answer) if explanation else None
         if save:
             save(answer)
     except PlanariaError as error:
         sys.stderr.write(f"error: {error}\n")
         raise typer.Exit(USAGE_ERROR if isinstance(error, InvalidArgumentError) else 1) from None
     if as_json:
-        sys.stdout.write(json.dumps(plan_json(answer, why), indent=2) + "\n")
+        sys.stdout.write(json.dumps(plan_json(answer, other), indent=2) + "\n")
         return
     draw_plan(answer)
     if explanation:
-        sys.stdout.write(in_words(answer, why) + "\n")
+        sys.stdout.write(in_words(answer, explain(answer), other) + "\n")
 
 
 def plotter(path: Path) -> Callable[[Instantiation], None]:
@@ -136,10 +137,11 @@ def parse_nodes(text: str, profile: ModelProfile) -> tuple[Node, ...]:
     return tuple(pool)
 
 
-def plan_json(answer: Instantiation, explanation: Explanation) -> dict[str, Any]:
+def plan_json(answer: Instantiation, other: NextBest | None) -> dict[str, Any]:
     """Return the plan as `planaria plan --json` prints it.
 
-    `lower_bound_seconds` is there only where the plan is not proven to be the fastest.
+    `lower_bound_seconds` is there only if the plan is not proven to be the fastest, `next_best`
+    only if it was searched for.
     """
     pipelines = answer.plan.pipelines
     proven = answer.lower_bound_seconds == answer.plan.iteration_seconds
@@ -163,7 +165,7 @@ def plan_json(answer: Instantiation, explanation: Explanation) -> dict[str, Any]
             }
             for pipeline in pipelines
         ],
-        "next_best": _next_best(explanation.next_best),
+        **({"next_best": _next_best(other)} if other else {}),
         **({} if proven else {"lower_bound_seconds": answer.lower_bound_seconds}),
     }
 

@@ -8,6 +8,7 @@ from planaria_planner.changes.reconfigure import reconfigure
 from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKind
 from planaria_planner.plans.explain import explain
 from planaria_planner.plans.instantiate import instantiate
+from planaria_planner.plans.next_best import next_best
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.problem import Problem
 
@@ -37,6 +38,7 @@ def warm_up() -> None:
     nodes = [Node(node_id="a"), Node(node_id="b", relative_speed=0.5)]
     answer = instantiate(problem, nodes)
     explain(answer)
+    next_best(answer)
     pipelines = answer.plan.pipelines
     running = [RunningPipeline(node_ids=p.node_ids, stages=p.stages) for p in pipelines]
     reconfigure(problem, nodes, running, {}, horizon_seconds=1.0)

@@ -74,7 +74,7 @@ class FakePlanner:
         plan = make_plan(dealt, len(groups), num_layers, query.problem.num_microbatches)
         return PlanAnswer(plan=plan, reason="joiners by themselves", min_nodes=size)
 
-    async def plan_ahead(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
+    async def contingency_plans(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
         self.questions_ahead.append(query)
         if not self.plans_ahead or query.current is None:
             return

@@ -83,31 +83,19 @@ class FakePlanner(PlannerServiceServicer):
         await self._note(request)
         return pb.GenerateTemplatesResponse(min_nodes=2)
 
-    async def InstantiateWithProgress(
-        self, request: pb.InstantiateWithProgressRequest, context: Context
-    ) -> AsyncIterator[pb.InstantiateWithProgressResponse]:
-        raise AssertionError("the coordinator asks for no progress")
+    async def ComputeWithProgress(
+        self, request: pb.ComputeWithProgressRequest, context: Context
+    ) -> AsyncIterator[pb.ComputeWithProgressResponse]:
+        raise AssertionError("the coordinator does not ask for progress")
         yield
 
-    async def GenerateTemplatesWithProgress(
-        self, request: pb.GenerateTemplatesWithProgressRequest, context: Context
-    ) -> AsyncIterator[pb.GenerateTemplatesWithProgressResponse]:
-        raise AssertionError("the coordinator asks for no progress")
-        yield
-
-    async def ReconfigureWithProgress(
-        self, request: pb.ReconfigureWithProgressRequest, context: Context
-    ) -> AsyncIterator[pb.ReconfigureWithProgressResponse]:
-        raise AssertionError("the coordinator asks for no progress")
-        yield
-
-    async def PlanAhead(
-        self, request: pb.PlanAheadRequest, context: Context
-    ) -> AsyncIterator[pb.PlanAheadResponse]:
+    async def PlanContingencies(
+        self, request: pb.PlanContingenciesRequest, context: Context
+    ) -> AsyncIterator[pb.PlanContingenciesResponse]:
         await self._note(request)
         present = pb.ReconfigureResponse(plan=plan_message(PLAN), reason="shrunk", min_nodes=2)
-        yield pb.PlanAheadResponse(lost_node_id="a", next=present)
-        yield pb.PlanAheadResponse(lost_node_id="b", error_reason="NOT_ENOUGH_NODES")
+        yield pb.PlanContingenciesResponse(lost_node_id="a", next=present)
+        yield pb.PlanContingenciesResponse(lost_node_id="b", error_reason="NOT_ENOUGH_NODES")
 
     async def Simulate(self, request: pb.SimulateRequest, context: Context) -> pb.SimulateResponse:
         raise AssertionError("the coordinator simulates nothing")
@@ -199,8 +187,8 @@ async def test_what_follows_each_loss(planners: dict[str, FakePlanner], connect:
     query = replace(QUERY, current=PLAN, horizon_seconds=60.0)
 
     with pytest.raises(UnavailableError):
-        await anext(client.plan_ahead(query))
-    found = [item async for item in client.plan_ahead(query)]
+        await anext(client.contingency_plans(query))
+    found = [item async for item in client.contingency_plans(query)]
 
     assert [(node_id, answer.plan) for node_id, answer in found] == [("a", PLAN)]
     [request] = next(iter(planners.values())).asked

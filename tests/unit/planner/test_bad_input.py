@@ -12,9 +12,12 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_planner import cli
 from planaria_planner.cli import plan
 from planaria_planner.cost.profile import Layer, ModelProfile
 from planaria_planner.cost.profile_file import format_profile, parse_profile
+from planaria_planner.plans.instantiate import Instantiation
+from planaria_planner.plans.next_best import NextBest, next_best
 from planaria_planner.templates.template_search import generate_templates
 from unit.planner.profiles import equal_layers
 
@@ -133,7 +136,7 @@ def test_a_bad_profile_names_the_field(case: str) -> None:
     body = copy.deepcopy(GOOD)
     change(body)
     with pytest.raises(PlanariaError) as caught:
-        generate_templates(parse_profile(json.dumps(body)), [4])
+        generate_templates(parse_profile(json.dumps(body)), (4,))
     assert caught.value.reason is ErrorReason.INVALID_PROFILE
     assert caught.value.metadata == {"field": field}
     assert caught.value.message.startswith(f"{field}: ")
@@ -179,7 +182,7 @@ def test_a_profile_survives_its_file() -> None:
 def test_a_layer_larger_than_any_stage_is_named() -> None:
     profile = equal_layers(4, memory_bytes=1000)
     with pytest.raises(PlanariaError, match="layer layer-0 needs 1100 bytes") as caught:
-        generate_templates(profile, [4])
+        generate_templates(profile, (4,))
     assert caught.value.reason is ErrorReason.MODEL_DOES_NOT_FIT
     assert caught.value.metadata == {
         "layer": "layer-0",
@@ -191,14 +194,14 @@ def test_a_layer_larger_than_any_stage_is_named() -> None:
 def test_a_model_that_only_more_nodes_hold_says_how_many() -> None:
     profile = equal_layers(4, memory_bytes=2300)
     with pytest.raises(PlanariaError, match="not enough nodes: have 1, need 2"):
-        generate_templates(profile, [1])
+        generate_templates(profile, (1,))
 
 
 def test_a_model_that_no_number_of_nodes_holds_does_not_fit() -> None:
     """Each layer fits an accelerator alone, but the minimum asks for too many at once."""
     profile = equal_layers(4, memory_bytes=2300)
     with pytest.raises(PlanariaError) as caught:
-        generate_templates(profile, [9], min_nodes=5)
+        generate_templates(profile, (9,), min_nodes=5)
     assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
 
 
@@ -225,7 +228,7 @@ def test_the_command_prints_the_plan_as_json_and_nothing_else(profile_path: Path
     )
     assert (status, err) == (0, "")
     body = json.loads(out)
-    assert set(body) == {"iteration_seconds", "idle_nodes", "pipelines", "next_best"}
+    assert set(body) == {"iteration_seconds", "idle_nodes", "pipelines"}
     assert body["idle_nodes"] + sum(p["num_nodes"] for p in body["pipelines"]) == 3
     assert sum(p["num_microbatches"] for p in body["pipelines"]) == 6
     assert body["iteration_seconds"] == max(p["iteration_seconds"] for p in body["pipelines"])
@@ -242,6 +245,24 @@ def test_the_command_draws_the_plan_and_explains_it(profile_path: Path) -> None:
     assert "PIPELINES" in out
     assert "one step takes" in out
     assert "is the slowest, bound by stage" in out
+
+
+def test_the_next_best_plan_is_searched_for_only_on_request(
+    profile_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[Instantiation] = []
+
+    def counting(answer: Instantiation) -> NextBest:
+        searches.append(answer)
+        return next_best(answer)
+
+    monkeypatch.setattr(cli, "next_best", counting)
+    asked = ["--profile", str(profile_path), "--nodes", "3", "--microbatches", "6", "--json"]
+    assert "next_best" not in json.loads(run(*asked)[1])
+    assert searches == []
+    body = json.loads(run(*asked, "--explain")[1])
+    assert body["next_best"]["iteration_seconds"] >= body["iteration_seconds"]
+    assert len(searches) == 1
 
 
 BAD_COMMANDS: dict[str, tuple[list[str], int, str]] = {

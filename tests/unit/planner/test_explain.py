@@ -12,6 +12,7 @@ import pytest
 from planaria_common.errors import PlanariaError
 from planaria_planner.plans.explain import explain, in_words
 from planaria_planner.plans.instantiate import Instantiation, instantiate
+from planaria_planner.plans.next_best import next_best
 from planaria_planner.plans.nodes import Node, nodes_per_kind
 from planaria_planner.plans.problem import Problem
 from unit.planner.brute_force import every_partition
@@ -68,16 +69,16 @@ def test_the_next_best_plan_is_the_best_of_other_sizes() -> None:
             answer = instantiate(problem, nodes)
         except PlanariaError:
             continue
-        why = explain(answer)
+        other = next_best(answer)
         chosen = tuple(sorted((len(p.node_ids) for p in answer.plan.pipelines), reverse=True))
         others = best_by_sizes(problem, len(nodes))
         del others[chosen]
         best = min(others.values(), default=math.inf)
-        found = why.next_best.iteration_seconds or math.inf
-        assert not why.next_best.unproven
+        found = other.iteration_seconds or math.inf
+        assert not other.unproven
         assert found == pytest.approx(best, rel=1e-12), f"seed {seed}"
         if found < math.inf:
-            assert others[why.next_best.sizes] == pytest.approx(found, rel=1e-12)
+            assert others[other.sizes] == pytest.approx(found, rel=1e-12)
             compared += 1
     assert compared > 40
 
@@ -178,17 +179,17 @@ def test_the_next_best_plan_at_measured_speeds_is_the_best_of_other_sizes() -> N
             answer = instantiate(problem, nodes)
         except PlanariaError:
             continue
-        why = explain(answer)
+        other = next_best(answer)
         others = best_on_named_nodes(problem, nodes)
         assert others.pop(sizes_of(answer)) == pytest.approx(
             answer.plan.iteration_seconds, rel=1e-12
         )
         best = min(others.values(), default=math.inf)
-        found = why.next_best.iteration_seconds or math.inf
-        assert not why.next_best.unproven
+        found = other.iteration_seconds or math.inf
+        assert not other.unproven
         assert found == pytest.approx(best, rel=1e-12), f"seed {seed}"
         if found < math.inf:
-            sizes = tuple(sorted((0,) * size for size in why.next_best.sizes))
+            sizes = tuple(sorted((0,) * size for size in other.sizes))
             assert others[sizes] == pytest.approx(found, rel=1e-12)
             compared += len(set(speeds)) > 1
             outnumbered += problem.num_microbatches < len(nodes)
@@ -223,18 +224,18 @@ def test_a_next_best_plan_that_is_not_proven_is_possible_and_said_to_be_unproven
             continue
         if answer.is_exhaustive or len(answer.problem.profile.hardware.node_kinds) == 1:
             continue
-        why = explain(answer)
-        assert why.next_best.unproven
-        assert why.next_best.unproven in in_words(answer, why)
+        other = next_best(answer)
+        assert other.unproven
+        assert other.unproven in in_words(answer, explain(answer), other)
         others = best_on_named_nodes(answer.problem, answer.nodes)
         del others[sizes_of(answer)]
         best = min(others.values(), default=math.inf)
-        if why.next_best.iteration_seconds is None:
+        if other.iteration_seconds is None:
             missing += best < math.inf
             continue
         found += 1
-        assert why.next_best.iteration_seconds >= best * (1 - 1e-12), f"seed {seed}"
-        assert why.next_best.iteration_seconds >= answer.plan.iteration_seconds * (1 - 1e-12)
+        assert other.iteration_seconds >= best * (1 - 1e-12), f"seed {seed}"
+        assert other.iteration_seconds >= answer.plan.iteration_seconds * (1 - 1e-12)
     assert found > 30
     assert missing < found / 4
 
@@ -246,8 +247,8 @@ def test_a_job_too_large_to_compare_every_plan_has_a_next_best_plan_all_the_same
         fault_tolerance=20,
     )
     answer = instantiate(problem, [Node(node_id=f"n{i:05}") for i in range(8_000)])
-    why = explain(answer)
-    assert why.next_best.unproven == "too many nodes and sizes to compare all of them"
-    assert why.next_best.iteration_seconds is not None
-    assert why.next_best.iteration_seconds >= answer.plan.iteration_seconds
-    assert "next best: at least as good as pipelines of" in in_words(answer, why)
+    other = next_best(answer)
+    assert other.unproven == "too many nodes and sizes to compare all of them"
+    assert other.iteration_seconds is not None
+    assert other.iteration_seconds >= answer.plan.iteration_seconds
+    assert "next best: at least as good as pipelines of" in in_words(answer, explain(answer), other)

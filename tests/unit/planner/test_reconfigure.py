@@ -7,7 +7,7 @@ import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.changes.candidates import CandidateKind, RunningPipeline
-from planaria_planner.changes.contingency_plans import plan_ahead
+from planaria_planner.changes.contingency_plans import contingency_plans
 from planaria_planner.changes.reconfigure import TransitionCosts, reconfigure
 from planaria_planner.cost.profile import NodeKind
 from planaria_planner.plans.instantiate import instantiate
@@ -230,7 +230,7 @@ def test_plans_made_ahead_are_those_made_on_the_spot() -> None:
         nodes = nodes_named(*names)
         plan = instantiate(problem, nodes).plan
         held = holdings(plan)
-        ahead = dict(plan_ahead(problem, nodes, running(plan), held, horizon_seconds=600))
+        ahead = dict(contingency_plans(problem, nodes, running(plan), held, horizon_seconds=600))
         assert sorted(ahead) == sorted(held)
         for lost, outcome in ahead.items():
             left = [node for node in nodes if node.node_id != lost]

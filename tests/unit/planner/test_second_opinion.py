@@ -41,7 +41,7 @@ def test_an_integer_programme_finds_no_faster_plan(seed: int) -> None:
     rng = random.Random(seed)
     profile = random_profile(rng, num_layers=12)
     num_nodes, min_pipelines, microbatches = rng.randint(20, 60), rng.randint(1, 4), 200
-    templates = generate_templates(profile, [num_nodes], min_nodes=3).templates
+    templates = generate_templates(profile, (num_nodes,), min_nodes=3).templates
     plan = select(
         templates,
         [Node(node_id=f"n{i}") for i in range(num_nodes)],

@@ -50,12 +50,13 @@ async def test_a_new_job_then_a_lost_node_then_a_simulation(
     """The plan that one call returns is what the next ones take."""
     problem = small_problem()
     first = await planner.Instantiate(
-        pb.InstantiateRequest(problem=problem, nodes=plan_nodes(*"abcde"))
+        pb.InstantiateRequest(problem=problem, nodes=plan_nodes(*"abcde"), find_next_best=True)
     )
     assert first.plan.fault_tolerance == 1
     assert first.min_nodes == 2
     assert "bound by stage" in first.reason
     assert first.next_best_iteration_seconds >= first.plan.iteration_seconds
+    assert "next best: pipelines of" in first.reason
     microbatches = [m for pipeline in first.plan.pipelines for m in pipeline.microbatches]
     assert microbatches == list(range(8))
     for pipeline in first.plan.pipelines:
@@ -139,11 +140,11 @@ async def test_copies_come_in_pieces_when_asked_for(planner: "PlannerServiceAsyn
     assert sum(copy.bytes for copy in pieces.copies) == sum(copy.bytes for copy in whole.copies)
 
 
-async def plans_ahead(
+async def contingencies(
     planner: "PlannerServiceAsyncStub", present: pb.ReconfigureRequest
-) -> list[pb.PlanAheadResponse]:
-    request = pb.PlanAheadRequest(present=present)
-    return [one async for one in planner.PlanAhead(request, metadata=bearer("secret"))]
+) -> list[pb.PlanContingenciesResponse]:
+    request = pb.PlanContingenciesRequest(present=present)
+    return [one async for one in planner.PlanContingencies(request, metadata=bearer("secret"))]
 
 
 async def test_plans_for_every_loss_ahead(planner: "PlannerServiceAsyncStub") -> None:
@@ -158,13 +159,13 @@ async def test_plans_for_every_loss_ahead(planner: "PlannerServiceAsyncStub") ->
         holdings=[pb.Holding(node_id=node, layers=range(6)) for node in "ab"],
         horizon_seconds=600,
     )
-    ahead = await plans_ahead(planner, present)
-    assert [one.lost_node_id for one in ahead] == ["a", "b"]
-    for one in ahead:
+    found = await contingencies(planner, present)
+    assert [one.lost_node_id for one in found] == ["a", "b"]
+    for one in found:
         nodes = {stage.node_id for stage in one.next.plan.pipelines[0].stages}
         assert nodes == set("abc") - {one.lost_node_id}
 
     del present.nodes[2]
-    ahead = await plans_ahead(planner, present)
-    assert {one.error_reason for one in ahead} == {"NOT_ENOUGH_NODES"}
-    assert {one.error_message for one in ahead} == {"not enough nodes: have 1, need 2"}
+    found = await contingencies(planner, present)
+    assert {one.error_reason for one in found} == {"NOT_ENOUGH_NODES"}
+    assert {one.error_message for one in found} == {"not enough nodes: have 1, need 2"}

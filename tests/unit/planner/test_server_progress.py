@@ -1,4 +1,4 @@
-"""Calls that take long tell how far they have come."""
+"""Long calls report their progress."""
 
 import random
 from typing import TYPE_CHECKING
@@ -9,10 +9,10 @@ from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria_common.errors import PlanariaError
 from planaria_common.grpcclient import bearer, rpc_errors
 from planaria_planner.service import server
-from planaria_planner.templates.template_search import remembered_templates
+from planaria_planner.templates.template_search import generate_templates
 from unit.planner.messages import plan_nodes, profile_message, small_problem
 from unit.planner.profiles import random_profile
-from unit.planner.test_server import plans_ahead
+from unit.planner.test_server import contingencies
 
 if TYPE_CHECKING:  # the name exists for type checkers only
     from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceAsyncStub
@@ -23,47 +23,46 @@ async def test_progress_ends_with_the_answer(planner: "PlannerServiceAsyncStub")
     answer = await planner.Instantiate(request)
     told = [
         one
-        async for one in planner.InstantiateWithProgress(
-            pb.InstantiateWithProgressRequest(request=request), metadata=bearer("secret")
+        async for one in planner.ComputeWithProgress(
+            pb.ComputeWithProgressRequest(instantiate=request), metadata=bearer("secret")
         )
     ]
     fractions = [one.done_fraction for one in told]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1
-    assert told[-1].answer == answer
-    assert not any(one.HasField("answer") for one in told[:-1])
+    assert told[-1].instantiate == answer
+    assert not any(one.WhichOneof("answer") for one in told[:-1])
 
 
-async def test_templates_and_changes_tell_their_progress_too(
+async def test_templates_and_changes_report_their_progress_too(
     planner: "PlannerServiceAsyncStub",
 ) -> None:
-    """With the answers of the calls that tell none."""
+    """The answers are those of the calls without progress."""
     templates = pb.GenerateTemplatesRequest(problem=small_problem(), max_nodes=4)
     change = pb.ReconfigureRequest(
         problem=small_problem(), nodes=plan_nodes(*"abcd"), horizon_seconds=60
     )
-    told_templates = [
+    templates_progress = [
         one
-        async for one in planner.GenerateTemplatesWithProgress(
-            pb.GenerateTemplatesWithProgressRequest(request=templates), metadata=bearer("secret")
+        async for one in planner.ComputeWithProgress(
+            pb.ComputeWithProgressRequest(generate_templates=templates), metadata=bearer("secret")
         )
     ]
-    assert told_templates[-1].answer == await planner.GenerateTemplates(templates)
-    assert told_templates[-1].done_fraction == 1
-    told_change = [
+    assert templates_progress[-1].generate_templates == await planner.GenerateTemplates(templates)
+    assert templates_progress[-1].done_fraction == 1
+    change_progress = [
         one
-        async for one in planner.ReconfigureWithProgress(
-            pb.ReconfigureWithProgressRequest(request=change), metadata=bearer("secret")
+        async for one in planner.ComputeWithProgress(
+            pb.ComputeWithProgressRequest(reconfigure=change), metadata=bearer("secret")
         )
     ]
-    assert told_change[-1].answer == await planner.Reconfigure(change)
-    assert told_change[-1].done_fraction == 1
+    assert change_progress[-1].reconfigure == await planner.Reconfigure(change)
+    assert change_progress[-1].done_fraction == 1
 
 
-async def test_a_long_call_tells_how_far_it_has_come(
+async def test_a_long_call_reports_growing_progress(
     planner: "PlannerServiceAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told often enough, every call does, and only ever more."""
     monkeypatch.setattr(server, "PROGRESS_SECONDS", 0.001)
     problem = pb.Problem(
         profile=profile_message(random_profile(random.Random(1), num_layers=60)),
@@ -75,15 +74,15 @@ async def test_a_long_call_tells_how_far_it_has_come(
     present = pb.ReconfigureRequest(
         problem=problem, nodes=nodes, current=first.plan, horizon_seconds=60
     )
-    remembered_templates.cache_clear()
+    generate_templates.cache_clear()
     fractions = [
         one.done_fraction
-        async for one in planner.GenerateTemplatesWithProgress(
-            pb.GenerateTemplatesWithProgressRequest(request=templates), metadata=bearer("secret")
+        async for one in planner.ComputeWithProgress(
+            pb.ComputeWithProgressRequest(generate_templates=templates), metadata=bearer("secret")
         )
     ]
-    remembered_templates.cache_clear()
-    ahead = await plans_ahead(planner, present)
+    generate_templates.cache_clear()
+    ahead = await contingencies(planner, present)
     for told in (fractions, [one.done_fraction for one in ahead]):
         assert len(told) > 2
         assert told == sorted(told)
@@ -95,9 +94,16 @@ async def test_a_long_call_tells_how_far_it_has_come(
 
 async def test_a_refusal_ends_the_progress(planner: "PlannerServiceAsyncStub") -> None:
     request = pb.InstantiateRequest(problem=small_problem(), nodes=plan_nodes("a"))
-    call = planner.InstantiateWithProgress(
-        pb.InstantiateWithProgressRequest(request=request), metadata=bearer("secret")
+    call = planner.ComputeWithProgress(
+        pb.ComputeWithProgressRequest(instantiate=request), metadata=bearer("secret")
     )
     with pytest.raises(PlanariaError, match="not enough nodes"), rpc_errors("planner"):
+        async for _ in call:
+            pass
+
+
+async def test_an_empty_request_is_refused(planner: "PlannerServiceAsyncStub") -> None:
+    call = planner.ComputeWithProgress(pb.ComputeWithProgressRequest(), metadata=bearer("secret"))
+    with pytest.raises(PlanariaError, match="request: empty"), rpc_errors("planner"):
         async for _ in call:
             pass

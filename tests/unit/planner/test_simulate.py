@@ -15,7 +15,7 @@ from unit.planner.profiles import equal_layers, random_profile
 def test_the_formula_is_exact_for_equal_stages() -> None:
     """Equal stages that send for free leave only the bubble that the formula knows."""
     profile = equal_layers(8)
-    for template in generate_templates(profile, [8]).templates:
+    for template in generate_templates(profile, (8,)).templates:
         if 8 % template.num_nodes:
             continue
         for microbatches in (1, 2, 7, 40):
@@ -37,7 +37,7 @@ def test_the_formula_is_close_for_the_templates_of_random_models(
     for seed in range(30):
         rng = random.Random(seed)
         profile = random_profile(rng, num_layers=rng.randint(4, 16))
-        for template in generate_templates(profile, [6]).templates:
+        for template in generate_templates(profile, (6,)).templates:
             simulated = simulate(
                 CostModel(profile), template.stages, microbatches
             ).iteration_seconds
@@ -50,7 +50,7 @@ def test_every_stage_runs_every_microbatch_once_in_each_direction() -> None:
     """1F1B: one action at a time, inputs before use, few in flight."""
     rng = random.Random(5)
     profile = random_profile(rng, num_layers=9)
-    template = generate_templates(profile, [4]).on_kinds([0] * 4)[0]
+    template = generate_templates(profile, (4,)).on_kinds([0] * 4)[0]
     actions = simulate(CostModel(profile), template.stages, 6).actions
 
     for stage in range(4):

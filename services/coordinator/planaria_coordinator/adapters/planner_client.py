@@ -61,13 +61,13 @@ class PlannerClient:
         answer = await self._ask(lambda stub: stub.Reconfigure(_reconfigure_request(query)))
         return _next_plan(answer)
 
-    async def plan_ahead(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
-        request = pb.PlanAheadRequest(present=_reconfigure_request(query))
+    async def contingency_plans(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
+        request = pb.PlanContingenciesRequest(present=_reconfigure_request(query))
         address = self._addresses[0]
         stub = PlannerServiceStub(self._channels[address])
         try:
             with rpc_errors(f"planner at {address}"):
-                async for response in stub.PlanAhead(request, metadata=self._credential):
+                async for response in stub.PlanContingencies(request, metadata=self._credential):
                     if response.HasField("next"):
                         yield response.lost_node_id, _next_plan(response.next)
         except UnavailableError:

@@ -291,7 +291,7 @@ class Planner(Protocol):
         """
         ...
 
-    def plan_ahead(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
+    def contingency_plans(self, query: PlanQuery) -> AsyncIterator[tuple[str, PlanAnswer]]:
         """Yield, by node of the query's current plan, what follows its loss, where anything does.
 
         Raises:

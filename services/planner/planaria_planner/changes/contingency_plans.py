@@ -23,7 +23,7 @@ Outcome = Reconfiguration | PlanariaError
 """The plan that follows a loss, or why there is none."""
 
 
-def plan_ahead(
+def contingency_plans(
     problem: Problem,
     nodes: Sequence[Node],
     running: Sequence[RunningPipeline],

@@ -27,12 +27,12 @@ from planaria_planner.changes.layer_copies import LayerCopy, busiest_bytes
 from planaria_planner.changes.placement import Place, assign
 from planaria_planner.cost.cost_model import CostModel, Stage, layers_by_node
 from planaria_planner.plans.instantiate import (
+    View,
     most_pipelines,
     nodes_needed,
-    promise,
     refusal_on,
-    templates_for,
     usable_nodes,
+    view_score,
     views,
 )
 from planaria_planner.plans.nodes import Node
@@ -161,16 +161,15 @@ class Groundwork:
     @classmethod
     def of(
         cls,
-        problem: Problem,
-        pool: tuple[Node, ...],
+        view: View,
         running: Sequence[RunningPipeline],
         inventory: Inventory,
     ) -> "Groundwork":
         """Compute it for at most these nodes; raises as `generate_templates`."""
-        templates = templates_for(problem, pool)
+        templates = view.templates
         return cls(
-            problem=problem,
-            pool=pool,
+            problem=view.problem,
+            pool=view.nodes,
             running=tuple(running),
             lacked={
                 pipeline.node_ids: _lacking(
@@ -180,7 +179,7 @@ class Groundwork:
             },
             templates=templates,
             selector=Selector(templates.templates),
-            pipeline_cost=lru_cache(1024)(CostModel(problem.profile).pipeline_cost),
+            pipeline_cost=lru_cache(1024)(CostModel(view.problem.profile).pipeline_cost),
         )
 
 
@@ -194,7 +193,7 @@ def groundworks(
     found = []
     for view in views(problem, nodes):
         try:
-            found.append(Groundwork.of(*view, running, inventory))
+            found.append(Groundwork.of(view, running, inventory))
         except PlanariaError as error:
             refusal = error
     if not found:
@@ -221,7 +220,7 @@ def best_ground(
     each = [(g, tuple(node for node in g.pool if node.node_id in node_ids)) for g in grounds]
     if len(each) == 1:
         return each[0]
-    return max(each, key=lambda one: promise(one[0].problem, one[0].selector, one[1]))
+    return max(each, key=lambda one: view_score(one[0].problem, one[0].selector, one[1]))
 
 
 def next_plan(

@@ -1,11 +1,11 @@
-"""Why a plan is what it is: the stage that binds it, the price of f, and the next best plan."""
+"""Why a plan is what it is: the stage that binds it, and the price of fault tolerance."""
 
 from dataclasses import dataclass
 
 from planaria_common.words import counted
 from planaria_planner.cost.cost_model import CostModel
 from planaria_planner.plans.instantiate import Instantiation
-from planaria_planner.plans.next_best import NextBest, next_best
+from planaria_planner.plans.next_best import NextBest
 from planaria_planner.plans.pipeline_search import select
 from planaria_planner.plans.problem import Pipeline, sizes_in_words
 
@@ -19,14 +19,12 @@ class Explanation:
         stage: index of its slowest stage.
         stage_seconds: what one microbatch takes there.
         fault_tolerance_seconds: how much longer a step takes than without fault tolerance.
-        next_best: the fastest plan whose pipelines have other sizes.
     """
 
     pipeline: int
     stage: int
     stage_seconds: float
     fault_tolerance_seconds: float
-    next_best: NextBest
 
 
 def explain(answer: Instantiation) -> Explanation:
@@ -50,7 +48,6 @@ def explain(answer: Instantiation) -> Explanation:
         stage=stage,
         stage_seconds=seconds[stage],
         fault_tolerance_seconds=plan.iteration_seconds - best,
-        next_best=next_best(answer),
     )
 
 
@@ -62,8 +59,8 @@ def _stage_seconds(model: CostModel, pipeline: Pipeline, kinds: dict[str, int]) 
     ]
 
 
-def in_words(answer: Instantiation, explanation: Explanation) -> str:
-    """Say it in a few sentences."""
+def in_words(answer: Instantiation, explanation: Explanation, other: NextBest | None = None) -> str:
+    """Explain a plan in a few sentences, and name the next best one if it was searched for."""
     problem, plan = answer.problem, answer.plan
     slowest = plan.pipelines[explanation.pipeline]
     stage = slowest.stages[explanation.stage]
@@ -77,7 +74,8 @@ def in_words(answer: Instantiation, explanation: Explanation) -> str:
         f"tolerating {counted(problem.fault_tolerance, 'lost node')} costs"
         f" {explanation.fault_tolerance_seconds:.6g} s a step",
     ]
-    words.append(_next_best_in_words(explanation.next_best))
+    if other:
+        words.append(_next_best_in_words(other))
     if answer.lower_bound_seconds < plan.iteration_seconds:
         gap = plan.iteration_seconds / answer.lower_bound_seconds - 1
         words.append(

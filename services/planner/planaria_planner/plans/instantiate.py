@@ -15,12 +15,25 @@ from planaria_planner.plans.pipeline_search import Choice, Selection, Selector
 from planaria_planner.plans.problem import Plan, Problem, make_plan
 from planaria_planner.templates.template_search import (
     TemplateSet,
+    generate_templates,
     not_enough_nodes,
-    remembered_templates,
 )
 
-View = tuple[Problem, tuple[Node, ...]]
-"""A job and its nodes as the search sees them: in order, some kinds of node merged."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A job and its nodes as the search sees them: in order, some kinds of node merged."""
+
+    problem: Problem
+    nodes: tuple[Node, ...]
+
+    @property
+    def templates(self) -> TemplateSet:
+        """The templates that the job may use on these nodes; raises as `generate_templates`."""
+        limits = nodes_per_kind(self.nodes, len(self.problem.profile.hardware.node_kinds))
+        if self.problem.max_nodes is not None:
+            limits = tuple(min(limit, self.problem.max_nodes) for limit in limits)
+        return _templates_within(self.problem, limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +98,14 @@ def _best_view(
     found = []
     for view in seen:
         try:
-            templates = templates_for(*view)
+            templates = view.templates
         except PlanariaError as error:
             refusal = error
         else:
-            found.append((*view, templates, Selector(templates.templates)))
+            found.append((view.problem, view.nodes, templates, Selector(templates.templates)))
     if not found:
         raise refusal_on(problem, nodes, refusal)
-    return found[0] if len(found) == 1 else max(found, key=lambda f: promise(f[0], f[3], f[1]))
+    return found[0] if len(found) == 1 else max(found, key=lambda f: view_score(f[0], f[3], f[1]))
 
 
 def refusal_on(problem: Problem, nodes: Sequence[Node], refusal: PlanariaError) -> PlanariaError:
@@ -105,7 +118,7 @@ def refusal_on(problem: Problem, nodes: Sequence[Node], refusal: PlanariaError) 
         limits = [0] * len(problem.profile.hardware.node_kinds)
         limits[kind] = problem.profile.num_layers if kind not in there else 0
         try:
-            missing.append(templates_within(problem, limits).min_nodes)
+            missing.append(_templates_within(problem, tuple(limits)).min_nodes)
         except PlanariaError:
             continue  # nor does this kind
     if not missing:
@@ -122,50 +135,32 @@ def views(problem: Problem, nodes: Sequence[Node]) -> tuple[View, ...]:
     """
     check_nodes(nodes)
     least = _merged(problem, nodes, MAX_KINDS)
-    if len(least[0].profile.hardware.node_kinds) == 1 or _mixes(least):
+    if len(least.problem.profile.hardware.node_kinds) == 1 or _mixes(least):
         return (least,)
     many = _merged(problem, nodes, MOST_PURE_KINDS)
-    others = (many,) if len(many[0].profile.hardware.node_kinds) > MAX_KINDS else ()
+    others = (many,) if len(many.problem.profile.hardware.node_kinds) > MAX_KINDS else ()
     return least, *others, _merged(problem, nodes, 1)
 
 
 def _merged(problem: Problem, nodes: Sequence[Node], most_kinds: int) -> View:
     profile, merged = merge_kinds(problem.profile, in_order(nodes), most_kinds)
-    return replace(problem, profile=profile), in_order(merged)
+    return View(problem=replace(problem, profile=profile), nodes=in_order(merged))
 
 
 def _mixes(view: View) -> bool:
     try:
-        templates = templates_for(*view)
+        templates = view.templates
     except PlanariaError:
         return False
-    return templates.mixes and can_mix(templates.templates, view[1])
+    return templates.mixes and can_mix(templates.templates, view.nodes)
 
 
-def promise(problem: Problem, selector: Selector, nodes: Sequence[Node]) -> tuple[int, float]:
+def view_score(problem: Problem, selector: Selector, nodes: Sequence[Node]) -> tuple[int, float]:
     """Return what views are compared by: pipelines, at most f + 1, and negative step seconds."""
     budget = usable_nodes(problem, nodes)
     count = most_pipelines(problem, selector, budget)
     best = selector.select(budget, min_pipelines=count, num_microbatches=problem.num_microbatches)
     return (count, -best.iteration_seconds) if count and best else (0, 0.0)
-
-
-def templates_for(problem: Problem, nodes: Sequence[Node]) -> TemplateSet:
-    """Return the templates that a job may use on these nodes; raises as `generate_templates`."""
-    limits = nodes_per_kind(nodes, len(problem.profile.hardware.node_kinds))
-    if problem.max_nodes is not None:
-        limits = tuple(min(limit, problem.max_nodes) for limit in limits)
-    return templates_within(problem, limits)
-
-
-def templates_within(problem: Problem, nodes_per_kind: Sequence[int]) -> TemplateSet:
-    """Return the templates of at most so many nodes of each kind; raises likewise."""
-    return remembered_templates(
-        problem.profile,
-        tuple(nodes_per_kind),
-        min_nodes=problem.min_nodes_per_pipeline,
-        max_width=problem.max_stage_accelerators,
-    )
 
 
 def usable_nodes(problem: Problem, nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -260,4 +255,13 @@ def _placed(problem: Problem, selection: Selection, pool: Sequence[Node]) -> Pla
         ],
         problem.num_microbatches,
         (node.node_id for node in left),
+    )
+
+
+def _templates_within(problem: Problem, nodes_per_kind: tuple[int, ...]) -> TemplateSet:
+    return generate_templates(
+        problem.profile,
+        nodes_per_kind,
+        min_nodes=problem.min_nodes_per_pipeline,
+        max_width=problem.max_stage_accelerators,
     )

@@ -15,7 +15,7 @@ from planaria_planner.plans.knapsack_input import can_mix
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.pipeline_search import Selector
 from planaria_planner.plans.problem import Problem
-from planaria_planner.templates.template_search import TemplateSet, remembered_templates
+from planaria_planner.templates.template_search import TemplateSet, generate_templates
 
 
 def is_proven(problem: Problem, nodes: Sequence[Node], templates: TemplateSet) -> bool:
@@ -43,7 +43,7 @@ def _best_of_every_kind(problem: Problem, nodes: Sequence[Node]) -> float:
         relative_speed=max(kind.relative_speed for kind in kinds),
     )
     speeds = sorted((node.relative_speed for node in nodes), reverse=True)[: problem.max_nodes]
-    templates = remembered_templates(
+    templates = generate_templates(
         replace(profile, hardware=replace(profile.hardware, node_kinds=(best,))),
         (len(speeds),),
         min_nodes=problem.min_nodes_per_pipeline,

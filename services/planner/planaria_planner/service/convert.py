@@ -188,17 +188,17 @@ def reconfigure_message(answer: Reconfiguration) -> pb.ReconfigureResponse:
     )
 
 
-def ahead_message(
+def contingency_message(
     lost_node_id: str, outcome: Outcome, *, done_fraction: float
-) -> pb.PlanAheadResponse:
+) -> pb.PlanContingenciesResponse:
     if isinstance(outcome, PlanariaError):
-        return pb.PlanAheadResponse(
+        return pb.PlanContingenciesResponse(
             lost_node_id=lost_node_id,
             error_reason=outcome.reason.value,
             error_message=outcome.message,
             done_fraction=done_fraction,
         )
-    return pb.PlanAheadResponse(
+    return pb.PlanContingenciesResponse(
         lost_node_id=lost_node_id, next=reconfigure_message(outcome), done_fraction=done_fraction
     )
 

@@ -13,13 +13,14 @@ from planaria_common.grpcserver import GrpcServer
 from planaria_common.logging import get_logger
 from planaria_planner.changes.candidates import RunningPipeline
 from planaria_planner.changes.checks import check_running, invalid_argument
-from planaria_planner.changes.contingency_plans import plan_ahead
+from planaria_planner.changes.contingency_plans import contingency_plans
 from planaria_planner.changes.inventory import Holdings
 from planaria_planner.changes.reconfigure import TransitionCosts, reconfigure
 from planaria_planner.cost.cost_model import CostModel
 from planaria_planner.cost.simulation import simulate
 from planaria_planner.plans.explain import explain, in_words
 from planaria_planner.plans.instantiate import instantiate
+from planaria_planner.plans.next_best import next_best
 from planaria_planner.plans.nodes import Node, check_nodes
 from planaria_planner.plans.problem import Problem
 from planaria_planner.progress import Progress
@@ -34,7 +35,7 @@ MAX_SIMULATED_ACTIONS = 200_000
 """A simulation answers with every action: more would not fit into a message."""
 
 PROGRESS_SECONDS = 0.5
-"""How often a call that tells its progress does so."""
+"""How often a call reports its progress."""
 
 
 class PlannerServicer(pb_grpc.PlannerServiceServicer):
@@ -45,50 +46,38 @@ class PlannerServicer(pb_grpc.PlannerServiceServicer):
     ) -> pb.GenerateTemplatesResponse:
         return await asyncio.to_thread(_generate_templates, request)
 
-    async def GenerateTemplatesWithProgress(  # noqa: N802
-        self, request: pb.GenerateTemplatesWithProgressRequest, _context: Context
-    ) -> AsyncIterator[pb.GenerateTemplatesWithProgressResponse]:
-        async for done_fraction, answer in _told(_generate_templates, request.request):
-            yield pb.GenerateTemplatesWithProgressResponse(
-                done_fraction=done_fraction, answer=answer
-            )
-
     async def Instantiate(  # noqa: N802
         self, request: pb.InstantiateRequest, _context: Context
     ) -> pb.InstantiateResponse:
         return await asyncio.to_thread(_instantiate, request)
-
-    async def InstantiateWithProgress(  # noqa: N802
-        self, request: pb.InstantiateWithProgressRequest, _context: Context
-    ) -> AsyncIterator[pb.InstantiateWithProgressResponse]:
-        async for done_fraction, answer in _told(_instantiate, request.request):
-            yield pb.InstantiateWithProgressResponse(done_fraction=done_fraction, answer=answer)
 
     async def Reconfigure(  # noqa: N802
         self, request: pb.ReconfigureRequest, _context: Context
     ) -> pb.ReconfigureResponse:
         return await asyncio.to_thread(_reconfigure, request)
 
-    async def ReconfigureWithProgress(  # noqa: N802
-        self, request: pb.ReconfigureWithProgressRequest, _context: Context
-    ) -> AsyncIterator[pb.ReconfigureWithProgressResponse]:
-        async for done_fraction, answer in _told(_reconfigure, request.request):
-            yield pb.ReconfigureWithProgressResponse(done_fraction=done_fraction, answer=answer)
+    async def ComputeWithProgress(  # noqa: N802
+        self, request: pb.ComputeWithProgressRequest, _context: Context
+    ) -> AsyncIterator[pb.ComputeWithProgressResponse]:
+        async for done_fraction, answer in _with_progress(_compute, request):
+            response = answer or pb.ComputeWithProgressResponse()
+            response.done_fraction = done_fraction
+            yield response
 
-    async def PlanAhead(  # noqa: N802
-        self, request: pb.PlanAheadRequest, _context: Context
-    ) -> AsyncIterator[pb.PlanAheadResponse]:
+    async def PlanContingencies(  # noqa: N802
+        self, request: pb.PlanContingenciesRequest, _context: Context
+    ) -> AsyncIterator[pb.PlanContingenciesResponse]:
         problem, change = _change(request.present)
         num_losses = sum(len(pipeline.node_ids) for pipeline in change["running"])
-        outcomes = plan_ahead(problem, **change)
+        outcomes = contingency_plans(problem, **change)
         for num_done in range(num_losses):
-            async for fraction, one in _told(next, outcomes):
-                # The first one waits for the templates: they count as half of the work.
+            async for fraction, one in _with_progress(next, outcomes):
+                # The first plan waits for the templates: they count as half of the work.
                 if one is not None:
                     done_fraction = (1 + (num_done + 1) / num_losses) / 2
-                    yield convert.ahead_message(*one, done_fraction=done_fraction)
+                    yield convert.contingency_message(*one, done_fraction=done_fraction)
                 elif num_done == 0:
-                    yield pb.PlanAheadResponse(done_fraction=fraction / 2)
+                    yield pb.PlanContingenciesResponse(done_fraction=fraction / 2)
 
     async def Simulate(  # noqa: N802
         self, request: pb.SimulateRequest, _context: Context
@@ -100,10 +89,10 @@ RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 
 
-async def _told(
+async def _with_progress(
     compute: Callable[[RequestT], AnswerT], request: RequestT
 ) -> AsyncIterator[tuple[float, AnswerT | None]]:
-    """Yield now and then how much is done, and at the end the answer."""
+    """Yield the fraction done every `PROGRESS_SECONDS`, and at the end the answer."""
     progress = Progress()
     with progress.followed():
         answer = asyncio.create_task(asyncio.to_thread(compute, request))
@@ -127,10 +116,25 @@ def planner_server(*, host: str, port: int, token: str | None) -> GrpcServer:
     )
 
 
+def _compute(request: pb.ComputeWithProgressRequest) -> pb.ComputeWithProgressResponse:
+    match request.WhichOneof("request"):
+        case "generate_templates":
+            templates = _generate_templates(request.generate_templates)
+            return pb.ComputeWithProgressResponse(generate_templates=templates)
+        case "instantiate":
+            plan = _instantiate(request.instantiate)
+            return pb.ComputeWithProgressResponse(instantiate=plan)
+        case "reconfigure":
+            next_plan = _reconfigure(request.reconfigure)
+            return pb.ComputeWithProgressResponse(reconfigure=next_plan)
+        case _:
+            raise invalid_argument("request", "empty; there is nothing to compute")
+
+
 def _generate_templates(request: pb.GenerateTemplatesRequest) -> pb.GenerateTemplatesResponse:
     problem = convert.problem_from(request.problem)
     profile = problem.profile
-    limits = [request.max_nodes, *[0] * (len(profile.hardware.node_kinds) - 1)]
+    limits = (request.max_nodes, *[0] * (len(profile.hardware.node_kinds) - 1))
     found = generate_templates(
         profile,
         limits,
@@ -146,13 +150,13 @@ def _generate_templates(request: pb.GenerateTemplatesRequest) -> pb.GenerateTemp
 def _instantiate(request: pb.InstantiateRequest) -> pb.InstantiateResponse:
     problem = convert.problem_from(request.problem)
     answer = instantiate(problem, convert.nodes_from(problem.profile, request.nodes))
-    explanation = explain(answer)
+    other = next_best(answer) if request.find_next_best else None
     return pb.InstantiateResponse(
         plan=convert.plan_message(answer.plan),
-        reason=in_words(answer, explanation),
+        reason=in_words(answer, explain(answer), other),
         min_nodes=answer.templates.min_nodes,
-        next_best_iteration_seconds=explanation.next_best.iteration_seconds or 0.0,
-        next_best_proven=not explanation.next_best.unproven,
+        next_best_iteration_seconds=(other and other.iteration_seconds) or 0.0,
+        next_best_proven=other is not None and not other.unproven,
         lower_bound_seconds=answer.lower_bound_seconds,
     )
 

@@ -70,14 +70,17 @@ class TemplateSet:
         return self._on_kinds.get(tuple(sorted(kinds)), ())
 
 
+@lru_cache(maxsize=8)
 def generate_templates(
     profile: ModelProfile,
-    nodes_per_kind: Sequence[int],
+    nodes_per_kind: tuple[int, ...],
     *,
     min_nodes: int = 0,
     max_width: int | None = None,
 ) -> TemplateSet:
     """Compute the whole Pareto front of (sum of stages, slowest stage, microbatches that fit).
+
+    The last answers are cached: a job is planned again and again as its nodes change.
 
     Args:
         profile: the model.
@@ -104,13 +107,6 @@ def generate_templates(
     if usable:
         return TemplateSet(usable, mixes=mixes)
     raise _no_template(profile, tables, nodes_per_kind, min_nodes)
-
-
-remembered_templates = lru_cache(maxsize=8)(generate_templates)
-"""The same for the jobs that were planned last: a change of a job's nodes plans it again and again.
-
-The answer follows from the arguments alone, so remembering it leaves a server stateless.
-"""
 
 
 _MOST_COUNTS = 1000

@@ -343,58 +343,6 @@ class GenerateTemplatesResponse(_message.Message):
 Global___GenerateTemplatesResponse: _TypeAlias = GenerateTemplatesResponse  # noqa: Y015
 
 @_typing.final
-class GenerateTemplatesWithProgressRequest(_message.Message):
-    """Request of GenerateTemplatesWithProgress."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def request(self) -> Global___GenerateTemplatesRequest:
-        """What GenerateTemplates would be asked."""
-
-    def __init__(
-        self,
-        *,
-        request: Global___GenerateTemplatesRequest | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GenerateTemplatesWithProgressRequest: _TypeAlias = GenerateTemplatesWithProgressRequest  # noqa: Y015
-
-@_typing.final
-class GenerateTemplatesWithProgressResponse(_message.Message):
-    """Response of GenerateTemplatesWithProgress."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DONE_FRACTION_FIELD_NUMBER: _builtins.int
-    ANSWER_FIELD_NUMBER: _builtins.int
-    done_fraction: _builtins.float
-    """How much is done, from 0 to 1; it only grows."""
-    @_builtins.property
-    def answer(self) -> Global___GenerateTemplatesResponse:
-        """The answer, in the last response only."""
-
-    def __init__(
-        self,
-        *,
-        done_fraction: _builtins.float = ...,
-        answer: Global___GenerateTemplatesResponse | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done_fraction", b"done_fraction"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GenerateTemplatesWithProgressResponse: _TypeAlias = GenerateTemplatesWithProgressResponse  # noqa: Y015
-
-@_typing.final
 class InstantiateRequest(_message.Message):
     """Request of Instantiate."""
 
@@ -402,6 +350,9 @@ class InstantiateRequest(_message.Message):
 
     PROBLEM_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    FIND_NEXT_BEST_FIELD_NUMBER: _builtins.int
+    find_next_best: _builtins.bool
+    """Whether to search for the next best plan, which can take as long as the plan itself."""
     @_builtins.property
     def problem(self) -> Global___Problem:
         """The job."""
@@ -415,10 +366,11 @@ class InstantiateRequest(_message.Message):
         *,
         problem: Global___Problem | None = ...,
         nodes: _abc.Iterable[Global___PlanNode] | None = ...,
+        find_next_best: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["find_next_best", b"find_next_best", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -437,18 +389,21 @@ class InstantiateResponse(_message.Message):
     LOWER_BOUND_SECONDS_FIELD_NUMBER: _builtins.int
     NEXT_BEST_PROVEN_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Why, in words: the binding stage, the cost of f, the next best plan."""
+    """Why, in words: the binding stage, the cost of f, and the next best plan if asked for."""
     min_nodes: _builtins.int
     """Fewest nodes that hold the model (n0)."""
     next_best_iteration_seconds: _builtins.float
-    """Seconds of one step of the best plan whose pipelines have other sizes, 0 where there is none."""
+    """Seconds of one step of the best plan whose pipelines have other sizes; 0 if there is none, or if
+    the request did not ask for it.
+    """
     lower_bound_seconds: _builtins.float
     """No plan for these nodes has a shorter step: the plan's own seconds where it is proven optimal, as
     it is unless the nodes are of several kinds and too many, or of different measured speeds too.
     """
     next_best_proven: _builtins.bool
-    """Whether no plan of other sizes is faster than `next_best_iteration_seconds`, or there is none. Where
-    too many would have to be compared, the next best plan is at least as fast; `reason` says why.
+    """Whether no plan of other sizes is faster than `next_best_iteration_seconds`, or there is none. With
+    too many plans to compare, it is false: the next best plan is at least as fast, and `reason` says
+    why. False if the request did not ask for it.
     """
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
@@ -471,58 +426,6 @@ class InstantiateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InstantiateResponse: _TypeAlias = InstantiateResponse  # noqa: Y015
-
-@_typing.final
-class InstantiateWithProgressRequest(_message.Message):
-    """Request of InstantiateWithProgress."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def request(self) -> Global___InstantiateRequest:
-        """What Instantiate would be asked."""
-
-    def __init__(
-        self,
-        *,
-        request: Global___InstantiateRequest | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InstantiateWithProgressRequest: _TypeAlias = InstantiateWithProgressRequest  # noqa: Y015
-
-@_typing.final
-class InstantiateWithProgressResponse(_message.Message):
-    """Response of InstantiateWithProgress."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DONE_FRACTION_FIELD_NUMBER: _builtins.int
-    ANSWER_FIELD_NUMBER: _builtins.int
-    done_fraction: _builtins.float
-    """How much is done, from 0 to 1; it only grows."""
-    @_builtins.property
-    def answer(self) -> Global___InstantiateResponse:
-        """The answer, in the last response only."""
-
-    def __init__(
-        self,
-        *,
-        done_fraction: _builtins.float = ...,
-        answer: Global___InstantiateResponse | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done_fraction", b"done_fraction"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InstantiateWithProgressResponse: _TypeAlias = InstantiateWithProgressResponse  # noqa: Y015
 
 @_typing.final
 class ReconfigureRequest(_message.Message):
@@ -631,67 +534,95 @@ class ReconfigureResponse(_message.Message):
 Global___ReconfigureResponse: _TypeAlias = ReconfigureResponse  # noqa: Y015
 
 @_typing.final
-class ReconfigureWithProgressRequest(_message.Message):
-    """Request of ReconfigureWithProgress."""
+class ComputeWithProgressRequest(_message.Message):
+    """Request of ComputeWithProgress."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_FIELD_NUMBER: _builtins.int
+    GENERATE_TEMPLATES_FIELD_NUMBER: _builtins.int
+    INSTANTIATE_FIELD_NUMBER: _builtins.int
+    RECONFIGURE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request(self) -> Global___ReconfigureRequest:
-        """What Reconfigure would be asked."""
+    def generate_templates(self) -> Global___GenerateTemplatesRequest:
+        """What GenerateTemplates takes."""
+
+    @_builtins.property
+    def instantiate(self) -> Global___InstantiateRequest:
+        """What Instantiate takes."""
+
+    @_builtins.property
+    def reconfigure(self) -> Global___ReconfigureRequest:
+        """What Reconfigure takes."""
 
     def __init__(
         self,
         *,
-        request: Global___ReconfigureRequest | None = ...,
+        generate_templates: Global___GenerateTemplatesRequest | None = ...,
+        instantiate: Global___InstantiateRequest | None = ...,
+        reconfigure: Global___ReconfigureRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generate_templates", b"generate_templates", "instantiate", b"instantiate", "reconfigure", b"reconfigure", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generate_templates", b"generate_templates", "instantiate", b"instantiate", "reconfigure", b"reconfigure", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["generate_templates", "instantiate", "reconfigure"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
-Global___ReconfigureWithProgressRequest: _TypeAlias = ReconfigureWithProgressRequest  # noqa: Y015
+Global___ComputeWithProgressRequest: _TypeAlias = ComputeWithProgressRequest  # noqa: Y015
 
 @_typing.final
-class ReconfigureWithProgressResponse(_message.Message):
-    """Response of ReconfigureWithProgress."""
+class ComputeWithProgressResponse(_message.Message):
+    """Response of ComputeWithProgress."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DONE_FRACTION_FIELD_NUMBER: _builtins.int
-    ANSWER_FIELD_NUMBER: _builtins.int
+    GENERATE_TEMPLATES_FIELD_NUMBER: _builtins.int
+    INSTANTIATE_FIELD_NUMBER: _builtins.int
+    RECONFIGURE_FIELD_NUMBER: _builtins.int
     done_fraction: _builtins.float
     """How much is done, from 0 to 1; it only grows."""
     @_builtins.property
-    def answer(self) -> Global___ReconfigureResponse:
-        """The answer, in the last response only."""
+    def generate_templates(self) -> Global___GenerateTemplatesResponse:
+        """What GenerateTemplates returns."""
+
+    @_builtins.property
+    def instantiate(self) -> Global___InstantiateResponse:
+        """What Instantiate returns."""
+
+    @_builtins.property
+    def reconfigure(self) -> Global___ReconfigureResponse:
+        """What Reconfigure returns."""
 
     def __init__(
         self,
         *,
         done_fraction: _builtins.float = ...,
-        answer: Global___ReconfigureResponse | None = ...,
+        generate_templates: Global___GenerateTemplatesResponse | None = ...,
+        instantiate: Global___InstantiateResponse | None = ...,
+        reconfigure: Global___ReconfigureResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "generate_templates", b"generate_templates", "instantiate", b"instantiate", "reconfigure", b"reconfigure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done_fraction", b"done_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done_fraction", b"done_fraction", "generate_templates", b"generate_templates", "instantiate", b"instantiate", "reconfigure", b"reconfigure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["generate_templates", "instantiate", "reconfigure"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
-Global___ReconfigureWithProgressResponse: _TypeAlias = ReconfigureWithProgressResponse  # noqa: Y015
+Global___ComputeWithProgressResponse: _TypeAlias = ComputeWithProgressResponse  # noqa: Y015
 
 @_typing.final
-class PlanAheadRequest(_message.Message):
-    """Request of PlanAhead."""
+class PlanContingenciesRequest(_message.Message):
+    """Request of PlanContingencies."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PRESENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def present(self) -> Global___ReconfigureRequest:
-        """What would be asked about the present plan with every node there."""
+        """The request for the present plan, with every node available."""
 
     def __init__(
         self,
@@ -704,11 +635,11 @@ class PlanAheadRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PlanAheadRequest: _TypeAlias = PlanAheadRequest  # noqa: Y015
+Global___PlanContingenciesRequest: _TypeAlias = PlanContingenciesRequest  # noqa: Y015
 
 @_typing.final
-class PlanAheadResponse(_message.Message):
-    """Response of PlanAhead."""
+class PlanContingenciesResponse(_message.Message):
+    """Response of PlanContingencies."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -718,7 +649,7 @@ class PlanAheadResponse(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     DONE_FRACTION_FIELD_NUMBER: _builtins.int
     lost_node_id: _builtins.str
-    """The node that would be lost; empty in a response that only tells progress."""
+    """The node that would be lost; empty in a response that contains only progress."""
     error_reason: _builtins.str
     """Why there would be none, as the ErrorInfo's reason and message; empty when there would be one."""
     error_message: _builtins.str
@@ -744,7 +675,7 @@ class PlanAheadResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PlanAheadResponse: _TypeAlias = PlanAheadResponse  # noqa: Y015
+Global___PlanContingenciesResponse: _TypeAlias = PlanContingenciesResponse  # noqa: Y015
 
 @_typing.final
 class SimulateRequest(_message.Message):

@@ -42,35 +42,25 @@ class PlannerServiceStub(object):
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesResponse.FromString,
                 _registered_method=True)
-        self.GenerateTemplatesWithProgress = channel.unary_stream(
-                '/planaria.api.planner.v1.PlannerService/GenerateTemplatesWithProgress',
-                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressRequest.SerializeToString,
-                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressResponse.FromString,
-                _registered_method=True)
         self.Instantiate = channel.unary_unary(
                 '/planaria.api.planner.v1.PlannerService/Instantiate',
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateResponse.FromString,
-                _registered_method=True)
-        self.InstantiateWithProgress = channel.unary_stream(
-                '/planaria.api.planner.v1.PlannerService/InstantiateWithProgress',
-                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressRequest.SerializeToString,
-                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressResponse.FromString,
                 _registered_method=True)
         self.Reconfigure = channel.unary_unary(
                 '/planaria.api.planner.v1.PlannerService/Reconfigure',
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.FromString,
                 _registered_method=True)
-        self.ReconfigureWithProgress = channel.unary_stream(
-                '/planaria.api.planner.v1.PlannerService/ReconfigureWithProgress',
-                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressRequest.SerializeToString,
-                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressResponse.FromString,
+        self.ComputeWithProgress = channel.unary_stream(
+                '/planaria.api.planner.v1.PlannerService/ComputeWithProgress',
+                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressRequest.SerializeToString,
+                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressResponse.FromString,
                 _registered_method=True)
-        self.PlanAhead = channel.unary_stream(
-                '/planaria.api.planner.v1.PlannerService/PlanAhead',
-                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadRequest.SerializeToString,
-                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadResponse.FromString,
+        self.PlanContingencies = channel.unary_stream(
+                '/planaria.api.planner.v1.PlannerService/PlanContingencies',
+                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesRequest.SerializeToString,
+                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesResponse.FromString,
                 _registered_method=True)
         self.Simulate = channel.unary_unary(
                 '/planaria.api.planner.v1.PlannerService/Simulate',
@@ -93,26 +83,10 @@ class PlannerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GenerateTemplatesWithProgress(self, request, context):
-        """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
-        many accelerators take seconds. Ends after the answer. Idempotent. Fails like GenerateTemplates.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Instantiate(self, request, context):
         """Computes the plan of least iteration time for a new job on named nodes. Idempotent.
         Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
         FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def InstantiateWithProgress(self, request, context):
-        """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
-        many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,18 +102,19 @@ class PlannerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReconfigureWithProgress(self, request, context):
-        """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
-        Reconfigure.
+    def ComputeWithProgress(self, request, context):
+        """Answers one of the requests above and reports progress until then: planning models of hundreds of
+        layers for nodes of many accelerators takes seconds. Ends after the answer. Idempotent.
+        Fails like the call that the request is for, and with INVALID_ARGUMENT without a request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PlanAhead(self, request, context):
+    def PlanContingencies(self, request, context):
         """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-        would answer without that node. Each is sent as soon as it is known, by node id; responses before
-        the first one may tell nothing but progress. Idempotent.
+        would answer without that node. Sends each plan as soon as it is known, in the order of node ids;
+        responses before the first plan contain only progress. Idempotent.
         Fails like Reconfigure where the fault lies in the request and not in the loss.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -162,35 +137,25 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesResponse.SerializeToString,
             ),
-            'GenerateTemplatesWithProgress': grpc.unary_stream_rpc_method_handler(
-                    servicer.GenerateTemplatesWithProgress,
-                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressRequest.FromString,
-                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressResponse.SerializeToString,
-            ),
             'Instantiate': grpc.unary_unary_rpc_method_handler(
                     servicer.Instantiate,
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateResponse.SerializeToString,
-            ),
-            'InstantiateWithProgress': grpc.unary_stream_rpc_method_handler(
-                    servicer.InstantiateWithProgress,
-                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressRequest.FromString,
-                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressResponse.SerializeToString,
             ),
             'Reconfigure': grpc.unary_unary_rpc_method_handler(
                     servicer.Reconfigure,
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.SerializeToString,
             ),
-            'ReconfigureWithProgress': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReconfigureWithProgress,
-                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressRequest.FromString,
-                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressResponse.SerializeToString,
+            'ComputeWithProgress': grpc.unary_stream_rpc_method_handler(
+                    servicer.ComputeWithProgress,
+                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressRequest.FromString,
+                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressResponse.SerializeToString,
             ),
-            'PlanAhead': grpc.unary_stream_rpc_method_handler(
-                    servicer.PlanAhead,
-                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadRequest.FromString,
-                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadResponse.SerializeToString,
+            'PlanContingencies': grpc.unary_stream_rpc_method_handler(
+                    servicer.PlanContingencies,
+                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesRequest.FromString,
+                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesResponse.SerializeToString,
             ),
             'Simulate': grpc.unary_unary_rpc_method_handler(
                     servicer.Simulate,
@@ -239,33 +204,6 @@ class PlannerService(object):
             _registered_method=True)
 
     @staticmethod
-    def GenerateTemplatesWithProgress(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/planaria.api.planner.v1.PlannerService/GenerateTemplatesWithProgress',
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressRequest.SerializeToString,
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.GenerateTemplatesWithProgressResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Instantiate(request,
             target,
             options=(),
@@ -282,33 +220,6 @@ class PlannerService(object):
             '/planaria.api.planner.v1.PlannerService/Instantiate',
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateRequest.SerializeToString,
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def InstantiateWithProgress(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/planaria.api.planner.v1.PlannerService/InstantiateWithProgress',
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressRequest.SerializeToString,
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.InstantiateWithProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -347,7 +258,7 @@ class PlannerService(object):
             _registered_method=True)
 
     @staticmethod
-    def ReconfigureWithProgress(request,
+    def ComputeWithProgress(request,
             target,
             options=(),
             channel_credentials=None,
@@ -360,9 +271,9 @@ class PlannerService(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/planaria.api.planner.v1.PlannerService/ReconfigureWithProgress',
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressRequest.SerializeToString,
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureWithProgressResponse.FromString,
+            '/planaria.api.planner.v1.PlannerService/ComputeWithProgress',
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressRequest.SerializeToString,
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -374,7 +285,7 @@ class PlannerService(object):
             _registered_method=True)
 
     @staticmethod
-    def PlanAhead(request,
+    def PlanContingencies(request,
             target,
             options=(),
             channel_credentials=None,
@@ -387,9 +298,9 @@ class PlannerService(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/planaria.api.planner.v1.PlannerService/PlanAhead',
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadRequest.SerializeToString,
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanAheadResponse.FromString,
+            '/planaria.api.planner.v1.PlannerService/PlanContingencies',
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesRequest.SerializeToString,
+            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesResponse.FromString,
             options,
             channel_credentials,
             insecure,

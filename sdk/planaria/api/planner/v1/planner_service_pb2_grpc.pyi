@@ -40,18 +40,10 @@ class PlannerServiceStub:
     """Computes the templates of every size in a range. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
     """
-    GenerateTemplatesWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.GenerateTemplatesWithProgressRequest, _planner_service_pb2.GenerateTemplatesWithProgressResponse]
-    """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
-    many accelerators take seconds. Ends after the answer. Idempotent. Fails like GenerateTemplates.
-    """
     Instantiate: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.InstantiateRequest, _planner_service_pb2.InstantiateResponse]
     """Computes the plan of least iteration time for a new job on named nodes. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
     FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
-    """
-    InstantiateWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.InstantiateWithProgressRequest, _planner_service_pb2.InstantiateWithProgressResponse]
-    """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
-    many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
     """
     Reconfigure: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.ReconfigureRequest, _planner_service_pb2.ReconfigureResponse]
     """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
@@ -59,14 +51,15 @@ class PlannerServiceStub:
     in the plan and not an error, and that a model that ran always fits: where the nodes left are too
     small for it, the reason is NOT_ENOUGH_NODES.
     """
-    ReconfigureWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.ReconfigureWithProgressRequest, _planner_service_pb2.ReconfigureWithProgressResponse]
-    """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
-    Reconfigure.
+    ComputeWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.ComputeWithProgressRequest, _planner_service_pb2.ComputeWithProgressResponse]
+    """Answers one of the requests above and reports progress until then: planning models of hundreds of
+    layers for nodes of many accelerators takes seconds. Ends after the answer. Idempotent.
+    Fails like the call that the request is for, and with INVALID_ARGUMENT without a request.
     """
-    PlanAhead: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.PlanAheadRequest, _planner_service_pb2.PlanAheadResponse]
+    PlanContingencies: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.PlanContingenciesRequest, _planner_service_pb2.PlanContingenciesResponse]
     """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-    would answer without that node. Each is sent as soon as it is known, by node id; responses before
-    the first one may tell nothing but progress. Idempotent.
+    would answer without that node. Sends each plan as soon as it is known, in the order of node ids;
+    responses before the first plan contain only progress. Idempotent.
     Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
     Simulate: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]
@@ -86,18 +79,10 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     """Computes the templates of every size in a range. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
     """
-    GenerateTemplatesWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.GenerateTemplatesWithProgressRequest, _planner_service_pb2.GenerateTemplatesWithProgressResponse]  # type: ignore[assignment]
-    """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
-    many accelerators take seconds. Ends after the answer. Idempotent. Fails like GenerateTemplates.
-    """
     Instantiate: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.InstantiateRequest, _planner_service_pb2.InstantiateResponse]  # type: ignore[assignment]
     """Computes the plan of least iteration time for a new job on named nodes. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
     FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
-    """
-    InstantiateWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.InstantiateWithProgressRequest, _planner_service_pb2.InstantiateWithProgressResponse]  # type: ignore[assignment]
-    """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
-    many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
     """
     Reconfigure: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.ReconfigureRequest, _planner_service_pb2.ReconfigureResponse]  # type: ignore[assignment]
     """Computes the plan that follows a change of nodes, and the copies that lead to it. Idempotent.
@@ -105,14 +90,15 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     in the plan and not an error, and that a model that ran always fits: where the nodes left are too
     small for it, the reason is NOT_ENOUGH_NODES.
     """
-    ReconfigureWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.ReconfigureWithProgressRequest, _planner_service_pb2.ReconfigureWithProgressResponse]  # type: ignore[assignment]
-    """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
-    Reconfigure.
+    ComputeWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.ComputeWithProgressRequest, _planner_service_pb2.ComputeWithProgressResponse]  # type: ignore[assignment]
+    """Answers one of the requests above and reports progress until then: planning models of hundreds of
+    layers for nodes of many accelerators takes seconds. Ends after the answer. Idempotent.
+    Fails like the call that the request is for, and with INVALID_ARGUMENT without a request.
     """
-    PlanAhead: _aio.UnaryStreamMultiCallable[_planner_service_pb2.PlanAheadRequest, _planner_service_pb2.PlanAheadResponse]  # type: ignore[assignment]
+    PlanContingencies: _aio.UnaryStreamMultiCallable[_planner_service_pb2.PlanContingenciesRequest, _planner_service_pb2.PlanContingenciesResponse]  # type: ignore[assignment]
     """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-    would answer without that node. Each is sent as soon as it is known, by node id; responses before
-    the first one may tell nothing but progress. Idempotent.
+    would answer without that node. Sends each plan as soon as it is known, in the order of node ids;
+    responses before the first plan contain only progress. Idempotent.
     Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
     Simulate: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]  # type: ignore[assignment]
@@ -137,16 +123,6 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def GenerateTemplatesWithProgress(
-        self,
-        request: _planner_service_pb2.GenerateTemplatesWithProgressRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.GenerateTemplatesWithProgressResponse], _abc.AsyncIterator[_planner_service_pb2.GenerateTemplatesWithProgressResponse]]:
-        """Does the same and says how far it has come: templates of models of hundreds of layers for nodes of
-        many accelerators take seconds. Ends after the answer. Idempotent. Fails like GenerateTemplates.
-        """
-
-    @_abc_1.abstractmethod
     def Instantiate(
         self,
         request: _planner_service_pb2.InstantiateRequest,
@@ -155,16 +131,6 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Computes the plan of least iteration time for a new job on named nodes. Idempotent.
         Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT, NOT_ENOUGH_NODES,
         FAULT_TOLERANCE_IMPOSSIBLE or NOT_ENOUGH_MICROBATCHES.
-        """
-
-    @_abc_1.abstractmethod
-    def InstantiateWithProgress(
-        self,
-        request: _planner_service_pb2.InstantiateWithProgressRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.InstantiateWithProgressResponse], _abc.AsyncIterator[_planner_service_pb2.InstantiateWithProgressResponse]]:
-        """Does the same and says how far it has come: planning models of hundreds of layers for nodes of
-        many accelerators takes seconds. Ends after the answer. Idempotent. Fails like Instantiate.
         """
 
     @_abc_1.abstractmethod
@@ -180,24 +146,25 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def ReconfigureWithProgress(
+    def ComputeWithProgress(
         self,
-        request: _planner_service_pb2.ReconfigureWithProgressRequest,
+        request: _planner_service_pb2.ComputeWithProgressRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.ReconfigureWithProgressResponse], _abc.AsyncIterator[_planner_service_pb2.ReconfigureWithProgressResponse]]:
-        """Does the same and says how far it has come. Ends after the answer. Idempotent. Fails like
-        Reconfigure.
+    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.ComputeWithProgressResponse], _abc.AsyncIterator[_planner_service_pb2.ComputeWithProgressResponse]]:
+        """Answers one of the requests above and reports progress until then: planning models of hundreds of
+        layers for nodes of many accelerators takes seconds. Ends after the answer. Idempotent.
+        Fails like the call that the request is for, and with INVALID_ARGUMENT without a request.
         """
 
     @_abc_1.abstractmethod
-    def PlanAhead(
+    def PlanContingencies(
         self,
-        request: _planner_service_pb2.PlanAheadRequest,
+        request: _planner_service_pb2.PlanContingenciesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.PlanAheadResponse], _abc.AsyncIterator[_planner_service_pb2.PlanAheadResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.PlanContingenciesResponse], _abc.AsyncIterator[_planner_service_pb2.PlanContingenciesResponse]]:
         """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-        would answer without that node. Each is sent as soon as it is known, by node id; responses before
-        the first one may tell nothing but progress. Idempotent.
+        would answer without that node. Sends each plan as soon as it is known, in the order of node ids;
+        responses before the first plan contain only progress. Idempotent.
         Fails like Reconfigure where the fault lies in the request and not in the loss.
         """
 

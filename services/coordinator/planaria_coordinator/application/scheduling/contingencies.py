@@ -77,7 +77,7 @@ class Contingencies:
     async def _ask(self, present: PlanQuery) -> None:
         while True:
             try:
-                async for node_id, answer in self._planner.plan_ahead(present):
+                async for node_id, answer in self._planner.contingency_plans(present):
                     self._answers[node_id] = answer
             except PlanariaError as error:
                 if error.reason is not ErrorReason.UNAVAILABLE:
