@@ -18,7 +18,7 @@ from planaria_coordinator.domain.job.model_profile import measured_layers, model
 from planaria_coordinator.domain.job.requirements import NodeFacts
 from planaria_coordinator.domain.job.time_account import Activity, TimeAccount
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.placement.plan import plan_problem
+from planaria_coordinator.domain.placement.plan import Pipeline, Stage, plan_problem
 from planaria_coordinator.domain.placement.planner_query import LayerCopy
 from planaria_coordinator.domain.placement.replicas import (
     MAX_SOURCES,
@@ -263,6 +263,35 @@ def test_a_plan_that_cannot_be_carried_out_says_why(
     )
     assert problem is not None
     assert words in problem
+
+
+def _on(stage: Stage, node_id: str, accelerator: int) -> Stage:
+    return replace(stage, node_id=node_id, accelerators=(accelerator,))
+
+
+def test_a_plan_that_uses_an_accelerator_twice_is_refused() -> None:
+    """Within a pipeline or across pipelines; two accelerators of one node are not one."""
+    plan = make_plan(["a", "b", "c"], 2, 6, 8)
+    first, second = plan.pipelines
+
+    def problem(*pipelines: Pipeline) -> str | None:
+        changed = replace(plan, pipelines=pipelines)
+        return plan_problem(changed, num_layers=6, num_microbatches=8, node_ids=frozenset("abc"))
+
+    def on_one_node(*accelerators: int) -> Pipeline:
+        stages = (_on(s, "a", index) for s, index in zip(first.stages, accelerators, strict=True))
+        return replace(first, stages=tuple(stages))
+
+    taken = first.stages[0]
+    shared = replace(
+        second,
+        stages=(_on(second.stages[0], taken.node_id, taken.accelerators[0]),),
+    )
+
+    used_twice = f"accelerator {taken.accelerators[0]} of {taken.node_id} is used twice"
+    assert problem(first, shared) == used_twice
+    assert problem(on_one_node(1, 1), second) == "accelerator 1 of a is used twice"
+    assert problem(on_one_node(0, 1), second) is None
 
 
 # -- profiles ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer
 from sqlalchemy.dialects.postgresql import JSONB
@@ -33,8 +33,29 @@ JSON_AS_TEXT: Final = MappingProxyType({"json_serializer": str, "json_deserializ
 """Arguments of engines: `Document` makes and reads JSON itself, at a fraction of the time."""
 
 
+class UnreadableDocumentError(ValueError):
+    """A stored document has an unknown key, lacks a required one, or holds a wrong value."""
+
+    def __init__(self, error: ValidationError) -> None:
+        by_type: dict[Any, list[Any]] = {}  # of a union, the member that comes nearest is meant
+        for each in error.errors(include_url=False, include_input=False):
+            by_type.setdefault(each["loc"][:1], []).append(each)
+        first = min(by_type.values(), key=len)[0]
+        self.key = ".".join(str(part) for part in first["loc"])
+        match first["type"]:
+            case "unexpected_keyword_argument":
+                problem = "has the unknown key"
+            case "missing":
+                problem = "lacks the key"
+            case _:
+                problem = f"is wrong ({first['msg']}) at"
+        super().__init__(f"{problem} {self.key}")
+
+
 class Document(TypeDecorator[Any]):
     """Any value of a type that round-trips through JSON, such as a dataclass or a union of them.
+
+    Reading is strict: a key that the type does not know would otherwise be lost at the next write.
 
     Args:
         held_type: the type; read values are instances of it again.
@@ -47,10 +68,17 @@ class Document(TypeDecorator[Any]):
         super().__init__()
         # SQLAlchemy knows compiled statements again by the arguments that are attributes.
         self.held_type = held_type
-        self._adapter: TypeAdapter[Any] = TypeAdapter(held_type)
+        # `| None`: a dataclass by itself takes no configuration from here.
+        strict = ConfigDict(extra="forbid")
+        self._adapter: TypeAdapter[Any] = TypeAdapter(held_type | None, config=strict)
 
     def process_bind_param(self, value: Any, _dialect: Dialect) -> str | None:
         return None if value is None else to_json(value).decode()
 
     def process_result_value(self, value: str | None, _dialect: Dialect) -> Any:
-        return None if value is None else self._adapter.validate_json(value)
+        if value is None:
+            return None
+        try:
+            return self._adapter.validate_json(value)
+        except ValidationError as error:
+            raise UnreadableDocumentError(error) from None

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.adapters.database.columns import UnreadableDocumentError
 
 _UNREACHABLE: Final = (
     OSError,
@@ -45,11 +46,19 @@ def database_errors(url: URL) -> Iterator[None]:
     """Turn what drivers raise into one clear line.
 
     Raises:
+        PlanariaError: VERSION_MISMATCH: a stored document is not one of this version's.
         UnavailableError: the database cannot be reached, is full, or refuses.
         InvalidArgumentError: a text holds the NUL character, which PostgreSQL cannot store.
     """
     try:
         yield
+    except UnreadableDocumentError as error:
+        raise PlanariaError(
+            ErrorReason.VERSION_MISMATCH,
+            f"a document in the database at {url.render_as_string(hide_password=True)} {error}: "
+            "another version of Planaria wrote it",
+            {"part": "database", "key": error.key},
+        ) from None
     except (DBAPIError, PoolTimeoutError, OSError) as error:
         cause = _driver_error(error)
         if isinstance(cause, _UNSTORABLE_TEXT):

@@ -5,6 +5,8 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.adapters.database.columns import UnreadableDocumentError
 from planaria_coordinator.adapters.database.records import (
     Listing,
     count_up,
@@ -84,7 +86,14 @@ class SqlRuns:
 
     async def get(self, job_id: str) -> JobRun | None:
         query = select(RUNS.c.run).where(RUNS.c.job_id == job_id)
-        run: JobRun | None = await find_value(self._transaction, query)
+        try:
+            run: JobRun | None = await find_value(self._transaction, query)
+        except UnreadableDocumentError as error:
+            raise PlanariaError(
+                ErrorReason.VERSION_MISMATCH,
+                f"the stored run of {job_id} {error}: another version of Planaria wrote it",
+                {"job_id": job_id, "key": error.key},
+            ) from None
         return run
 
     async def save(self, run: JobRun) -> None:

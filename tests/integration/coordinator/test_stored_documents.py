@@ -1,0 +1,64 @@
+"""What is stored as JSON is read whole or not at all: no key is dropped silently."""
+
+import json
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.coordinator.process import SPEC, command, environment, run
+
+pytestmark = pytest.mark.integration
+
+
+def with_a_job(data_dir: Path) -> str:
+    """Make a database that has one job, and return its id."""
+    with run(data_dir) as running:
+        answer = running.client.post("/api/v1/jobs", json={"spec": SPEC})
+        job_id: str = answer.json()["job"]["id"]
+    return job_id
+
+
+def change_run(data_dir: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    with sqlite3.connect(data_dir / "coordinator.db") as connection:
+        ((job_id, document),) = connection.execute("SELECT job_id, run FROM runs")
+        stored = json.loads(document)
+        change(stored)
+        connection.execute("UPDATE runs SET run = ? WHERE job_id = ?", (json.dumps(stored), job_id))
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda run: run.update(base=None), "has the unknown key base"),
+        (
+            lambda run: run["requirements"].update(colour="red"),
+            "has the unknown key requirements.colour",
+        ),
+        (lambda run: run.pop("nodes_per_replica"), "lacks the key nodes_per_replica"),
+        (lambda run: run.update(generation="many"), "at generation"),
+    ],
+)
+def test_a_run_that_cannot_be_read_whole_fails_the_start(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], problem: str
+) -> None:
+    """The coordinator names the job and the key, and leaves the database alone."""
+    job_id = with_a_job(tmp_path)
+    change_run(tmp_path, change)
+
+    done = subprocess.run(
+        command(tmp_path),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert f"the stored run of {job_id} " in done.stderr
+    assert problem in done.stderr
