@@ -14,11 +14,12 @@ from integration.coordinator.process import SPEC, command, environment, run
 pytestmark = pytest.mark.integration
 
 
-def with_a_job(data_dir: Path) -> str:
+def with_a_job(data_dir: Path, planner_address: str) -> str:
     """Make a database that has one job, and return its id."""
-    with run(data_dir) as running:
-        answer = running.client.post("/api/v1/jobs", json={"spec": SPEC})
-        job_id: str = answer.json()["job"]["id"]
+    with run(data_dir, f"--planner-addresses={planner_address}") as running:
+        created = running.client.post("/api/v1/jobs", json={"spec": SPEC})
+        assert created.status_code == 201, created.text
+        job_id: str = created.json()["id"]
     return job_id
 
 
@@ -44,10 +45,13 @@ def change_run(data_dir: Path, change: Callable[[dict[str, Any]], object]) -> No
     ],
 )
 def test_a_run_that_cannot_be_read_whole_fails_the_start(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], problem: str
+    tmp_path: Path,
+    planner_address: str,
+    change: Callable[[dict[str, Any]], object],
+    problem: str,
 ) -> None:
     """The coordinator names the job and the key, and leaves the database alone."""
-    job_id = with_a_job(tmp_path)
+    job_id = with_a_job(tmp_path, planner_address)
     change_run(tmp_path, change)
 
     done = subprocess.run(
