@@ -13,7 +13,7 @@ from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.plain import PlainPipeline
 from benchmarks.overhead.reducer import Reducer
 from benchmarks.overhead.torch_schedule import TorchPipeline
-from planaria_worker.engine.groups import Communicators, Group
+from planaria_worker.engine.groups import Communicators, Groups
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
@@ -116,7 +116,7 @@ class Rank:
         )
         return lambda step: _run_planaria(context, step)
 
-    def _groups(self, view: PlanView, variant: str) -> Mapping[str, Group]:
+    def _groups(self, view: PlanView, variant: str) -> Groups:
         communicators = Communicators(
             engine_id=view.engine_id,
             host="127.0.0.1",

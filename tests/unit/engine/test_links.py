@@ -92,7 +92,7 @@ def old() -> Generation:
 def links(old: Generation) -> CurrentGroups:
     links = CurrentGroups()
     links.begin(old.communicators)
-    links.join_pipeline(old.along)
+    links.set_pipeline(old.along)
     return links
 
 
@@ -116,7 +116,7 @@ def test_a_pipeline_that_is_kept_outlives_its_generation(
     assert (old.shut, new.shut) == ((False, True), (False, False))
     links.shut_sums("fenced")
     assert (old.shut, new.shut) == ((False, True), (True, True))
-    assert links.is_pipeline_whole
+    assert links.is_pipeline_healthy
     links.shut("halted")
     assert old.shut == (True, True)
 
@@ -196,7 +196,7 @@ class TestSetAside:
         new = Generation("a", "c")
         new.across.members = ("a", "other")
         links.begin(new.communicators)
-        links.join_pipeline(new.along)
+        links.set_pipeline(new.along)
         links.peer_lost("c")
         links.shut("broken")
         assert new.shut == (True, False)

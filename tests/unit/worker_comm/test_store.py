@@ -9,7 +9,7 @@ import pytest
 from planaria_common.errors import UnavailableError
 from planaria_common.netutil import free_port
 from planaria_worker.engine.groups.addresses import parse_address
-from planaria_worker.engine.groups.errors import GroupBroken
+from planaria_worker.engine.groups.group import GroupBroken
 from planaria_worker.engine.groups.rendezvous import Rendezvous, StoreServer
 from planaria_worker.engine.groups.sockets import listening_addresses
 

@@ -13,15 +13,20 @@ import time
 import torch
 
 from planaria_common.measurement import LinkMeasurement
-from planaria_worker.engine.groups import Communicators, Group, StoreServer
+from planaria_worker.engine.groups import (
+    Communicators,
+    GroupKind,
+    GroupSpec,
+    PipelineLink,
+    StoreServer,
+)
 from planaria_worker.engine.numerics.pins import pin_numerics
-from planaria_worker.engine.plan.plan_view import GroupSpec
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.profiling.timing import timing
 
 _HOST = "127.0.0.1"
 _HERE, _PEER = "here", "peer"
-_GROUP = GroupSpec(name="link", members=(_HERE, _PEER), is_line=True)
+_GROUP = GroupSpec(name="link", kind=GroupKind.ACTIVATIONS, members=(_HERE, _PEER))
 _TIMEOUT_SECONDS = 120.0
 """Importing torch in the other process takes seconds, more where the machine is busy."""
 
@@ -77,26 +82,26 @@ def _run(name: str, store_address: str, device_name: str) -> list[list[float]]:
     groups = communicators.build(
         [_GROUP], store_address=store_address, prefix="link/", timeout_seconds=_TIMEOUT_SECONDS
     )
-    group = groups[_GROUP.name]
-    samples = [_back_and_forth(group, device, *sizes) for sizes in _ROUNDS]
+    link = groups.links[_GROUP.name]
+    samples = [_back_and_forth(link, device, *sizes) for sizes in _ROUNDS]
     communicators.shut()
     return samples
 
 
 def _back_and_forth(
-    group: Group, device: torch.device, num_bytes: int, num_rounds: int
+    link: PipelineLink, device: torch.device, num_bytes: int, num_rounds: int
 ) -> list[float]:
     message = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    other = 1 - group.rank
+    other = 1 - link.rank
     samples = []
     for _ in range(_NUM_WARM_UP + num_rounds):
         start = time.perf_counter()
-        if group.rank == 0:
-            group.send(message, other)
-            group.recv(message, other)
+        if link.rank == 0:
+            link.send(message, other)
+            link.recv(message, other)
         else:
-            group.recv(message, other)
-            group.send(message, other)
+            link.recv(message, other)
+            link.send(message, other)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         samples.append((time.perf_counter() - start) / 2)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from planaria_common.measurement import StepMeasurement
+from planaria_worker.engine.groups import Groups
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
@@ -77,7 +78,12 @@ def _context(job: Job) -> TrainingContext:
         failpoints=Failpoints(),
     )
     return build_context(
-        resources, view=view, generation=_GENERATION, step=0, groups={}, states=store.states
+        resources,
+        view=view,
+        generation=_GENERATION,
+        step=0,
+        groups=Groups(links={}, sums={}),
+        states=store.states,
     )
 
 

@@ -1,24 +1,36 @@
-"""Process groups of one generation: made directly, without any global state, and shut at will.
+"""Groups of engines that exchange tensors, of one generation: built directly, without global state.
 
-server = StoreServer(host)                      # one per engine, at its start
-communicators = Communicators(engine_id=..., host=host, device=..., ...)
-groups = communicators.build(specs, store_address=..., prefix="<job>/<generation>/", ...)
-groups["pipeline-0"].send(tensor, dst=1)
-communicators.shut()                            # from any thread: everybody wakes up at once
+    server = StoreServer(host)                      # one per engine, at its start
+    communicators = Communicators(engine_id=..., host=host, device=..., ...)
+    groups = communicators.build(specs, store_address=..., prefix="<job>/<generation>/", ...)
+    groups.links["forward-0"].send(tensor, dst=1)   # between neighbours of a pipeline
+    groups.sums["owners-3"].all_reduce(tensor)      # across the owners of a layer
+    communicators.shut()                            # from any thread: ends all waits at once
+
+Read in this order: group_spec, group, pipeline_link, sum_group; communicators and rendezvous (how
+groups are built); current_groups (which ones an engine has); transports, and the transports: tcp_*
+(our own connections), gloo, nccl, host_memory; failure_detector and liveness_beacon.
 """
 
-from planaria_worker.engine.groups.communicators import Communicators
-from planaria_worker.engine.groups.errors import GroupBroken
-from planaria_worker.engine.groups.group import Group, Work, require_open
+from planaria_worker.engine.groups.communicators import Communicators, Groups
+from planaria_worker.engine.groups.group import Group, GroupBroken, Work, require_open
+from planaria_worker.engine.groups.group_spec import GroupKind, GroupSpec
+from planaria_worker.engine.groups.pipeline_link import PipelineLink
 from planaria_worker.engine.groups.rendezvous import StoreServer
-from planaria_worker.engine.groups.streams import beside
+from planaria_worker.engine.groups.streams import own_stream
+from planaria_worker.engine.groups.sum_group import SumGroup
 
 __all__ = [
     "Communicators",
     "Group",
     "GroupBroken",
+    "GroupKind",
+    "GroupSpec",
+    "Groups",
+    "PipelineLink",
     "StoreServer",
+    "SumGroup",
     "Work",
-    "beside",
+    "own_stream",
     "require_open",
 ]

@@ -1,7 +1,7 @@
-"""Who calls at a listener: the neighbour, known by a token, or strangers.
+"""Accepts the connection of a neighbour, recognised by a token, and refuses all others.
 
-A stranger may say nothing, or one byte now and then: all callers are heard side by side, so that
-none of them holds up the neighbour.
+A stranger may send nothing, or one byte now and then: all connections are read concurrently, so
+that no stranger delays the neighbour.
 """
 
 import hmac
@@ -10,26 +10,26 @@ import socket
 import time
 
 _MAX_UNKNOWN = 32
-"""Callers who have not said all of the token yet; one more, and the first of them is let go."""
+"""Connections that have not sent the whole token yet; one more closes the oldest."""
 
 
 class Acceptor:
-    """Those who have called and are not known yet."""
+    """The connections that have not sent the whole token yet."""
 
     def __init__(self, listener: socket.socket, token: bytes) -> None:
         self._listener = listener
         self._token = token
-        self._heard: dict[socket.socket, bytes] = {}
+        self._received: dict[socket.socket, bytes] = {}
         self._selector = selectors.DefaultSelector()
 
     def wait_for_neighbour(self, deadline: float) -> socket.socket:
-        """Returns the connection of whoever knows the token; the others are turned away. Once.
+        """Return the connection that sends the token, and close the others. Call it once.
 
         Args:
             deadline: by `time.monotonic()`.
 
         Raises:
-            TimeoutError: nobody came who knows it.
+            TimeoutError: no connection sent the token in time.
             OSError: the listener was shut.
         """
         self._listener.setblocking(False)
@@ -37,44 +37,44 @@ class Acceptor:
         try:
             while (seconds_left := deadline - time.monotonic()) > 0:
                 for key, _ in self._selector.select(seconds_left):
-                    caller = key.data or self._answer()
-                    if caller in self._heard and self._knows_token(caller):
-                        del self._heard[caller]
+                    caller = key.data or self._accept()
+                    if caller in self._received and self._has_sent_token(caller):
+                        del self._received[caller]
                         return caller
         finally:
             self._selector.close()
-            for caller in self._heard:
+            for caller in self._received:
                 caller.close()
         raise TimeoutError("timed out")
 
-    def _answer(self) -> socket.socket | None:
+    def _accept(self) -> socket.socket | None:
         try:
             caller, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # who called has left
+        except (BlockingIOError, ConnectionAbortedError):  # the caller has left
             return None
         caller.setblocking(False)
-        if len(self._heard) == _MAX_UNKNOWN:
-            self._let_go(next(iter(self._heard)))
-        self._heard[caller] = b""
+        if len(self._received) == _MAX_UNKNOWN:
+            self._close(next(iter(self._received)))
+        self._received[caller] = b""
         self._selector.register(caller, selectors.EVENT_READ, caller)
         return caller
 
-    def _knows_token(self, caller: socket.socket) -> bool:
-        """Hears what has come, and no byte behind the token; lets go of whoever is wrong."""
+    def _has_sent_token(self, caller: socket.socket) -> bool:
+        """Read what has come, but no byte after the token; close a connection that is wrong."""
         try:
-            piece = caller.recv(len(self._token) - len(self._heard[caller]))
+            piece = caller.recv(len(self._token) - len(self._received[caller]))
         except BlockingIOError:
             return False
         except OSError:
             piece = b""
-        said = self._heard[caller] = self._heard[caller] + piece
+        said = self._received[caller] = self._received[caller] + piece
         if hmac.compare_digest(said, self._token):
             return True
         if not piece or len(said) == len(self._token):
-            self._let_go(caller)
+            self._close(caller)
         return False
 
-    def _let_go(self, caller: socket.socket) -> None:
-        del self._heard[caller]
+    def _close(self, caller: socket.socket) -> None:
+        del self._received[caller]
         self._selector.unregister(caller)
         caller.close()

@@ -7,12 +7,12 @@ Address = tuple[str, int]
 
 
 def format_address(host: str, port: int) -> str:
-    """Writes `host:port`, an IPv6 host in brackets."""
+    """Write `host:port`, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(text: str) -> Address:
-    """Reads `host:port`.
+    """Read `host:port`.
 
     Raises:
         InvalidArgumentError: it is not of that form.
@@ -28,5 +28,5 @@ def parse_address(text: str) -> Address:
 
 
 def plain(address: tuple[str, int] | tuple[str, int, int, int]) -> Address:
-    """Drops what IPv6 adds to the address of a socket, so that the two ends compare equal."""
+    """Drop what IPv6 adds to the address of a socket, so that both ends compare equal."""
     return address[0].removeprefix("::ffff:"), address[1]

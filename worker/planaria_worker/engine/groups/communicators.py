@@ -1,29 +1,47 @@
-"""Building the groups of one generation, on all engines alike, interruptible at any moment.
+"""Builds the groups of one generation; any thread can end it at any time.
 
-communicators.start(specs, ..., when_standing=...)   # returns at once
-groups = communicators.wait()                        # here or in another thread
+communicators.start(specs, ..., when_over=...)   # returns at once
+groups = communicators.wait()                    # here or in another thread
 """
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.priority import come_first
-from planaria_worker.engine.groups.backends import Connector, open_connector
-from planaria_worker.engine.groups.errors import GroupBroken
-from planaria_worker.engine.groups.group import Group
+from planaria_worker.engine.groups.backends import Connector
+from planaria_worker.engine.groups.group import Group, GroupBroken
+from planaria_worker.engine.groups.group_spec import GroupSpec
+from planaria_worker.engine.groups.pipeline_link import PipelineLink
 from planaria_worker.engine.groups.rendezvous import Rendezvous
-from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.groups.sum_group import SumGroup
+from planaria_worker.engine.groups.transports import open_connector
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine_config import Transport
 
 _GRACE_SECONDS = 1.0
-"""The building thread bounds itself; this much later it is taken to be stuck and left behind."""
+"""The building thread bounds itself; this much later it is assumed to be stuck and abandoned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of a generation that are ready, by name."""
+
+    links: Mapping[str, PipelineLink]
+    sums: Mapping[str, SumGroup]
+
+    def __len__(self) -> int:
+        return len(self.links) + len(self.sums)
+
+    @property
+    def all(self) -> tuple[Group[Any], ...]:
+        return *self.links.values(), *self.sums.values()
 
 
 class Communicators:
@@ -39,16 +57,16 @@ class Communicators:
         operation_timeout_seconds: float,
         failpoints: Failpoints,
     ) -> None:
-        """Prepares an empty set.
+        """Prepare an empty set.
 
         Args:
             engine_id: this engine, among the members of each group.
             host: address on which peers connect.
-            device: where the tensors are, but for groups that are on the host.
-            transport: what moves them; the same on all engines.
-            operation_timeout_seconds: bound of every wait, the last resort: whoever learns of a
-                loss shuts the groups long before.
-            failpoints: hit at `rebuild`, between meeting the peers and connecting to them.
+            device: of the tensors, except for groups in host memory.
+            transport: what moves the tensors; the same on all engines.
+            operation_timeout_seconds: bound of every wait, as a last resort: an engine that learns
+                of a lost peer shuts the groups long before.
+            failpoints: hit at `rebuild`, after all peers have met and before they connect.
         """
         self._engine_id = engine_id
         self._host = host
@@ -58,25 +76,27 @@ class Communicators:
         self._failpoints = failpoints
         self._lock = threading.Lock()
         self._shut = threading.Event()
-        self._groups: dict[str, Group] = {}
-        self._connectors: list[Connector] = []
+        self._links: dict[str, PipelineLink] = {}
+        self._sums: dict[str, SumGroup] = {}
+        self._connectors: list[Connector[Any]] = []
         self._outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._deadline = 0.0
         self._prefix = ""
 
     @property
-    def groups(self) -> Mapping[str, Group]:
-        """The groups that stand, by name."""
-        return MappingProxyType(self._groups)
+    def groups(self) -> Groups:
+        """The groups that are ready."""
+        with self._lock:
+            return Groups(links=dict(self._links), sums=dict(self._sums))
 
-    def adopt(self, groups: Mapping[str, Group]) -> None:
-        """Takes over groups of an earlier generation, by the names they have in this one."""
-        self._groups.update(groups)
+    def adopt(self, sums: Mapping[str, SumGroup]) -> None:
+        """Take over groups of an earlier generation, by the names they have in this one."""
+        self._sums.update(sums)
 
     def build(
         self, specs: Sequence[GroupSpec], *, store_address: str, prefix: str, timeout_seconds: float
-    ) -> Mapping[str, Group]:
-        """Makes groups and waits until they stand: `start`, then `wait`."""
+    ) -> Groups:
+        """Build groups and wait until they are ready: `start`, then `wait`."""
         self.start(
             specs, store_address=store_address, prefix=prefix, timeout_seconds=timeout_seconds
         )
@@ -91,28 +111,28 @@ class Communicators:
         timeout_seconds: float,
         when_over: Callable[[Exception | None], None] | None = None,
     ) -> None:
-        """Begins to make the groups with more than one member that this engine belongs to.
+        """Start to build the groups with more than one member that this engine belongs to.
 
-        Those that were adopted stand already.
+        Those that were adopted are ready already.
 
         Args:
-            specs: the same order on all engines, or they wait for each other; names are unique.
-            store_address: rendezvous store of an engine that is alive.
-            prefix: put before every key in the store; one per job and generation.
-            timeout_seconds: how long all of it may take.
-            when_over: called from another thread when the groups stand, with None, or when they
-                do not, with what `wait` raises.
+            specs: in the same order on all engines, or they wait for each other; with unique names.
+            store_address: of the rendezvous store of an engine that is alive.
+            prefix: of every key in the store; one for each job and generation.
+            timeout_seconds: how long the whole build may take.
+            when_over: called from another thread: with None when the groups are ready, else with
+                what `wait` raises.
         """
         mine = [
             spec
             for spec in specs
             if self._engine_id in spec.members
             and len(spec.members) > 1
-            and spec.name not in self._groups
+            and spec.name not in self._sums
         ]
         self._deadline = time.monotonic() + timeout_seconds
         self._prefix = prefix
-        # A thread that can be left behind: neither the store's client nor gloo can be interrupted
+        # A thread that can be abandoned: neither the store's client nor gloo can be interrupted
         # while they connect to a process that is stopped.
         threading.Thread(
             target=self._run,
@@ -123,46 +143,47 @@ class Communicators:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody would have to wait; how it ended, `wait` says."""
+        """Whether `wait` would return, or raise, at once."""
         return not self._outcome.empty()
 
-    def wait(self) -> Mapping[str, Group]:
-        """Returns the groups by name, once they all stand.
+    def wait(self) -> Groups:
+        """Return the groups, once all are ready.
 
         Raises:
-            GroupBroken: `shut` was called meanwhile.
-            UnavailableError: a peer or the store did not answer in time; names them. All groups are
-                shut.
+            GroupBroken: `shut` was called.
+            UnavailableError: a peer or the store did not answer in time; the message names them.
+                All groups are shut.
         """
         seconds = max(self._deadline - time.monotonic(), 0.0) + _GRACE_SECONDS
         try:
             failure = self._outcome.get(timeout=seconds)
         except queue.Empty:
-            failure = _unavailable("nothing happened in time", {})
+            failure = _unavailable("timed out", {})
         if failure is None and self._shut.is_set():
             failure = _interrupted()
-        self._outcome.put(failure)  # for whoever waits after this one
+        self._outcome.put(failure)  # for the next call
         if failure is not None:
             self.shut()
             raise failure
         return self.groups
 
-    def shut(self, reason: str = "shut", *, keeping: Collection[str] = ()) -> None:
-        """Shuts all groups but those that were set aside, also those that are being built.
+    def shut(self, reason: str = "shut", *, keeping: Collection[Group[Any]] = ()) -> None:
+        """Shut all groups that are not retained, also those that are being built.
 
-        Any thread, idempotent, at once.
+        Any thread, idempotent, without waiting.
 
         Args:
-            reason: why; who is blocked in a group is told.
-            keeping: names of groups that go on.
+            reason: why; the error of a thread that is blocked in a group carries it.
+            keeping: groups that stay open.
         """
         with self._lock:
             self._shut.set()
             connectors, self._connectors = self._connectors, []
-            groups = [group for name, group in self._groups.items() if name not in keeping]
+            groups: list[Group[Any]] = [*self._links.values(), *self._sums.values()]
         self._outcome.put(_interrupted())
         for group in groups:
-            group.give_up(reason)
+            if group not in keeping:
+                group.shut_unless_retained(reason)
         for connector in connectors:
             connector.cut()
 
@@ -178,11 +199,14 @@ class Communicators:
         failure: Exception | None = None
         try:
             self._build(specs, store_address, prefix, deadline)
-        except (OSError, RuntimeError) as error:  # so do torch and gloo say that nobody came
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # as torch and gloo report a peer that did not come
             reason = str(error).partition("\n")[0]
             failure = _unavailable(reason, {"reason": reason})
         except Exception as error:
-            failure = error.with_traceback(None)  # which would keep what was opened
+            failure = error.with_traceback(None)  # a traceback would keep what was opened
         if self._shut.is_set():
             failure = _interrupted()
         try:
@@ -205,15 +229,12 @@ class Communicators:
         for spec, connector in zip(specs, connectors, strict=True):
             self._connect(spec, connector, rendezvous, addresses, deadline)
 
-    def _open(self, spec: GroupSpec, rendezvous: Rendezvous) -> Connector:
+    def _open(self, spec: GroupSpec, rendezvous: Rendezvous) -> Connector[Any]:
         connector = open_connector(
-            self._transport,
-            self._device,
-            self._host,
-            is_line=spec.is_line,
-            is_downward=spec.is_downward,
-            is_brief=spec.is_brief,
-            is_on_host=spec.is_on_host,
+            spec.kind,
+            transport=self._transport,
+            device=self._device,
+            host=self._host,
             operation_timeout_seconds=self._operation_timeout_seconds,
         )
         with self._lock:
@@ -225,7 +246,7 @@ class Communicators:
     def _meet(
         self, specs: Sequence[GroupSpec], rendezvous: Rendezvous, deadline: float
     ) -> Mapping[str, str]:
-        """Waits until every member of every group is there, so that connecting takes no time."""
+        """Wait until all members of all groups have published, so that connecting takes no time."""
         members = {
             _address_key(spec, rank): engine_id
             for spec in specs
@@ -241,7 +262,7 @@ class Communicators:
     def _connect(
         self,
         spec: GroupSpec,
-        connector: Connector,
+        connector: Connector[Any],
         rendezvous: Rendezvous,
         addresses: Mapping[str, str],
         deadline: float,
@@ -253,23 +274,27 @@ class Communicators:
             [addresses[_address_key(spec, member)] for member in range(len(spec.members))],
             timeout_seconds=_seconds_left(deadline),
         )
-        group = Group(
+        make: type[PipelineLink | SumGroup] = PipelineLink if spec.kind.is_link else SumGroup
+        group = make(
             group_id=f"{self._prefix}{spec.name}",
-            name=spec.name,
-            members=spec.members,
-            is_line=spec.is_line,
-            is_brief=spec.is_brief,
+            spec=spec,
             rank=rank,
             backend=backend,
             timeout_seconds=self._operation_timeout_seconds,
         )
         with self._lock:
             if not self._shut.is_set():
-                self._groups[spec.name] = group
+                self._add(group)
                 self._connectors.remove(connector)
                 return
         group.shut()
         self._require_open()
+
+    def _add(self, group: PipelineLink | SumGroup) -> None:
+        if isinstance(group, PipelineLink):
+            self._links[group.name] = group
+        else:
+            self._sums[group.name] = group
 
     def _require_open(self) -> None:
         if self._shut.is_set():
@@ -281,12 +306,12 @@ def _address_key(spec: GroupSpec, rank: int) -> str:
 
 
 def _seconds_left(deadline: float) -> float:
-    """At least a little: gloo takes 0 for no bound at all."""
+    """Seconds left, never 0: gloo takes 0 for no bound."""
     return max(deadline - time.monotonic(), 0.1)
 
 
 def _interrupted() -> GroupBroken:
-    return GroupBroken("the groups were shut while they were built")
+    return GroupBroken("the groups were shut while they were being built")
 
 
 def _unavailable(what: str, metadata: Mapping[str, str]) -> PlanariaError:

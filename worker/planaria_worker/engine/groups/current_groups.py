@@ -1,16 +1,20 @@
-"""The groups that an engine is in: along its pipeline, and across the pipelines.
+"""The groups that an engine has now: the links of its pipeline, and the sum groups.
 
-Those across are of one generation; at a fence the idle ones are set aside, so that the next one can
-take them up. Those along the pipeline live as long as the pipeline does. When a plan is changed
-behind a commit, the groups before it are retired: a peer may still be reading the last verdict from
-them. A pipeline's may be many generations older than those across.
+Sum groups belong to one generation. A fence retains those that are idle, so that the next
+generation can reopen them. Pipeline links live as long as the pipeline, and may be many generations
+older than the sum groups. When a plan changes at a commit, the groups before it are retired rather
+than shut: a peer may still be reading the last decision from them.
 """
 
 import threading
 from collections.abc import Collection, Iterable
+from typing import Any
 
-from planaria_worker.engine.groups import Communicators, Group, GroupBroken
-from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.groups.communicators import Communicators
+from planaria_worker.engine.groups.group import Group, GroupBroken
+from planaria_worker.engine.groups.group_spec import GroupSpec
+from planaria_worker.engine.groups.pipeline_link import PipelineLink
+from planaria_worker.engine.groups.sum_group import SumGroup
 
 
 class CurrentGroups:
@@ -21,8 +25,8 @@ class CurrentGroups:
         self._communicators: Communicators | None = None
         self._staged: Communicators | None = None
         self._retired: tuple[Communicators, ...] = ()
-        self._pipeline: tuple[Group, ...] = ()
-        self._retired_pipeline: tuple[Group, ...] = ()
+        self._pipeline: tuple[PipelineLink, ...] = ()
+        self._retired_pipeline: tuple[PipelineLink, ...] = ()
 
     def begin(
         self,
@@ -31,51 +35,51 @@ class CurrentGroups:
         sums: Iterable[GroupSpec] = (),
         kept: Collection[str] = (),
     ) -> Collection[str]:
-        """Takes up the groups of a generation, which are to be made, and ends those before it.
+        """Make a generation's groups, which are to be built, the current ones; end those before it.
 
-        But for the groups of sums that all their members have set aside: the generation adopts them
-        where it needs one of the same members. Every member comes to the same: groups are taken in
-        the order of their ids, for specs in the order of the plan. When one of them was lost
-        meanwhile, the others go on with it, and it cannot be made without them: the generation's
-        groups are shut, as if it had been lost while they were made.
+        Sum groups that all their members have retained are reopened where the generation needs one
+        of the same kind and members. All members choose alike: they go through the groups in the
+        order of their ids, and through the specs in the order of the plan. If such a group was lost
+        here meanwhile, the other members reopen it, so it cannot be built anew without them: the
+        generation's groups are shut, as if the peer had been lost while they were built.
 
         Args:
-            communicators: the generation's.
-            sums: its groups of sums.
-            kept: ids of the groups that all their members have set aside.
+            communicators: of the generation.
+            sums: its sum groups.
+            kept: ids of the groups that all their members have retained.
 
         Returns:
-            Names of the groups that go on.
+            Names of the groups that were reopened.
         """
         with self._lock:
-            taken, loss = self._adopt_started(sums, kept)
-            communicators.adopt(taken)
+            reopened, loss = self._reopen(sums, kept)
+            communicators.adopt(reopened)
             if loss is not None:
-                communicators.shut(f"a group that was to be kept is lost: {loss}")
+                communicators.shut(f"a retained group is lost: {loss}")
             former, self._communicators = self._communicators, communicators
-            for group in [] if former is None else list(former.groups.values()):
+            for group in () if former is None else former.groups.all:
                 if group not in self._pipeline:
                     group.shut("the plan changed")
-        return taken.keys()
+        return reopened.keys()
 
-    def join_pipeline(self, groups: tuple[Group, ...]) -> None:
-        """Says which groups are those along the pipeline."""
+    def set_pipeline(self, links: tuple[PipelineLink, ...]) -> None:
+        """Replace the links of the pipeline."""
         with self._lock:
-            self._pipeline = groups
+            self._pipeline = links
 
     def stage(self, communicators: Communicators) -> None:
-        """Notes the groups of a generation that has not begun; whoever made them shuts them."""
+        """Register the groups of a generation that has not begun; the caller shuts them."""
         with self._lock:
             self._staged = communicators
 
     def hand_over(
-        self, communicators: Communicators, pipeline: tuple[Group, ...] | None = None
+        self, communicators: Communicators, pipeline: tuple[PipelineLink, ...] | None = None
     ) -> None:
-        """Takes up the groups of the next generation behind a commit; those before are retired.
+        """Make the groups of the next generation the current ones at a commit; retire the others.
 
         Args:
-            communicators: the groups.
-            pipeline: those along the pipeline; None: they remain.
+            communicators: of the next generation.
+            pipeline: the links of its pipeline; None if they stay the same.
         """
         with self._lock:
             if self._communicators is not None:
@@ -86,104 +90,98 @@ class CurrentGroups:
                 self._pipeline = pipeline
 
     def shut_retired(self, reason: str) -> None:
-        """Shuts the groups of earlier generations."""
+        """Shut the groups of earlier generations."""
         with self._lock:
             retired, self._retired = self._retired, ()
-            groups, self._retired_pipeline = self._retired_pipeline, ()
+            links, self._retired_pipeline = self._retired_pipeline, ()
             pipeline = self._pipeline
+        groups: list[Group[Any]] = [*links]
         for communicators in retired:
-            _shut(communicators, reason, pipeline)
-            groups += tuple(g for g in communicators.groups.values() if g not in pipeline)
+            communicators.shut(reason, keeping=pipeline)
+            groups += [group for group in communicators.groups.all if group not in pipeline]
         for group in groups:
             group.shut(reason)
 
-    def set_aside(self, lost: Collection[str]) -> None:
-        """Sets aside the groups of sums in which nothing is under way, for another generation.
+    def retain_idle(self, lost: Collection[str]) -> None:
+        """Retain the sum groups in which no operation is under way, for a later generation.
 
         Args:
-            lost: engine ids of those that are gone: their groups are of no use any more.
+            lost: ids of lost engines; the groups they were in are shut.
         """
         with self._lock:
-            for group in self._groups_of_sums():
+            for group in self._sums():
                 if set(lost).isdisjoint(group.members):
-                    group.set_aside()
+                    group.retain()
                 else:
                     group.shut("a member was lost")
 
     @property
-    def idle_groups(self) -> list[Group]:
-        """Those that were set aside, and still stand."""
-        return [g for g in self._groups_of_sums() if g.is_aside and not g.is_shut]
+    def idle_groups(self) -> list[SumGroup]:
+        """Those that are retained and were not lost since."""
+        return [group for group in self._sums() if group.is_retained and not group.is_shut]
 
-    def _adopt_started(
+    @property
+    def is_pipeline_healthy(self) -> bool:
+        """Whether no link of the pipeline is lost."""
+        return not any(link.is_shut for link in self._pipeline)
+
+    def shut(self, reason: str) -> None:
+        """End all waits in any group."""
+        with self._lock:
+            pipeline = self._pipeline
+        self.shut_sums(reason)
+        for link in pipeline:
+            link.shut(reason)
+
+    def shut_sums(self, reason: str) -> None:
+        """End all waits across the pipelines; the pipeline goes on."""
+        with self._lock:
+            communicators, pipeline = self._communicators, self._pipeline
+        if communicators is not None:
+            communicators.shut(reason, keeping=pipeline)
+        self.shut_retired(reason)
+
+    def peer_lost(self, engine_id: str) -> None:
+        """Shut the groups of a lost peer: they will never carry a message again.
+
+        If that breaks the pipeline, a fence comes next: retain the idle sum groups.
+        """
+        with self._lock:
+            if any(engine_id in link.members for link in self._pipeline):
+                self.retain_idle([engine_id])
+            groups: list[Group[Any]] = [*self._pipeline, *self._retired_pipeline]
+            for communicators in (self._communicators, self._staged, *self._retired):
+                if communicators is not None:
+                    groups += communicators.groups.all
+            for group in groups:
+                if engine_id in group.members:
+                    group.shut(f"{engine_id} ended")
+
+    def _sums(self) -> Collection[SumGroup]:
+        with self._lock:
+            communicators = self._communicators
+        return () if communicators is None else communicators.groups.sums.values()
+
+    def _reopen(
         self, specs: Iterable[GroupSpec], kept: Collection[str]
-    ) -> tuple[dict[str, Group], GroupBroken | None]:
+    ) -> tuple[dict[str, SumGroup], GroupBroken | None]:
         """Groups by the names that the specs have for them; and why one was lost, if one was."""
         found = sorted(
-            (group for group in self._groups_of_sums() if group.group_id in kept),
+            (group for group in self._sums() if group.group_id in kept),
             key=lambda group: group.group_id,
         )
-        taken: dict[str, Group] = {}
+        reopened: dict[str, SumGroup] = {}
         for spec in specs:
             same = [group for group in found if _is_for(spec, group)]
             if not same:
                 continue
             found.remove(same[0])
             try:
-                taken[spec.name] = same[0].take_up(spec.name)
+                reopened[spec.name] = same[0].reopen(spec.name)
             except GroupBroken as loss:
-                return taken, loss
-        return taken, None
-
-    def _groups_of_sums(self) -> list[Group]:
-        with self._lock:
-            communicators = self._communicators
-        groups = [] if communicators is None else list(communicators.groups.values())
-        return [group for group in groups if not group.is_line]
-
-    @property
-    def is_pipeline_whole(self) -> bool:
-        return not any(group.is_shut for group in self._pipeline)
-
-    def shut(self, reason: str) -> None:
-        """Ends whatever a thread waits for in any group."""
-        with self._lock:
-            pipeline = self._pipeline
-        self.shut_sums(reason)
-        for group in pipeline:
-            group.shut(reason)
-
-    def shut_sums(self, reason: str) -> None:
-        """Ends whatever a thread waits for across the pipelines; the pipeline goes on."""
-        with self._lock:
-            communicators, pipeline = self._communicators, self._pipeline
-        if communicators is not None:
-            _shut(communicators, reason, pipeline)
-        self.shut_retired(reason)
-
-    def peer_lost(self, engine_id: str) -> None:
-        """Ends the groups that a lost peer was in: they will never carry a message again.
-
-        Where the pipeline is broken by it, the next thing is a fence.
-        """
-        with self._lock:
-            if any(engine_id in group.members for group in self._pipeline):
-                self.set_aside([engine_id])
-            groups = [*self._pipeline, *self._retired_pipeline]
-            for communicators in (self._communicators, self._staged, *self._retired):
-                if communicators is not None:
-                    groups += communicators.groups.values()
-            for group in groups:
-                if engine_id in group.members:
-                    group.shut(f"{engine_id} ended")
+                return reopened, loss
+        return reopened, None
 
 
-def _is_for(spec: GroupSpec, group: Group) -> bool:
-    return set(group.members) == set(spec.members) and group.is_brief == spec.is_brief
-
-
-def _shut(communicators: Communicators, reason: str, pipeline: Iterable[Group]) -> None:
-    """Shuts all groups but those along the pipeline, which may be of an earlier generation."""
-    kept = set(pipeline)
-    names = {name for name, group in list(communicators.groups.items()) if group in kept}
-    communicators.shut(reason, keeping=names)
+def _is_for(spec: GroupSpec, group: SumGroup) -> bool:
+    return set(group.members) == set(spec.members) and group.spec.kind is spec.kind

@@ -1,10 +1,9 @@
-"""Sums between CPUs. gloo cannot be interrupted: its connections are found and cut under its hands.
+"""Sums between CPUs. gloo cannot be interrupted: its connections are found and cut from outside.
 
-Not even then do all its waits end. When a connection ends while gloo's loop takes a message off its
-list of waiting ones, it can lose it, and tells nobody: who waits for that all-reduce waits for the
-timeout. With traffic both ways on a loaded machine, every twentieth cut had such a victim. Hence no
-thread of ours waits in gloo without a way out: whoever waits looks whether the group was shut here,
-or a connection ended by a peer.
+Even then not all its waits end. If a connection ends while gloo's loop takes a message off its list
+of waiting ones, gloo can lose the message without an error, and its wait lasts until the timeout.
+With traffic both ways on a loaded machine, one cut in twenty did that. So no thread waits in gloo
+for long: it looks again and again whether the group was shut here, or a peer ended a connection.
 """
 
 import contextlib
@@ -30,15 +29,17 @@ from planaria_worker.engine.groups.sockets import (
 )
 
 _MAX_DEVICE_ATTEMPTS = 10
-_LOOK_UP_SECONDS = 0.02
-"""How often a wait looks whether the group was shut; until then, gloo had its chance to say so."""
+_POLL_SECONDS = 0.02
+"""How often a wait looks whether the group was shut, in case gloo does not report it."""
 _LOST_SECONDS = 1.0
-"""How long gloo has to read what came before a peer ended a connection, or to tell of the end."""
+"""How long gloo has to read what came before a peer ended a connection, or to report the end."""
 _ENDED = "a peer ended its connection"
 
 
 class GlooConnector:
-    """A gloo device of its own for each group: its port tells the group's connections from others.
+    """One rank's end of a group that is being built.
+
+    Each group has a gloo device of its own, whose port tells the group's connections from others.
 
     Each pair of ranks has one connection, and one of its ends is the port of a device.
     """
@@ -60,7 +61,7 @@ class GlooConnector:
         process_group: Any = ProcessGroupGloo(store, rank, len(addresses), self._options)
         connections = self._connections()
         if len(connections) != len(addresses) - 1:
-            # Never go on with a group that could not be woken.
+            # Refuse a group whose waits could not be ended.
             for connection in connections:
                 cut(connection)
             raise RuntimeError(
@@ -94,14 +95,6 @@ class GlooBackend:
         self._options = AllreduceOptions()
         self._options.timeout = timedelta(seconds=timeout_seconds)
 
-    def send(self, tensor: Tensor, dst: int) -> Pending:  # noqa: ARG002 - the protocol's
-        raise TypeError("gloo sums: messages have a line")
-
-    recv = send
-
-    def has_message(self, src: int) -> bool:  # noqa: ARG002 - the protocol's
-        return False
-
     def all_reduce(self, tensor: Tensor) -> Pending:
         work = self._process_group.allreduce([tensor], self._options)
         return _AllReduce(work, self._connections)
@@ -113,14 +106,14 @@ class GlooBackend:
 
 
 class _AllReduce:
-    """A collective runs in a thread of gloo's, so that to stop waiting for it costs nothing."""
+    """A collective runs in a thread of gloo's: a wait for it can end early."""
 
     def __init__(self, work: BackendWork, connections: Collection[socket.socket]) -> None:
         self._work = work
         self._connections = connections
 
     def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:
-        return _look_up(self._is_done, timeout_seconds, shut, self._connections)
+        return _poll(self._is_done, timeout_seconds, shut, self._connections)
 
     def is_over(self) -> bool:
         return self._work.is_completed()
@@ -132,16 +125,16 @@ class _AllReduce:
         return self._work.is_completed() and self._work.wait(timeout)
 
 
-def _look_up(
+def _poll(
     is_done: Callable[[float], bool],
     timeout_seconds: float,
     shut: threading.Event,
     connections: Collection[socket.socket],
 ) -> bool:
-    """Waits, and now and then looks whether the group was shut; once it was, one more time."""
+    """Wait, and look whether the group was shut; once it was, look at the operation once more."""
     deadline, failure = time.monotonic() + timeout_seconds, f"timed out after {timeout_seconds:g} s"
     was_shut = False
-    while not is_done(_LOOK_UP_SECONDS):
+    while not is_done(_POLL_SECONDS):
         if was_shut:
             return False
         if time.monotonic() > deadline:
@@ -153,10 +146,10 @@ def _look_up(
 
 
 def _open_device(host: str) -> tuple[object, Address, Collection[str]]:
-    """A gloo device, where it listens, and the sockets that are older than it.
+    """Open a gloo device; return it, where it listens, and the sockets that are older than it.
 
-    It does not tell its address: it is that of the one new listening socket. Peers connect, and
-    the device accepts, from this moment on.
+    gloo has no call for its address: it is that of the one new listening socket. The device accepts
+    connections from this moment on.
     """
     for _ in range(_MAX_DEVICE_ATTEMPTS):
         before = open_sockets()
@@ -164,4 +157,4 @@ def _open_device(host: str) -> tuple[object, Address, Collection[str]]:
         appeared = listening_addresses(before)
         if len(appeared) == 1:
             return device, appeared.pop(), before
-    raise RuntimeError(f"other threads opened ports all the while a group was made on {host}")
+    raise RuntimeError(f"other threads opened ports while a group was built on {host}")

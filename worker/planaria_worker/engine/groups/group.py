@@ -1,60 +1,56 @@
-"""A group of engines that send tensors to each other, until somebody shuts it."""
+"""What pipeline links and sum groups have in common: operations that any thread can end."""
 
 import threading
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from planaria_worker.engine.groups.backends import GroupBackend, Pending
-from planaria_worker.engine.groups.errors import GroupBroken
+from planaria_worker.engine.groups.backends import Backend, Pending
+from planaria_worker.engine.groups.group_spec import GroupSpec
+
+B = TypeVar("B", bound=Backend)
 
 
-class Group:
-    """One rank's end of a group.
+class GroupBroken(Exception):  # noqa: N818 - as Fenced: an outcome, not a defect
+    """The group was shut, lost a peer, or waited too long: it will never carry a message again.
 
-    Operations are called by one thread at a time and in the same order on all ranks; `shut` by any
-    thread at any moment. A rank that meets an error shuts its end, so that its neighbours meet one
-    too: a single loss wakes the whole group, one after another, even when nobody tells them. But
-    for those who wait for a rank that has set its end aside: a fence wakes them.
+    The rank does the same in each of these cases: it drops the step and looks at the fence.
+    """
 
-    A group in which nothing is under way can be set aside, and taken up by a later generation:
-    until then it carries nothing, and only `shut` ends it.
+
+class Group(Generic[B]):
+    """One rank's end of a group: a `PipelineLink` or a `SumGroup`.
+
+    One thread at a time starts operations, in the same order on all ranks. Any thread may call
+    `shut` at any time. A rank that meets an error shuts its end, so that its neighbours meet one
+    too: a single lost engine wakes the whole group, even if nothing else reports the loss. The
+    exception is a rank that waits for one that has retained its end: a fence wakes it.
 
     Attributes:
-        group_id: the same on all ranks, and of no other group of the job.
-        name: the same on all ranks, in one generation.
+        group_id: the same on all ranks, and unique in the job.
+        name: the same on all ranks, and unique in one generation.
+        spec: name, kind and members.
         members: engine ids in rank order.
-        is_line: whether it carries messages between neighbours, and sums nothing.
-        is_brief: whether it is made for small sums, and not for gradients.
-        rank: the place of this engine.
+        rank: of this engine.
     """
 
     def __init__(
-        self,
-        *,
-        group_id: str,
-        name: str,
-        members: tuple[str, ...],
-        is_line: bool = False,
-        is_brief: bool = False,
-        rank: int,
-        backend: GroupBackend,
-        timeout_seconds: float,
+        self, *, group_id: str, spec: GroupSpec, rank: int, backend: B, timeout_seconds: float
     ) -> None:
         self.group_id = group_id
-        self.name = name
-        self.members = members
-        self.is_line = is_line
-        self.is_brief = is_brief
+        self.name = spec.name
+        self.spec = spec
+        self.members = spec.members
         self.rank = rank
-        self._backend: GroupBackend | None = backend
+        self._backend: B | None = backend
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._launching = threading.Lock()
         self._shut = threading.Event()
         self._reason = ""
         self._num_under_way = 0
-        self._is_aside = False
+        self._is_retained = False
 
     @property
     def size(self) -> int:
@@ -65,140 +61,50 @@ class Group:
         return self._shut.is_set()
 
     @property
-    def is_aside(self) -> bool:
-        return self._is_aside
-
-    def send(self, tensor: Tensor, dst: int) -> None:
-        """Sends a contiguous tensor to a rank; returns when it may be changed again.
-
-        Raises:
-            GroupBroken: the group was shut, lost a peer, or waited too long.
-        """
-        self.isend(tensor, dst).wait()
-
-    def recv(self, tensor: Tensor, src: int) -> None:
-        """Fills a contiguous tensor with the next one of the same size that a rank sent.
-
-        Raises:
-            GroupBroken: the group was shut, lost a peer, or waited too long.
-        """
-        self.irecv(tensor, src).wait()
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Replaces a contiguous tensor by its sum over all ranks.
-
-        Raises:
-            GroupBroken: the group was shut, lost a peer, or waited too long; the tensor's contents
-                are then undefined.
-        """
-        self.iall_reduce(tensor).wait()
-
-    def isend(self, tensor: Tensor, dst: int) -> "Work":
-        """Starts to send; the tensor must not change until the work was waited for."""
-        return self._start(
-            lambda backend: backend.send(tensor, dst), tensor, f"sending to {self.members[dst]}"
-        )
-
-    def irecv(self, tensor: Tensor, src: int) -> "Work":
-        """Starts to receive; messages of one sender fill the tensors in the order of the calls."""
-        return self._start(
-            lambda backend: backend.recv(tensor, src),
-            tensor,
-            f"receiving from {self.members[src]}",
-        )
-
-    def iall_reduce(self, tensor: Tensor) -> "Work":
-        """Starts to sum; several may be under way, started in the same order on all ranks."""
-        return self._start(lambda backend: backend.all_reduce(tensor), tensor, "all-reduce")
-
-    def has_message(self, src: int) -> bool:
-        """Whether a message of a rank is known to have begun to arrive, or never will any more."""
-        backend = self._backend
-        return backend is None or backend.has_message(src)
+    def is_retained(self) -> bool:
+        """Whether it waits for a later generation; only a `SumGroup` ever does."""
+        return self._is_retained
 
     def shut(self, reason: str = "shut") -> None:
-        """Ends the group: whoever is blocked in it, here or at a peer, returns with GroupBroken.
+        """End the group: a thread blocked in it, here or at a peer, returns with GroupBroken.
 
-        From any thread, as often as one likes, at once, and without an exception.
+        From any thread, any number of times, without waiting and without an exception.
         """
-        self._end(reason, even_aside=True)
+        self._end(reason, even_retained=True)
 
-    def _end(self, reason: str, *, even_aside: bool) -> None:
+    def shut_unless_retained(self, reason: str) -> None:
+        """End the group as `shut` does, unless it is retained."""
+        self._end(reason, even_retained=False)
+
+    def _end(self, reason: str, *, even_retained: bool) -> None:
         with self._lock:
-            if self._shut.is_set() or self._backend is None or (self._is_aside and not even_aside):
+            if self._shut.is_set() or self._backend is None:
+                return
+            if self._is_retained and not even_retained:
                 return
             self._reason = reason
             self._shut.set()
             last_references = [self._backend]
             self._backend = None
         last_references[0].cut()
-        # gloo's threads take 10 ms to end, and the one to drop the group last has to wait for them.
+        # gloo's threads take 10 ms to end, and dropping the last reference waits for them.
         threading.Thread(
             target=self._drop, args=(last_references,), name="drop-group", daemon=True
         ).start()
 
-    def set_aside(self) -> bool:
-        """Lets no operation start from now on; any thread, at once.
-
-        Returns:
-            Whether the group is aside: not when it is shut, or something is under way, or begun and
-            not yet waited for. An operation that somebody has waited for was begun by everybody, so
-            where all ranks set their ends aside, all have done the same operations.
-        """
-        if not self._launching.acquire(blocking=False):
-            return False
-        try:
-            with self._lock:
-                if not self._shut.is_set() and not self._num_under_way:
-                    self._is_aside = True
-                return self._is_aside and not self._shut.is_set()
-        finally:
-            self._launching.release()
-
-    def take_up(self, name: str) -> "Group":
-        """Returns the group for a later generation; this one has ended then for whoever has it.
-
-        Args:
-            name: that it has from now on.
-
-        Raises:
-            GroupBroken: it was shut.
-        """
-        with self._lock:
-            backend, self._backend = self._backend, None
-            if backend is None:
-                raise GroupBroken(f"group {self.name}: {self._reason}")
-            self._reason = "it belongs to a later generation"
-            self._shut.set()
-        return Group(
-            group_id=self.group_id,
-            name=name,
-            members=self.members,
-            is_brief=self.is_brief,
-            rank=self.rank,
-            backend=backend,
-            timeout_seconds=self._timeout_seconds,
-        )
-
-    def give_up(self, reason: str) -> None:
-        """Ends the group as `shut` does, unless it was set aside."""
-        self._end(reason, even_aside=False)
-
-    def _drop(self, last_references: list[GroupBackend]) -> None:
+    def _drop(self, last_references: list[B]) -> None:
         with self._launching:
-            pass  # who was about to start an operation has let go of the group
+            pass  # a thread that was about to start an operation has let go of the backend
         last_references.clear()
 
-    def _start(
-        self, launch: Callable[[GroupBackend], Pending], tensor: Tensor, what: str
-    ) -> "Work":
+    def _start(self, launch: Callable[[B], Pending], tensor: Tensor, what: str) -> "Work":
         if not tensor.is_contiguous():
             raise ValueError(f"group {self.name}: {what}: the tensor is not contiguous")
         failure = ""
         with self._launching:
             backend = self._backend
-            if backend is not None and self._is_aside:
-                raise GroupBroken(f"group {self.name}: {what}: set aside by a fence")
+            if backend is not None and self._is_retained:
+                raise GroupBroken(f"group {self.name}: {what}: retained by a fence")
             if backend is not None:
                 try:
                     work = Work(self, launch(backend), what, self._timeout_seconds)
@@ -216,7 +122,7 @@ class Group:
             self._num_under_way -= done
 
     def _broken(self, what: str, failure: str) -> GroupBroken:
-        """Shuts the group, if it is not, and says why: the first reason is the one that counts."""
+        """Shut the group if it is open; the error carries the first reason it was shut for."""
         self.shut(failure)
         return GroupBroken(f"group {self.name}: {what}: {self._reason}")
 
@@ -224,7 +130,9 @@ class Group:
 class Work:
     """An operation under way; every one must be waited for, unless the group ends."""
 
-    def __init__(self, group: Group, pending: Pending, what: str, timeout_seconds: float) -> None:
+    def __init__(
+        self, group: Group[Any], pending: Pending, what: str, timeout_seconds: float
+    ) -> None:
         self._group = group
         self._pending: Pending | None = pending
         self._what = what
@@ -233,16 +141,16 @@ class Work:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody would have to wait; how it ended, `wait` says."""
+        """Whether `wait` would return, or raise, at once."""
         pending = self._pending
         return pending is None or pending.is_over()
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Returns when the operation is complete; once it is, at once.
+        """Return when the operation is complete.
 
         Args:
             timeout_seconds: at most this long, instead of the group's own bound. gloo cannot take
-                back an operation: a wait that is too long costs the group.
+                back an operation: a wait that times out breaks the group.
 
         Raises:
             GroupBroken: the group was shut, lost a peer, or waited too long. The tensor must not be
@@ -257,7 +165,7 @@ class Work:
                 self._group._count(done=self._is_done)
             except RuntimeError as error:
                 failure = _first_line(error)
-            del pending  # it holds the group's connections: nothing may keep it, least a traceback
+            del pending  # it holds the group's connections: no traceback may keep it
         if not self._is_done:
             raise self._group._broken(self._what, failure)
 
@@ -266,11 +174,11 @@ def _first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def require_open(group: Group, during: str) -> None:
-    """Whatever the transport said of an operation: if the group was shut, half of it may be here.
+def require_open(group: Group[Any], during: str) -> None:
+    """Refuse the result of an operation in a group that was shut: half of it may be missing.
 
     Raises:
-        GroupBroken: it was.
+        GroupBroken: the group was shut, whatever the transport said of the operation.
     """
     if group.is_shut:
         raise GroupBroken(f"group {group.name}: shut during {during}")

@@ -1,34 +1,38 @@
-"""Groups of any device by way of host memory, over a backend that knows no other.
+"""Groups of any device by way of host memory, over a transport for CPU tensors.
 
-Several engines can share a GPU like this, which NCCL refuses. A tensor is copied to a buffer before
-it is sent; what has come is copied to its tensor by whoever waits for it, on that thread's current
-stream, whole and in one go. So a tensor whose wait failed is never written again.
+Several engines can share a GPU this way, which NCCL refuses. A tensor is copied to a buffer before
+it is sent. A received buffer is copied to its tensor by the thread that waits for it, on that
+thread's current stream, in one piece. So a tensor whose wait failed is never written again.
 
-Each message has a buffer of its own, which its operation in the backend keeps alive, also one that
-was lost. Behind that it goes back to torch, which keeps pinned memory to use again.
+Each message has a buffer of its own. Its operation keeps the buffer alive, also after a failure.
+The buffer then goes back to torch, which reuses pinned memory.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from planaria_worker.engine.groups.backends import Connector, GroupBackend, Pending
+from planaria_worker.engine.groups.backends import Connector, LinkBackend, Pending, SumBackend
+
+B = TypeVar("B")
 
 
-class HostMemoryConnector:
-    """One rank's end of a group that is being made, over another connector."""
+class HostMemoryConnector(Generic[B]):
+    """One rank's end of a group that is being built, over another connector."""
 
-    def __init__(self, connector: Connector) -> None:
+    def __init__(self, connector: Connector[B], wrap: Callable[[B], B]) -> None:
         self._connector = connector
+        self._wrap = wrap
         self.address = connector.address
 
     def connect(
         self, store: Store, rank: int, addresses: Sequence[str], *, timeout_seconds: float
-    ) -> "HostMemoryBackend":
-        return HostMemoryBackend(
+    ) -> B:
+        return self._wrap(
             self._connector.connect(store, rank, addresses, timeout_seconds=timeout_seconds)
         )
 
@@ -36,28 +40,38 @@ class HostMemoryConnector:
         self._connector.cut()
 
 
-class HostMemoryBackend:
-    """Copies between tensors and the messages of another backend."""
+class HostMemoryLink:
+    """Copies between tensors and the messages of a pipeline link."""
 
-    def __init__(self, backend: GroupBackend) -> None:
-        self._backend = backend
+    def __init__(self, link: LinkBackend) -> None:
+        self._link = link
 
     def send(self, tensor: Tensor, dst: int) -> Pending:
-        return self._backend.send(_copied(tensor), dst)
+        return self._link.send(_copied(tensor), dst)
 
     def recv(self, tensor: Tensor, src: int) -> Pending:
         buffer = _buffer_for(tensor)
-        return _Arriving(self._backend.recv(buffer, src), buffer, tensor)
+        return _Arriving(self._link.recv(buffer, src), buffer, tensor)
+
+    def has_message(self, src: int) -> bool:
+        return self._link.has_message(src)
+
+    def cut(self) -> None:
+        self._link.cut()
+
+
+class HostMemorySum:
+    """Copies between tensors and the buffers that a sum group sums."""
+
+    def __init__(self, sums: SumBackend) -> None:
+        self._sums = sums
 
     def all_reduce(self, tensor: Tensor) -> Pending:
         buffer = _copied(tensor)
-        return _Arriving(self._backend.all_reduce(buffer), buffer, tensor)
-
-    def has_message(self, src: int) -> bool:
-        return self._backend.has_message(src)
+        return _Arriving(self._sums.all_reduce(buffer), buffer, tensor)
 
     def cut(self) -> None:
-        self._backend.cut()
+        self._sums.cut()
 
 
 class _Arriving:
@@ -71,7 +85,7 @@ class _Arriving:
     def wait(self, timeout_seconds: float, shut: threading.Event) -> bool:
         if not self._pending.wait(timeout_seconds, shut):
             return False
-        # From pinned memory nobody waits for it: torch does not use the buffer again before.
+        # Nothing waits for a copy from pinned memory: torch reuses the buffer only after it.
         self._tensor.copy_(self._buffer, non_blocking=True)
         return True
 
@@ -84,5 +98,5 @@ def _buffer_for(tensor: Tensor) -> Tensor:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """The values of a tensor; waits for the device to have them."""
+    """Copy the values of a tensor; wait for the device to have them."""
     return _buffer_for(tensor).copy_(tensor.detach())

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.groups.addresses import format_address, parse_address
-from planaria_worker.engine.groups.errors import GroupBroken
+from planaria_worker.engine.groups.group import GroupBroken
 
 _PROBE_TIMEOUT_SECONDS = 1.0
 _FIRST_POLL_SECONDS = 0.001

@@ -73,10 +73,15 @@ def has_end(connections: Iterable[socket.socket]) -> bool:
     return bool(poll.poll(0))
 
 
-def cut(connection: socket.socket) -> None:
-    """Ends a connection for everybody who uses it, and closes this duplicate. Never raises."""
+def end(opened: socket.socket) -> None:
+    """End a connection, or a listener's wait, for all threads that use it. Never raises."""
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        opened.shutdown(socket.SHUT_RDWR)
+
+
+def cut(connection: socket.socket) -> None:
+    """End a connection for all its users, and close this duplicate. Never raises."""
+    end(connection)
     with contextlib.suppress(OSError):
         connection.close()
 

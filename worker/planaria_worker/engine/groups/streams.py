@@ -1,12 +1,12 @@
-"""Streams of CUDA devices, for what must not wait behind the work of others."""
+"""CUDA streams for operations that must not wait for other work of the device."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 
-def beside(device: torch.device) -> AbstractContextManager[object]:
-    """A stream on which nothing waits for what the device computes meanwhile; nothing on CPUs.
+def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Use a stream on which nothing waits for the device's computation; nothing on CPUs.
 
     torch has 32 and gives them out in turn, to groups as well.
     """

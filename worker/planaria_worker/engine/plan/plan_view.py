@@ -7,6 +7,7 @@ the same order without talking to each other first.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from planaria_worker.engine.groups.group_spec import GroupKind, GroupSpec
 from planaria_worker.engine.plan.owned_layers import HostedLayers, OwnedLayers, find_owned_layers
 from planaria_worker.engine.plan.plan import (
     FollowerAssignment,
@@ -16,25 +17,6 @@ from planaria_worker.engine.plan.plan import (
     check_plan,
     stage_assignments,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSpec:
-    """A group to be made; the ranks are the places in `members`."""
-
-    name: str
-    members: tuple[str, ...]
-    is_line: bool = False
-    """Whether members send messages to their neighbours, and sum nothing: a pipeline's group."""
-    is_downward: bool = False
-    """Whether messages go to the rank before; otherwise, or also, they go to the rank behind."""
-    is_brief: bool = False
-    """Whether what is summed is so small that hops count, and not bytes."""
-    is_on_host: bool = False
-    """Whether the tensors are in host memory, whatever the device."""
-
-    def rank(self, engine_id: str) -> int:
-        return self.members.index(engine_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +148,10 @@ def view_plan(
     else:
         hosted = followers[row - len(pipelines)].layers
     runs = find_owned_layers(pipelines, num_layers, hosted_layers, followers)
-    forward_group = _line(pipelines, row, "forward")
-    backward_group = _line(pipelines, row, "backward") if separate_directions else forward_group
+    forward_group = _link(pipelines, row, "forward", GroupKind.ACTIVATIONS)
+    backward_group = forward_group
+    if separate_directions:
+        backward_group = _link(pipelines, row, "backward", GroupKind.GRADIENTS)
     return PlanView(
         engine_id=engine_id,
         pipelines=tuple(pipelines),
@@ -178,7 +162,7 @@ def view_plan(
         runs=tuple(run for run in runs if engine_id in run.owners),
         forward_group=forward_group,
         backward_group=backward_group,
-        exchange_group=_line(pipelines, row, "exchange"),
+        exchange_group=_link(pipelines, row, "exchange", GroupKind.COMMIT_MESSAGES),
         owner_groups=tuple(g for g in _owner_groups(runs) if engine_id in g.members),
         last_ranks_group=_last_ranks_group(pipelines, followers, engine_id),
     )
@@ -198,19 +182,15 @@ def _find(
     raise PlanError(f"engine_id: the plan has no place for {engine_id}")
 
 
-def _line(pipelines: Sequence[PipelineAssignment], row: int, what: str) -> GroupSpec | None:
+def _link(
+    pipelines: Sequence[PipelineAssignment], row: int, name: str, kind: GroupKind
+) -> GroupSpec | None:
     if row >= len(pipelines):
         return None
     members = tuple(place.engine_id for place in pipelines[row].stages)
     if len(members) < 2:
         return None
-    return GroupSpec(
-        name=f"{what}-{row}",
-        members=members,
-        is_line=True,
-        is_downward=what == "backward",
-        is_on_host=what == "exchange",
-    )
+    return GroupSpec(name=f"{name}-{row}", kind=kind, members=members)
 
 
 def _owner_groups(runs: Iterable[OwnedLayers]) -> tuple[GroupSpec, ...]:
@@ -219,7 +199,9 @@ def _owner_groups(runs: Iterable[OwnedLayers]) -> tuple[GroupSpec, ...]:
     for run in runs:
         if len(run.owners) > 1 and run.owners not in groups:
             name = f"owners-{run.layers[0]}"
-            groups[run.owners] = GroupSpec(name=name, members=run.owners)
+            groups[run.owners] = GroupSpec(
+                name=name, kind=GroupKind.GRADIENT_SUM, members=run.owners
+            )
     return tuple(groups.values())
 
 
@@ -235,4 +217,4 @@ def _last_ranks_group(
     members += tuple(follower.engine_id for follower in followers)
     if len(members) < 2 or engine_id not in members:
         return None
-    return GroupSpec(name="last-ranks", members=members, is_brief=True)
+    return GroupSpec(name="last-ranks", kind=GroupKind.VOTE_SUM, members=members)

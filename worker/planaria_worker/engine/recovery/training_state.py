@@ -152,7 +152,7 @@ class TrainingState:
             PlanariaError: says what the engine has not.
         """
         context, retained_work = self.context, self.retained_work
-        if context is None or retained_work is None or not links.is_pipeline_whole:
+        if context is None or retained_work is None or not links.is_pipeline_healthy:
             lack = "it is in no whole pipeline"
         elif context.view.is_follower or context.view.pipeline.stages != view.pipeline.stages:
             lack = "its pipeline has other stages"

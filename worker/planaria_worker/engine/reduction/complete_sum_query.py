@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups import Group, Work, beside, require_open
+from planaria_worker.engine.groups import SumGroup, Work, own_stream, require_open
 from planaria_worker.engine.reduction.complete_sums import NOBODY, Holder, find_holder
 
 
@@ -24,12 +24,12 @@ class CompleteSumQuery:
             device: what is summed is there.
         """
         self._device = device
-        self._asked: dict[Group, _Question] = {}
+        self._asked: dict[SumGroup, _Question] = {}
         self._holders: dict[int, Holder] = {}
 
     def ask(
         self,
-        layers: Mapping[Group, Sequence[int]],
+        layers: Mapping[SumGroup, Sequence[int]],
         num_whole: Mapping[int, int],
         check: Callable[[], None],
     ) -> None:
@@ -51,7 +51,7 @@ class CompleteSumQuery:
             work = group.iall_reduce(table)
             self._asked[group] = _Question(layers=tuple(own), table=table, work=work)
 
-    def is_unheard(self, group: Group | None) -> bool:
+    def is_unheard(self, group: SumGroup | None) -> bool:
         """Whether a group was asked, and its answer is yet to be heard."""
         return group in self._asked
 
@@ -71,10 +71,10 @@ class CompleteSumQuery:
         """Who adds what is whole of a layer; of a layer that this engine has alone: rank 0."""
         return self._holders.get(layer, NOBODY)
 
-    def _hear(self, groups: Iterable[Group]) -> None:
+    def _hear(self, groups: Iterable[SumGroup]) -> None:
         for group in groups:
             question = self._asked.pop(group)
-            with beside(self._device):
+            with own_stream(self._device):
                 question.work.wait()
                 columns = question.table.T.tolist()
             require_open(group, "an all-reduce")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups import Group, GroupBroken, Work, beside, require_open
+from planaria_worker.engine.groups import GroupBroken, SumGroup, Work, own_stream, require_open
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.plan.owned_layers import OwnedLayers
 from planaria_worker.engine.plan.plan_view import PlanView
@@ -38,7 +38,7 @@ class _Bucket:
     """The highest layer first."""
     own_count: int
     """What each of this engine's microbatches counts."""
-    group: Group | None
+    group: SumGroup | None
     """None: this engine alone holds them, and its local sums are the whole ones."""
 
     @property
@@ -61,7 +61,7 @@ class GradientReduction:
         self,
         *,
         view: PlanView,
-        groups: Mapping[str, Group],
+        groups: Mapping[str, SumGroup],
         sums: GradientSums,
         squared_norm: Callable[[int, Tensor], float],
         device: torch.device,
@@ -190,7 +190,7 @@ class GradientReduction:
 
     def _ask(self, attempt: "_Attempt") -> None:
         """Tells the other owners how much of each layer is whole here, group by group."""
-        layers: dict[Group, list[int]] = {}  # in the one order of all owners
+        layers: dict[SumGroup, list[int]] = {}  # in the one order of all owners
         for bucket in self._buckets:
             if bucket.group is not None:
                 known = layers.setdefault(bucket.group, [])
@@ -246,7 +246,7 @@ class GradientReduction:
         bucket, copy, work = begun.bucket, begun.copy, begun.work
         values: Sequence[Tensor | None] = [None] * len(bucket.pieces)
         if bucket.group is not None and copy is not None and work is not None:
-            with beside(self._device):
+            with own_stream(self._device):
                 work.wait()
                 values, arrived = self._parts(bucket, copy)
                 rows = [*arrived.cpu()]
@@ -290,7 +290,7 @@ class GradientReduction:
         rows = copy[num_values:length].view(len(lengths), self._num_microbatches)
         return copy[:num_values].split_with_sizes(lengths), rows
 
-    def _cut(self, view: PlanView, groups: Mapping[str, Group]) -> Iterator[_Bucket]:
+    def _cut(self, view: PlanView, groups: Mapping[str, SumGroup]) -> Iterator[_Bucket]:
         """Cuts every run into buckets; from the plan alone, hence alike on all owners."""
         sizes = {layer: total.numel() for layer, total in self._sums.sums.items()}
         for run in view.runs:

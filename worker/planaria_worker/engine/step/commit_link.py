@@ -9,7 +9,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from planaria_worker.engine.groups import Group, Work, require_open
+from planaria_worker.engine.groups import PipelineLink, Work, require_open
 from planaria_worker.engine.step.commit_messages import Message
 
 
@@ -21,7 +21,7 @@ class CommitLink:
         above: rank of the stage behind; None for the last.
     """
 
-    def __init__(self, group: Group | None) -> None:
+    def __init__(self, group: PipelineLink | None) -> None:
         """Begins with nothing under way; `group` is None for a pipeline of one stage."""
         rank, size = (0, 1) if group is None else (group.rank, group.size)
         self.below = rank - 1 if rank > 0 else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups import Group, GroupBroken
+from planaria_worker.engine.groups import GroupBroken, PipelineLink
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
@@ -47,8 +47,8 @@ class PipelineStage:
         view: PlanView,
         stage: Stage,
         sums: GradientSums,
-        forward_group: Group | None,
-        backward_group: Group | None,
+        forward_group: PipelineLink | None,
+        backward_group: PipelineLink | None,
         halt: threading.Event,
         stopwatch: Stopwatch,
         failpoints: Failpoints,

@@ -5,7 +5,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups import Group, Work
+from planaria_worker.engine.groups import PipelineLink, Work
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.step.schedule import max_in_flight
@@ -23,8 +23,8 @@ class StageLinks:
         *,
         job: Job,
         view: PlanView,
-        forward_group: Group | None,
-        backward_group: Group | None,
+        forward_group: PipelineLink | None,
+        backward_group: PipelineLink | None,
     ) -> None:
         self._forward_group = forward_group
         self._backward_group = backward_group

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
-from planaria_worker.engine.groups import Communicators, Group, GroupBroken
+from planaria_worker.engine.groups import Communicators, GroupBroken, SumGroup
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.checkpoint import Checkpointer
@@ -79,7 +79,7 @@ class Trainer:
             reporter=self._reporter,
             clock=clock,
             halt=self.halt,
-            set_aside=lambda: self._links.set_aside(()),
+            set_aside=lambda: self._links.retain_idle(()),
         )
         self.park_time = clock.now()
 
@@ -99,7 +99,7 @@ class Trainer:
         return self._training_state.last_commit
 
     @property
-    def idle_groups(self) -> Sequence[Group]:
+    def idle_groups(self) -> Sequence[SumGroup]:
         """Groups of sums that were set aside."""
         return self._links.idle_groups
 
@@ -123,11 +123,11 @@ class Trainer:
             Whether the pipeline is whole: then the promise holds. Otherwise the engine is halted.
         """
         training_state = self._training_state
-        self._links.set_aside(lost)
+        self._links.retain_idle(lost)
         with training_state.lock:
             context = training_state.context if training_state.retained_work is not None else None
             members = {s.engine_id for s in context.view.pipeline.stages} if context else set()
-        if context is None or not self._links.is_pipeline_whole or members & set(lost):
+        if context is None or not self._links.is_pipeline_healthy or members & set(lost):
             self.halt(reason)
             return False
         self._links.shut_sums(reason)
@@ -249,7 +249,7 @@ class Trainer:
         start_time = self._clock.now()
 
         def change() -> None:
-            self._links.join_pipeline(())
+            self._links.set_pipeline(())
             self._begin(communicators, activation, view)
 
         with self._training_state.lock:
@@ -358,7 +358,7 @@ class Trainer:
             resumed_step=step if view.is_resuming else None,
         )
         with self._training_state.lock:
-            self._links.join_pipeline(context.pipeline_groups)
+            self._links.set_pipeline(context.pipeline_groups)
             retained_work = None if view.is_follower else retained_by(activation, view)
             self._training_state.take(context, retained_work, self._fence)
         return len(groups)

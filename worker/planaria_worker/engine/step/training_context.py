@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from planaria_worker.engine.groups import Communicators, Group
+from planaria_worker.engine.groups import Communicators, Groups, PipelineLink, SumGroup
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
@@ -53,9 +53,9 @@ class TrainingContext:
     """The local sums, which become the whole ones; a follower adds nothing to them."""
     pipeline: PipelineStage | None
     """None for a follower."""
-    pipeline_groups: tuple[Group, ...]
+    pipeline_groups: tuple[PipelineLink, ...]
     commit_link: CommitLink
-    sum_groups: tuple[Group, ...]
+    sum_groups: tuple[SumGroup, ...]
     """Those across the pipelines, of this generation."""
     awaited: Communicators | None
     """What builds the groups across the pipelines, while they do not stand."""
@@ -104,10 +104,10 @@ class TrainingContext:
     def shut_sums(self, reason: str) -> None:
         """Lets nobody wait for this engine across the pipelines.
 
-        But for groups that were set aside: a fence wakes whoever waits in one.
+        Except in groups that are retained: a fence ends the waits there.
         """
         for group in self.sum_groups:
-            group.give_up(reason)
+            group.shut_unless_retained(reason)
 
 
 def build_context(
@@ -116,14 +116,14 @@ def build_context(
     view: PlanView,
     generation: int,
     step: int,
-    groups: Mapping[str, Group],
+    groups: Groups,
     states: Mapping[int, LayerState],
     resumed_step: int | None = None,
 ) -> TrainingContext:
     """Puts a place together from the states of its layers and the groups that stand."""
     job = resources.job
     exchange = view.exchange_group
-    line = CommitLink(groups[exchange.name] if exchange else None)
+    line = CommitLink(groups.links[exchange.name] if exchange else None)
     layouts = [job.layouts[layer] for layer in view.hosted_layers]
     sums = GradientSums(layouts, job.accumulation, str(job.device))
     halt = threading.Event()
@@ -134,13 +134,13 @@ def build_context(
         sums=sums,
         pipeline=None
         if view.is_follower
-        else _pipeline(resources, view, sums, groups, states, halt),
-        pipeline_groups=tuple(groups[spec.name] for spec in view.pipeline_groups),
+        else _pipeline(resources, view, sums, groups.links, states, halt),
+        pipeline_groups=tuple(groups.links[spec.name] for spec in view.pipeline_groups),
         commit_link=line,
-        sum_groups=tuple(groups[spec.name] for spec in view.sum_groups),
+        sum_groups=tuple(groups.sums[spec.name] for spec in view.sum_groups),
         awaited=None,
-        reduction=_reduction(resources, view, sums, groups),
-        two_phase_commit=_two_phase_commit(resources, view, generation, groups, line),
+        reduction=_reduction(resources, view, sums, groups.sums),
+        two_phase_commit=_two_phase_commit(resources, view, generation, groups.sums, line),
         progress=StepProgress(step=step, generation=generation),
         halt=halt,
         resumed_step=resumed_step,
@@ -183,7 +183,7 @@ def join_sums(context: TrainingContext) -> GradientReduction:
     if context.reduction is not None:
         return context.reduction
     assert context.awaited is not None  # noqa: S101 - what else should there be no reduction for
-    built = context.awaited.wait()
+    built = context.awaited.wait().sums
     context.awaited = None
     context.sum_groups = tuple(built.values())
     resources, view = context.resources, context.view
@@ -198,7 +198,7 @@ def _pipeline(
     resources: EngineResources,
     view: PlanView,
     sums: GradientSums,
-    groups: Mapping[str, Group],
+    links: Mapping[str, PipelineLink],
     states: Mapping[int, LayerState],
     halt: threading.Event,
 ) -> PipelineStage:
@@ -215,8 +215,8 @@ def _pipeline(
             activation_checkpointing=job.activation_checkpointing,
         ),
         sums=sums,
-        forward_group=groups[view.forward_group.name] if view.forward_group else None,
-        backward_group=groups[view.backward_group.name] if view.backward_group else None,
+        forward_group=links[view.forward_group.name] if view.forward_group else None,
+        backward_group=links[view.backward_group.name] if view.backward_group else None,
         halt=halt,
         stopwatch=resources.stopwatch,
         failpoints=resources.failpoints,
@@ -227,7 +227,7 @@ def _reduction(
     resources: EngineResources,
     view: PlanView,
     sums: GradientSums,
-    groups: Mapping[str, Group],
+    groups: Mapping[str, SumGroup],
 ) -> GradientReduction:
     job = resources.job
     unit = job.accumulation.unit
@@ -249,7 +249,7 @@ def _two_phase_commit(
     resources: EngineResources,
     view: PlanView,
     generation: int,
-    groups: Mapping[str, Group],
+    groups: Mapping[str, SumGroup],
     line: CommitLink,
 ) -> TwoPhaseCommit:
     """Without the last ranks' group it does for an attempt that does not go across."""

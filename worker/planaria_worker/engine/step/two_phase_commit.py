@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from planaria_worker.engine.groups import Group, GroupBroken, require_open
+from planaria_worker.engine.groups import GroupBroken, SumGroup, require_open
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.recovery.fence import Fence, FencedError
@@ -52,7 +52,7 @@ class TwoPhaseCommit:
         generation: int,
         exchange_format: ExchangeFormat,
         line: CommitLink,
-        last_ranks_group: Group | None,
+        last_ranks_group: SumGroup | None,
         fence: Fence,
         device: torch.device,
         failpoints: Failpoints,
