@@ -8,8 +8,13 @@ from typing import cast
 
 from torch import Tensor
 
-from planaria_worker.engine.groups import Group, GroupBroken
-from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.groups import (
+    GroupBroken,
+    Groups,
+    GroupSpec,
+    PipelineLink,
+    SumGroup,
+)
 
 TIMEOUT_SECONDS = 60.0
 
@@ -64,7 +69,7 @@ class MemorySum:
 
 
 class MemoryGroup:
-    """One rank's end; the part of `Group` that a step uses."""
+    """One rank's end; the part of `PipelineLink` and `SumGroup` that a step uses."""
 
     is_shut = False
 
@@ -80,7 +85,7 @@ class MemoryGroup:
             self._shared.is_cut = True
             self._shared.changed.notify_all()
 
-    def give_up(self, reason: str) -> None:
+    def shut_unless_retained(self, reason: str) -> None:
         self.cut()
 
     def send(self, tensor: Tensor, dst: int) -> None:
@@ -111,14 +116,19 @@ class MemoryGroup:
 
 def connect(
     specs: Mapping[str, Iterable[GroupSpec]], kind: type[MemoryGroup] = MemoryGroup
-) -> dict[str, dict[str, Group]]:
-    """The groups of each engine, by engine id and name, from the specs of each."""
+) -> dict[str, Groups]:
+    """The groups of each engine, by engine id, from the specs of each."""
     shared: dict[str, _Shared] = {}
-    groups: dict[str, dict[str, Group]] = {}
+    groups: dict[str, Groups] = {}
     for engine_id, own in specs.items():
-        groups[engine_id] = {}
+        links: dict[str, PipelineLink] = {}
+        sums: dict[str, SumGroup] = {}
         for spec in own:
             common = shared.setdefault(spec.name, _Shared(len(spec.members)))
             end = kind(common, spec.rank(engine_id))
-            groups[engine_id][spec.name] = cast(Group, end)
+            if spec.kind.is_link:
+                links[spec.name] = cast(PipelineLink, end)
+            else:
+                sums[spec.name] = cast(SumGroup, end)
+        groups[engine_id] = Groups(links=links, sums=sums)
     return groups

@@ -12,9 +12,16 @@ import torch
 
 from integration.worker_comm.bounds import BOUND_SECONDS, GLOO_TIMEOUT_SECONDS
 from integration.worker_comm.storm import Storm
-from planaria_worker.engine.groups import Communicators, GroupBroken, StoreServer
+from planaria_worker.engine.groups import (
+    Communicators,
+    Group,
+    GroupBroken,
+    GroupSpec,
+    PipelineLink,
+    StoreServer,
+    SumGroup,
+)
 from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
-from planaria_worker.engine.plan.plan_view import GroupSpec
 from planaria_worker.engine.process.failpoints import Failpoint, Failpoints
 from planaria_worker.engine_config import Transport
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers
@@ -89,16 +96,26 @@ class Member:
             prefix=f"job/{generation}/",
             timeout_seconds=timeout_seconds,
         )
-        return list(groups)
+        ready = {group.name for group in groups.all}
+        return [spec.name for spec in specs if spec.name in ready]
+
+    def _link(self, generation: str, name: str) -> PipelineLink:
+        return self.sets[generation].groups.links[name]
+
+    def _sum_group(self, generation: str, name: str) -> SumGroup:
+        return self.sets[generation].groups.sums[name]
+
+    def _group(self, generation: str, name: str) -> Group[Any]:
+        return next(group for group in self.sets[generation].groups.all if group.name == name)
 
     def all_reduce(self, generation: str, group: str, values: list[float], dtype: str) -> list[Any]:
         tensor = torch.tensor(values, dtype=getattr(torch, dtype), device=self.device)
-        self.sets[generation].groups[group].all_reduce(tensor)
+        self._sum_group(generation, group).all_reduce(tensor)
         return self._arrived(tensor, generation, group)
 
     def all_reduce_many(self, generation: str, group: str, count: int, size: int) -> float:
         tensors = [torch.full((size,), float(index), device=self.device) for index in range(count)]
-        works = [self.sets[generation].groups[group].iall_reduce(t) for t in tensors]
+        works = [self._sum_group(generation, group).iall_reduce(t) for t in tensors]
         for work in works:
             work.wait()
         return sum(float(tensor[0]) for tensor in tensors)
@@ -109,7 +126,7 @@ class Member:
         """Median seconds of products of matrices, of a sum, and of both at once."""
         total = torch.zeros(num_elements, device=self.device)
         matrix = torch.ones((size, size), device=self.device)
-        sums = self.sets[generation].groups[group]
+        sums = self._sum_group(generation, group)
 
         def compute() -> None:
             for _ in range(8):
@@ -136,22 +153,22 @@ class Member:
 
     def send(self, generation: str, group: str, dst: int, values: list[float]) -> None:
         tensor = torch.tensor(values, dtype=torch.float32, device=self.device)
-        self.sets[generation].groups[group].send(tensor, dst)
+        self._link(generation, group).send(tensor, dst)
 
     def recv(self, generation: str, group: str, src: int, size: int) -> list[Any]:
         tensor = torch.zeros(size, device=self.device)
-        self.sets[generation].groups[group].recv(tensor, src)
+        self._link(generation, group).recv(tensor, src)
         return self._arrived(tensor, generation, group)
 
     def exchange(
         self, generation: str, outgoing: str, incoming: str, peer: int, messages: list[list[float]]
     ) -> list[list[Any]]:
         """Sends messages and receives as many of the same sizes, all under way at once."""
-        groups = self.sets[generation].groups
+        links = self.sets[generation].groups.links
         sent = [torch.tensor(values, device=self.device) for values in messages]
         received = [torch.zeros_like(tensor) for tensor in sent]
-        works = [groups[outgoing].isend(tensor, peer) for tensor in sent]
-        works += [groups[incoming].irecv(tensor, peer) for tensor in received]
+        works = [links[outgoing].isend(tensor, peer) for tensor in sent]
+        works += [links[incoming].irecv(tensor, peer) for tensor in received]
         for work in works:
             work.wait()
         return [self._arrived(tensor, generation, incoming) for tensor in received]
@@ -159,7 +176,7 @@ class Member:
     def _arrived(self, tensor: torch.Tensor, generation: str, group: str) -> list[Any]:
         """As in the engine: a group that was shut is not believed."""
         values: list[Any] = tensor.tolist()
-        if self.sets[generation].groups[group].is_shut:
+        if self._group(generation, group).is_shut:
             raise GroupBroken("shut meanwhile")
         return values
 
@@ -167,7 +184,7 @@ class Member:
         self.sets[generation].shut()
 
     def shut_group(self, generation: str, group: str) -> None:
-        self.sets[generation].groups[group].shut()
+        self._group(generation, group).shut()
 
     def forget(self, generation: str) -> None:
         self.sets.pop(generation).shut()

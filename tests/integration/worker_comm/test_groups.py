@@ -9,20 +9,19 @@ import pytest
 
 from integration.worker_comm.conftest import StartRanks
 from integration.worker_comm.ranks import Pending, Rank
-from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.groups import GroupKind, GroupSpec
 from planaria_worker.engine.process.failpoints import Action, Failpoint
 
 pytestmark = pytest.mark.integration
 
 
-def spec(name: str, *members: int, is_line: bool = False, is_brief: bool = False) -> GroupSpec:
-    return GroupSpec(
-        name=name, members=tuple(map(str, members)), is_line=is_line, is_brief=is_brief
-    )
+def spec(name: str, *members: int, kind: GroupKind = GroupKind.GRADIENT_SUM) -> GroupSpec:
+    return GroupSpec(name=name, kind=kind, members=tuple(map(str, members)))
 
 
-both_sums = pytest.mark.parametrize("is_brief", [False, True], ids=["gloo", "line"])
-both_kinds = pytest.mark.parametrize("is_line", [False, True], ids=["gloo", "line"])
+LINK, VOTES = GroupKind.ACTIVATIONS, GroupKind.VOTE_SUM
+both_sums = pytest.mark.parametrize("kind", [GroupKind.GRADIENT_SUM, VOTES], ids=["gloo", "tcp"])
+sum_or_link = pytest.mark.parametrize("kind", [GroupKind.GRADIENT_SUM, LINK], ids=["sum", "link"])
 
 
 def build(ranks: list[Rank], generation: str, *specs: GroupSpec) -> str:
@@ -47,9 +46,9 @@ def all_reduce(ranks: list[Rank], group: str, generation: str = "1") -> list[Pen
 def test_groups_sum_and_send(start_ranks: StartRanks) -> None:
     """Sums are exact in every type, and messages arrive in order, in several groups at once."""
     ranks = start_ranks(3)
-    line, pair = spec("line", 0, 1, 2, is_line=True), spec("pair", 0, 1, is_line=True)
-    other_pair = spec("other-pair", 1, 2, is_line=True)
-    both = spec("all", 0, 1, 2), spec("brief", 0, 1, 2, is_brief=True)
+    line, pair = spec("line", 0, 1, 2, kind=LINK), spec("pair", 0, 1, kind=LINK)
+    other_pair = spec("other-pair", 1, 2, kind=LINK)
+    both = spec("all", 0, 1, 2), spec("brief", 0, 1, 2, kind=VOTES)
     build(ranks, "1", pair, line, other_pair, *both)
 
     for dtype, group in itertools.product(("int64", "float32", "float64"), ("all", "brief")):
@@ -74,7 +73,7 @@ def test_a_killed_member_wakes_all_without_being_told(start_ranks: StartRanks) -
     """3 dies; 2 waits for it, 1 waits for 2, 0 for 1: all return. Guard: an error shuts the group
     (`Group._broken`)."""
     ranks = start_ranks(4)
-    build(ranks, "1", spec("all", 0, 1, 2, 3, is_line=True))
+    build(ranks, "1", spec("all", 0, 1, 2, 3, kind=LINK))
     waiting = [
         rank.start("recv", generation="1", group="all", src=index + 1, size=4)
         for index, rank in enumerate(ranks[:3])
@@ -89,11 +88,11 @@ def test_a_killed_member_wakes_all_without_being_told(start_ranks: StartRanks) -
 
 @both_sums
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
-def test_all_reduce_ends_when_shut(start_ranks: StartRanks, stopped: bool, is_brief: bool) -> None:
+def test_all_reduce_ends_when_shut(start_ranks: StartRanks, stopped: bool, kind: GroupKind) -> None:
     """A member is killed or stopped in the middle of an all-reduce: a fence wakes the others. Guard
     for "stopped": `Group.shut` cuts the sockets."""
     ranks = start_ranks(4)
-    build(ranks, "1", spec("all", 0, 1, 2, 3, is_brief=is_brief))
+    build(ranks, "1", spec("all", 0, 1, 2, 3, kind=kind))
     waiting = all_reduce(ranks[:3], "all")
     for rank in ranks[:3]:
         rank.wait_until_blocked()
@@ -112,7 +111,7 @@ def test_one_shut_wakes_those_who_wait_for_it(start_ranks: StartRanks) -> None:
     """3 is stopped, only 2 is told: 1, which waits for 2, and 0, which waits for 1, return too.
     Guard: an error shuts the group. (Nobody but a fence wakes who waits for 3 itself.)"""
     ranks = start_ranks(4)
-    build(ranks, "1", spec("all", 0, 1, 2, 3, is_line=True))
+    build(ranks, "1", spec("all", 0, 1, 2, 3, kind=LINK))
     waiting = [
         rank.start("recv", generation="1", group="all", src=index + 1, size=4)
         for index, rank in enumerate(ranks[:3])
@@ -232,13 +231,13 @@ def test_a_fence_interrupts_connecting(start_ranks: StartRanks, action: Action) 
     assert [one.result() for one in all_reduce(ranks[:2], "all", "2")] == [[2]] * 2
 
 
-@both_kinds
-def test_connecting_is_bounded_without_a_fence(start_ranks: StartRanks, is_line: bool) -> None:
+@sum_or_link
+def test_connecting_is_bounded_without_a_fence(start_ranks: StartRanks, kind: GroupKind) -> None:
     """A member stops while connecting and nobody tells: the timeout of the directive holds."""
     ranks = start_ranks(2)
     address = ranks[0].do("open_store")
     arguments = {
-        "specs": [spec("all", 1, 0, is_line=is_line)],
+        "specs": [spec("all", 1, 0, kind=kind)],
         "store_address": address,
         "generation": "1",
     }
@@ -335,8 +334,8 @@ def test_generations_leave_nothing_behind(start_ranks: StartRanks) -> None:
     """Descriptors and threads of shut groups are given back, without a garbage collection. Guard:
     `Group.shut` drops the last reference."""
     ranks = start_ranks(2)
-    specs = [spec("all", 0, 1), spec("line", 0, 1, is_line=True)]
-    specs.append(spec("brief", 0, 1, is_brief=True))
+    specs = [spec("all", 0, 1), spec("line", 0, 1, kind=LINK)]
+    specs.append(spec("brief", 0, 1, kind=VOTES))
     address = build(ranks, "0", *specs)
     before = {}
     for generation in map(str, range(1, 9)):

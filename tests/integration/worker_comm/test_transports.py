@@ -7,7 +7,7 @@ import torch
 
 from integration.worker_comm.conftest import StartRanks
 from integration.worker_comm.ranks import Pending, Rank
-from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.groups import GroupKind, GroupSpec
 from planaria_worker.engine_config import Transport
 from support.gpus import require_gpus
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.integration
 
 MEMBERS = ("0", "1")
 SPECS = [
-    GroupSpec(name="forward", members=MEMBERS, is_line=True),
-    GroupSpec(name="backward", members=MEMBERS, is_line=True, is_downward=True),
-    GroupSpec(name="sums", members=MEMBERS),
+    GroupSpec(name="forward", kind=GroupKind.ACTIVATIONS, members=MEMBERS),
+    GroupSpec(name="backward", kind=GroupKind.GRADIENTS, members=MEMBERS),
+    GroupSpec(name="sums", kind=GroupKind.GRADIENT_SUM, members=MEMBERS),
 ]
 """NCCL does the operations of a group one after the other: a group for each direction."""
 

@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from planaria_worker.engine.groups import Group
+from planaria_worker.engine.groups import SumGroup
 from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
@@ -177,7 +177,7 @@ class World:
             groups = {spec.name: Meeting(spec, engine, hall) for spec in view.owner_groups}
             engine.reduction = GradientReduction(
                 view=view,
-                groups=cast(dict[str, Group], groups),
+                groups=cast(dict[str, SumGroup], groups),
                 sums=engine.sums,
                 squared_norm=lambda _layer, total: float(total.sum()),
                 device=torch.device("cpu"),

@@ -14,9 +14,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups import GroupBroken
+from planaria_worker.engine.groups import GroupBroken, GroupSpec
 from planaria_worker.engine.numerics.accumulate import FixedPoint, GradientSums
-from planaria_worker.engine.plan.plan_view import GroupSpec
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.engine.reduction.gradient_reduction import GradientReduction

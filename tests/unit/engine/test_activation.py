@@ -7,12 +7,11 @@ from pathlib import Path
 import torch
 
 from planaria_common.clock import SystemClock
-from planaria_worker.engine.groups import Communicators, StoreServer
+from planaria_worker.engine.groups import Communicators, GroupKind, GroupSpec, StoreServer
 from planaria_worker.engine.job import open_job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan.activation import Activation, Builder
-from planaria_worker.engine.plan.plan_view import GroupSpec
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
@@ -56,12 +55,13 @@ def test_a_follower_waits_as_long_as_the_passes_of_others_take(tmp_path: Path) -
             operation_timeout_seconds=OPERATION_SECONDS,
         )
         communicators = builder.communicators(activation)
-        specs = [GroupSpec(name="sums", members=("follower", "computes"))]
+        members = ("follower", "computes")
+        specs = [GroupSpec(name="sums", kind=GroupKind.GRADIENT_SUM, members=members)]
         builder.start(communicators, specs, activation)
         return communicators
 
     begun = [begin("follower"), begin("computes")]
-    follower, computes = [communicators.wait()["sums"] for communicators in begun]
+    follower, computes = [communicators.wait().sums["sums"] for communicators in begun]
     late = threading.Timer(PASS_SECONDS, lambda: computes.all_reduce(torch.ones(1)))
     late.start()
     total = torch.zeros(1)

@@ -6,7 +6,7 @@ Ranks are threads, groups are mailboxes in memory, the exchange is the real one.
 is disturbed, or not, at any of the places where a fence or a broken sum can meet it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria_worker.engine.groups import Group
+from planaria_worker.engine.groups import Groups, SumGroup
 from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
@@ -68,7 +68,7 @@ class Rank:
 
     view: PlanView
     line: CommitLink
-    groups: Mapping[str, Group]
+    groups: Groups
     last_ranks: CountingGroup | None = field(default=None)
     num_left: int = 0
     """Attempts that it has called off since the last one that it saw the end of."""
@@ -85,7 +85,7 @@ class Rank:
             generation=generation,
             exchange_format=form,
             line=self.line,
-            last_ranks_group=cast(Group, self.last_ranks) if self.last_ranks else None,
+            last_ranks_group=cast(SumGroup, self.last_ranks) if self.last_ranks else None,
             fence=fence,
             device=torch.device("cpu"),
             failpoints=Failpoints(),
@@ -138,7 +138,9 @@ def ranks(
         Rank(
             view=view,
             line=CommitLink(
-                groups[view.engine_id][view.exchange_group.name] if view.exchange_group else None
+                groups[view.engine_id].links[view.exchange_group.name]
+                if view.exchange_group
+                else None
             ),
             groups=groups[view.engine_id],
         )
@@ -147,7 +149,7 @@ def ranks(
 
 
 def num_waiting_for(rank: Rank) -> int:
-    return sum(cast(CountingGroup, group).num_waiting for group in rank.groups.values())
+    return sum(cast(CountingGroup, group).num_waiting for group in rank.groups.all)
 
 
 def meet_last_ranks(all_ranks: Sequence[Rank]) -> None:
@@ -156,7 +158,7 @@ def meet_last_ranks(all_ranks: Sequence[Rank]) -> None:
     groups = connect({e: [spec] for e, spec in specs.items() if spec is not None}, CountingGroup)
     for rank in all_ranks:
         spec = specs[rank.view.engine_id]
-        group = groups[rank.view.engine_id][spec.name] if spec is not None else None
+        group = groups[rank.view.engine_id].sums[spec.name] if spec is not None else None
         rank.last_ranks = cast(CountingGroup | None, group)
 
 

@@ -22,7 +22,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria_worker.engine.groups import Communicators, Group, GroupBroken
+from planaria_worker.engine.groups import Communicators, GroupBroken, Groups
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
@@ -98,10 +98,10 @@ class Awaited:
     def __init__(self, *, are_lost: bool) -> None:
         self._are_lost = are_lost
 
-    def wait(self) -> dict[str, Group]:
+    def wait(self) -> Groups:
         if self._are_lost:
             raise GroupBroken("another pipeline was lost")
-        return {}
+        return Groups(links={}, sums={})
 
 
 class Crew:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria_worker.engine.groups import GroupKind
 from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment, PlanError
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from unit.engine.plans import pipeline, plans, tied, untied
@@ -131,7 +132,11 @@ def test_directions_have_groups_of_their_own_where_the_transport_needs_it() -> N
     )
     assert [group.name for group in one.groups] == ["forward-0", "exchange-0"]
     assert [group.name for group in two.groups] == ["forward-0", "backward-0", "exchange-0"]
-    assert [group.is_on_host for group in two.groups] == [False, False, True]
+    assert [group.kind for group in two.groups] == [
+        GroupKind.ACTIVATIONS,
+        GroupKind.GRADIENTS,
+        GroupKind.COMMIT_MESSAGES,
+    ]
 
 
 GOOD = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])]

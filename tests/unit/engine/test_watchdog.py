@@ -8,8 +8,8 @@ from torch import Tensor
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.errors import ErrorReason
+from planaria_worker.engine.groups import Group, GroupKind, GroupSpec, Work
 from planaria_worker.engine.groups.backends import Pending
-from planaria_worker.engine.groups.group import Group, Work
 from planaria_worker.engine.process.faults import Fault
 from planaria_worker.engine.process.stopwatch import Stopwatch
 from planaria_worker.engine.process.vitals import Vitals
@@ -103,7 +103,11 @@ def computing(blocked: Blocked) -> None:
 
 def waiting(blocked: Blocked) -> None:
     group = Group(
-        group_id="1/g", name="g", members=("a", "b"), rank=0, backend=NoBackend(), timeout_seconds=1
+        group_id="1/g",
+        spec=GroupSpec(name="g", kind=GroupKind.ACTIVATIONS, members=("a", "b")),
+        rank=0,
+        backend=NoBackend(),
+        timeout_seconds=1,
     )
     Work(group, EndlessPending(blocked), "receiving", 60.0).wait()
 

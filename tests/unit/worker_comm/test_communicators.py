@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from planaria_common.errors import PlanariaError, UnavailableError
-from planaria_worker.engine.groups import Communicators, StoreServer
-from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.groups import Communicators, GroupKind, GroupSpec, StoreServer
 from planaria_worker.engine.process.failpoints import Failpoints
 
 HOST = "127.0.0.1"
 SPECS = [
-    GroupSpec(name="line", members=("here", "elsewhere"), is_line=True),
-    GroupSpec(name="sums", members=("here", "elsewhere"), is_line=False),
+    GroupSpec(name="link", kind=GroupKind.ACTIVATIONS, members=("here", "elsewhere")),
+    GroupSpec(name="sums", kind=GroupKind.GRADIENT_SUM, members=("here", "elsewhere")),
 ]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from planaria_worker.engine.groups import Group, GroupBroken, Work
-from planaria_worker.engine.groups.backends import GroupBackend
+from planaria_worker.engine.groups import GroupBroken, GroupKind, GroupSpec, SumGroup, Work
+from planaria_worker.engine.groups.backends import SumBackend
 from planaria_worker.engine.groups.gloo import GlooBackend
-from planaria_worker.engine.groups.host_memory import HostMemoryBackend
+from planaria_worker.engine.groups.host_memory import HostMemorySum
 
 BOUND_SECONDS = 30.0
 
@@ -63,7 +63,7 @@ class Handle:
         self._fake = fake
 
     def send(self, tensors: Any, dst: int, tag: int) -> Any:
-        raise AssertionError("messages have a line")
+        raise AssertionError("gloo only sums")
 
     recv = send
 
@@ -99,14 +99,13 @@ def group(
     request: pytest.FixtureRequest,
     fake: FakeProcessGroup,
     ends: tuple[socket.socket, socket.socket],
-) -> Iterator[Group]:
-    backend: GroupBackend = GlooBackend(Handle(fake), [ends[0].dup()], BOUND_SECONDS)
+) -> Iterator[SumGroup]:
+    backend: SumBackend = GlooBackend(Handle(fake), [ends[0].dup()], BOUND_SECONDS)
     if request.param == "gloo_via_host":
-        backend = HostMemoryBackend(backend)
-    made = Group(
+        backend = HostMemorySum(backend)
+    made = SumGroup(
         group_id="1/group",
-        name="g",
-        members=("0", "1"),
+        spec=GroupSpec(name="g", kind=GroupKind.GRADIENT_SUM, members=("0", "1")),
         rank=0,
         backend=backend,
         timeout_seconds=BOUND_SECONDS,
@@ -116,7 +115,7 @@ def group(
     made.shut()
 
 
-def start(group: Group) -> Work:
+def start(group: SumGroup) -> Work:
     return group.iall_reduce(torch.zeros(1))
 
 
@@ -134,9 +133,9 @@ def wait_in_thread(work: Work) -> tuple[threading.Thread, list[str]]:
     return thread, raised
 
 
-def test_who_waits_for_a_lost_operation_is_woken(fake: FakeProcessGroup, group: Group) -> None:
+def test_who_waits_for_a_lost_operation_is_woken(fake: FakeProcessGroup, group: SumGroup) -> None:
     """gloo may never end an operation whose connection was cut. Guard: no wait within gloo is
-    without a way out (`_look_up`)."""
+    without a way out (`_poll`)."""
     thread, raised = wait_in_thread(start(group))
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
 
@@ -150,10 +149,10 @@ def test_who_waits_for_a_lost_operation_is_woken(fake: FakeProcessGroup, group: 
 
 def test_a_lost_end_of_a_connection_is_noticed(
     fake: FakeProcessGroup,
-    group: Group,
+    group: SumGroup,
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """gloo may not tell that a peer has shut its end. Guard: `_look_up` asks the kernel."""
+    """gloo may not tell that a peer has shut its end. Guard: `_poll` asks the kernel."""
     thread, raised = wait_in_thread(start(group))
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
 
@@ -166,7 +165,7 @@ def test_a_lost_end_of_a_connection_is_noticed(
 
 def test_what_came_before_the_end_is_received(
     fake: FakeProcessGroup,
-    group: Group,
+    group: SumGroup,
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     """A peer sends its last message and shuts its end: the message still counts."""
@@ -182,7 +181,7 @@ def test_what_came_before_the_end_is_received(
 
 def test_a_failure_shuts_the_group(
     fake: FakeProcessGroup,
-    group: Group,
+    group: SumGroup,
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     """And so wakes the neighbours. Guard: `Group._broken`, and that shutting cuts."""
@@ -197,7 +196,9 @@ def test_a_failure_shuts_the_group(
         start(group)
 
 
-def test_a_finished_operation_may_be_waited_for_again(fake: FakeProcessGroup, group: Group) -> None:
+def test_a_finished_operation_may_be_waited_for_again(
+    fake: FakeProcessGroup, group: SumGroup
+) -> None:
     work = start(group)
     thread, raised = wait_in_thread(work)
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
@@ -208,14 +209,14 @@ def test_a_finished_operation_may_be_waited_for_again(fake: FakeProcessGroup, gr
     assert not group.is_shut
 
 
-def test_a_wait_is_bounded(fake: FakeProcessGroup, group: Group) -> None:
+def test_a_wait_is_bounded(fake: FakeProcessGroup, group: SumGroup) -> None:
     work = start(group)
     with pytest.raises(GroupBroken, match=r"timed out after 0\.1 s"):
         work.wait(timeout_seconds=0.1)
     assert group.is_shut
 
 
-def test_a_refused_start_breaks_the_group(fake: FakeProcessGroup, group: Group) -> None:
+def test_a_refused_start_breaks_the_group(fake: FakeProcessGroup, group: SumGroup) -> None:
     def refuse() -> None:
         raise RuntimeError("pair is closed")
 
@@ -224,13 +225,13 @@ def test_a_refused_start_breaks_the_group(fake: FakeProcessGroup, group: Group) 
         group.all_reduce(torch.zeros(1))
 
 
-def test_a_wrong_tensor_costs_nothing(group: Group) -> None:
+def test_a_wrong_tensor_costs_nothing(group: SumGroup) -> None:
     with pytest.raises(ValueError, match="group g: all-reduce: the tensor is not contiguous"):
         group.all_reduce(torch.zeros(2, 2).t())
     assert not group.is_shut
 
 
-def test_a_shut_group_is_dropped_elsewhere(fake: FakeProcessGroup, group: Group) -> None:
+def test_a_shut_group_is_dropped_elsewhere(fake: FakeProcessGroup, group: SumGroup) -> None:
     """Dropping a process group waits for its threads, of which one may be stuck: neither the thread
     that shuts nor one that is just starting an operation may be the last to hold it. Guard:
     `Group._drop` waits for the start."""
@@ -252,18 +253,18 @@ def test_a_shut_group_is_dropped_elsewhere(fake: FakeProcessGroup, group: Group)
     assert fake.dropped_by == ["drop-group"]
 
 
-class TestSetAside:
+class TestRetain:
     """A group outlives its generation where nothing was under way in it."""
 
-    def test_nothing_starts_in_it_until_it_is_taken_up(
-        self, group: Group, fake: FakeProcessGroup
+    def test_nothing_starts_in_it_until_it_is_reopened(
+        self, group: SumGroup, fake: FakeProcessGroup
     ) -> None:
-        assert group.set_aside()
-        with pytest.raises(GroupBroken, match="set aside by a fence"):
+        assert group.retain()
+        with pytest.raises(GroupBroken, match="retained by a fence"):
             start(group)
-        group.give_up("fenced")
+        group.shut_unless_retained("fenced")
         assert not group.is_shut
-        taken = group.take_up("again")
+        taken = group.reopen("again")
         work = start(taken)
         fake.works[-1].end()
         work.wait()
@@ -271,11 +272,11 @@ class TestSetAside:
         taken.shut()
 
     def test_whoever_still_has_it_can_do_nothing_with_it(
-        self, group: Group, fake: FakeProcessGroup
+        self, group: SumGroup, fake: FakeProcessGroup
     ) -> None:
         """Guard: a group of its own for each generation. Its training thread may be on its way."""
-        group.set_aside()
-        taken = group.take_up("again")
+        group.retain()
+        taken = group.reopen("again")
         group.shut("the attempt is void")
         with pytest.raises(GroupBroken, match="it belongs to a later generation"):
             start(group)
@@ -283,31 +284,33 @@ class TestSetAside:
         assert len(fake.works) == 1
         taken.shut()
 
-    def test_not_while_something_is_under_way(self, group: Group, fake: FakeProcessGroup) -> None:
+    def test_not_while_something_is_under_way(
+        self, group: SumGroup, fake: FakeProcessGroup
+    ) -> None:
         """Until it was waited for: only then did everybody begin it."""
         work = start(group)
-        assert not group.set_aside()
+        assert not group.retain()
         fake.works[-1].end()
-        assert not group.set_aside()
+        assert not group.retain()
         work.wait()
-        assert group.set_aside()
+        assert group.retain()
 
-    def test_not_while_something_starts(self, group: Group, fake: FakeProcessGroup) -> None:
+    def test_not_while_something_starts(self, group: SumGroup, fake: FakeProcessGroup) -> None:
         """Guard: the lock of those who start."""
         seen: list[bool] = []
-        fake.launch = lambda: seen.append(group.set_aside())
+        fake.launch = lambda: seen.append(group.retain())
         start(group)
         assert seen == [False]
 
-    def test_not_when_it_is_shut(self, group: Group) -> None:
-        group.give_up("fenced")
+    def test_not_when_it_is_shut(self, group: SumGroup) -> None:
+        group.shut_unless_retained("fenced")
         assert group.is_shut
-        assert not group.set_aside()
+        assert not group.retain()
 
-    def test_a_lost_member_ends_it(self, group: Group) -> None:
-        group.set_aside()
+    def test_a_lost_member_ends_it(self, group: SumGroup) -> None:
+        group.retain()
         group.shut("a member was lost")
         assert group.is_shut
-        assert not group.set_aside()
+        assert not group.retain()
         with pytest.raises(GroupBroken, match="a member was lost"):
-            group.take_up("again")
+            group.reopen("again")

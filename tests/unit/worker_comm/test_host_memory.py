@@ -2,19 +2,41 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups import Group, GroupBroken, Work
+from planaria_worker.engine.groups import (
+    GroupBroken,
+    GroupKind,
+    GroupSpec,
+    PipelineLink,
+    SumGroup,
+    Work,
+)
 from planaria_worker.engine.groups.backends import Pending
-from planaria_worker.engine.groups.host_memory import HostMemoryBackend
+from planaria_worker.engine.groups.host_memory import HostMemoryLink, HostMemorySum
 
 BOUND_SECONDS = 30.0
-RECEIVING: dict[str, Callable[[Group, Tensor], Work]] = {
-    "recv": lambda group, tensor: group.irecv(tensor, 1),
-    "all_reduce": lambda group, tensor: group.iall_reduce(tensor),
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both kinds of group over one backend."""
+
+    link: PipelineLink
+    sums: SumGroup
+
+    def shut(self, reason: str) -> None:
+        self.link.shut(reason)
+        self.sums.shut(reason)
+
+
+RECEIVING: dict[str, Callable[[Ends, Tensor], Work]] = {
+    "recv": lambda ends, tensor: ends.link.irecv(tensor, 1),
+    "all_reduce": lambda ends, tensor: ends.sums.iall_reduce(tensor),
 }
 
 
@@ -75,20 +97,29 @@ def backend() -> FakeBackend:
 
 
 @pytest.fixture
-def group(backend: FakeBackend) -> Group:
-    return Group(
-        group_id="1/group",
-        name="g",
-        members=("0", "1"),
-        rank=0,
-        backend=HostMemoryBackend(backend),
-        timeout_seconds=BOUND_SECONDS,
+def ends(backend: FakeBackend) -> Ends:
+    members = ("0", "1")
+    return Ends(
+        link=PipelineLink(
+            group_id="1/link",
+            spec=GroupSpec(name="link", kind=GroupKind.ACTIVATIONS, members=members),
+            rank=0,
+            backend=HostMemoryLink(backend),
+            timeout_seconds=BOUND_SECONDS,
+        ),
+        sums=SumGroup(
+            group_id="1/sums",
+            spec=GroupSpec(name="sums", kind=GroupKind.GRADIENT_SUM, members=members),
+            rank=0,
+            backend=HostMemorySum(backend),
+            timeout_seconds=BOUND_SECONDS,
+        ),
     )
 
 
-def test_what_is_sent_is_what_the_tensor_held(backend: FakeBackend, group: Group) -> None:
+def test_what_is_sent_is_what_the_tensor_held(backend: FakeBackend, ends: Ends) -> None:
     tensor = torch.tensor([1.0, 2.0], requires_grad=True)
-    work = group.isend(tensor, 1)
+    work = ends.link.isend(tensor, 1)
     (sent,) = backend.started
     with torch.no_grad():
         tensor.zero_()
@@ -100,10 +131,10 @@ def test_what_is_sent_is_what_the_tensor_held(backend: FakeBackend, group: Group
 
 @pytest.mark.parametrize("operation", RECEIVING)
 def test_a_tensor_changes_only_while_it_is_waited_for(
-    backend: FakeBackend, group: Group, operation: str
+    backend: FakeBackend, ends: Ends, operation: str
 ) -> None:
     tensor = torch.tensor([1.0, 2.0])
-    work = RECEIVING[operation](group, tensor)
+    work = RECEIVING[operation](ends, tensor)
     assert not work.is_over
     backend.started[0].end([3, 4])
     assert work.is_over
@@ -113,11 +144,11 @@ def test_a_tensor_changes_only_while_it_is_waited_for(
 
 
 def test_messages_fill_the_tensors_in_the_order_of_the_calls(
-    backend: FakeBackend, group: Group
+    backend: FakeBackend, ends: Ends
 ) -> None:
     """Each has a buffer of its own, whichever is waited for first."""
     tensors = [torch.zeros(1), torch.zeros(1)]
-    works = [group.irecv(tensor, 1) for tensor in tensors]
+    works = [ends.link.irecv(tensor, 1) for tensor in tensors]
     for index, operation in enumerate(backend.started):
         operation.end([index + 1])
     for work in reversed(works):
@@ -127,13 +158,13 @@ def test_messages_fill_the_tensors_in_the_order_of_the_calls(
 
 @pytest.mark.parametrize("operation", RECEIVING)
 def test_what_comes_too_late_is_not_written(
-    backend: FakeBackend, group: Group, operation: str
+    backend: FakeBackend, ends: Ends, operation: str
 ) -> None:
     """A lost operation may still end: the tensor is somebody else's by then. Guard: only a wait
     that succeeded copies."""
     tensor = torch.tensor([1.0, 2.0])
-    work = RECEIVING[operation](group, tensor)
-    group.shut("fenced")
+    work = RECEIVING[operation](ends, tensor)
+    ends.shut("fenced")
     assert backend.is_cut
     with pytest.raises(GroupBroken, match="fenced"):
         work.wait()
@@ -144,18 +175,18 @@ def test_what_comes_too_late_is_not_written(
 
 
 @pytest.mark.parametrize("operation", RECEIVING)
-def test_what_failed_is_not_written(backend: FakeBackend, group: Group, operation: str) -> None:
+def test_what_failed_is_not_written(backend: FakeBackend, ends: Ends, operation: str) -> None:
     tensor = torch.tensor([1.0, 2.0])
-    work = RECEIVING[operation](group, tensor)
+    work = RECEIVING[operation](ends, tensor)
     backend.started[0].fail("Connection closed by peer")
     with pytest.raises(GroupBroken, match="Connection closed by peer"):
         work.wait()
     assert tensor.tolist() == [1, 2]
 
 
-def test_an_all_reduce_begins_with_the_tensor(backend: FakeBackend, group: Group) -> None:
+def test_an_all_reduce_begins_with_the_tensor(backend: FakeBackend, ends: Ends) -> None:
     tensor = torch.tensor([1, 2], dtype=torch.int64)
-    group.iall_reduce(tensor)
+    ends.sums.iall_reduce(tensor)
     assert backend.started[0].buffer.tolist() == [1, 2]
     assert backend.started[0].buffer.dtype == torch.int64
     assert backend.started[0].buffer.data_ptr() != tensor.data_ptr()

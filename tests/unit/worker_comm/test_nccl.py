@@ -15,7 +15,13 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import HashStore
 
-from planaria_worker.engine.groups import Group, GroupBroken
+from planaria_worker.engine.groups import (
+    GroupBroken,
+    GroupKind,
+    GroupSpec,
+    PipelineLink,
+    SumGroup,
+)
 
 BOUND_SECONDS = 30.0
 MODULE = "planaria_worker.engine.groups.nccl"
@@ -122,22 +128,34 @@ def nccl(fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch) -> Itera
     del sys.modules[MODULE]
 
 
-def connect(
-    nccl: ModuleType, rank: int, size: int, *, is_line: bool = False, is_downward: bool = False
-) -> Any:
-    connector = nccl.NcclConnector(
-        torch.device("cpu"), BOUND_SECONDS, is_line=is_line, is_downward=is_downward
-    )
+def connect(nccl: ModuleType, rank: int, size: int, *, step: int | None = None) -> Any:
+    """A link whose messages go `step` ranks, or sums."""
+    device = torch.device("cpu")
+    if step is None:
+        connector = nccl.NcclSumConnector(device, BOUND_SECONDS)
+    else:
+        connector = nccl.NcclLinkConnector(device, BOUND_SECONDS, step=step)
     return connector.connect(HashStore(), rank, [""] * size, timeout_seconds=BOUND_SECONDS)
 
 
-def join(backend: Any) -> Group:
-    return Group(
-        group_id="1/group",
-        name="g",
-        members=("0", "1"),
+@pytest.fixture
+def link(nccl: ModuleType) -> PipelineLink:
+    return PipelineLink(
+        group_id="1/link",
+        spec=GroupSpec(name="link", kind=GroupKind.ACTIVATIONS, members=("0", "1")),
         rank=0,
-        backend=backend,
+        backend=connect(nccl, 0, 2, step=1),
+        timeout_seconds=BOUND_SECONDS,
+    )
+
+
+@pytest.fixture
+def sums(nccl: ModuleType) -> SumGroup:
+    return SumGroup(
+        group_id="1/sums",
+        spec=GroupSpec(name="sums", kind=GroupKind.GRADIENT_SUM, members=("0", "1")),
+        rank=0,
+        backend=connect(nccl, 0, 2),
         timeout_seconds=BOUND_SECONDS,
     )
 
@@ -168,25 +186,25 @@ def test_a_failure_cannot_end_the_process(nccl: ModuleType, fake: type[FakeProce
 
 
 @pytest.mark.parametrize(
-    ("rank", "is_downward", "expected"),
+    ("rank", "step", "expected"),
     [
-        (0, False, [("send", 1)]),
-        (1, False, [("recv", 0), ("send", 2)]),
-        (2, False, [("recv", 1)]),
-        (0, True, [("recv", 1)]),
-        (1, True, [("recv", 2), ("send", 0)]),
-        (2, True, [("send", 1)]),
+        (0, 1, [("send", 1)]),
+        (1, 1, [("recv", 0), ("send", 2)]),
+        (2, 1, [("recv", 1)]),
+        (0, -1, [("recv", 1)]),
+        (1, -1, [("recv", 2), ("send", 0)]),
+        (2, -1, [("send", 1)]),
     ],
 )
-def test_a_line_connects_the_way_its_messages_go(
+def test_a_link_connects_the_way_its_messages_go(
     nccl: ModuleType,
     fake: type[FakeProcessGroup],
     rank: int,
-    is_downward: bool,
+    step: int,
     expected: list[tuple[str, int]],
 ) -> None:
     """Later calls must not wait for a peer: nothing would wake them."""
-    connect(nccl, rank, 3, is_line=True, is_downward=is_downward)
+    connect(nccl, rank, 3, step=step)
     assert fake.made[0].calls == [("connect", torch.device("cpu")), *expected]
     assert fake.made[0].options.is_high_priority_stream
 
@@ -203,9 +221,7 @@ def test_connecting_can_be_cut(
 ) -> None:
     """Even where the abort takes long. Guard: the wait looks at the connector's own event."""
     monkeypatch.setattr(fake, "is_complete", False)
-    connector = nccl.NcclConnector(
-        torch.device("cpu"), BOUND_SECONDS, is_line=False, is_downward=False
-    )
+    connector = nccl.NcclSumConnector(torch.device("cpu"), BOUND_SECONDS)
     thread, raised = in_thread(
         lambda: connector.connect(HashStore(), 0, ["", ""], timeout_seconds=BOUND_SECONDS)
     )
@@ -225,9 +241,7 @@ def test_a_connector_that_was_cut_before_connects_nothing(
     nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "is_complete", False)
-    connector = nccl.NcclConnector(
-        torch.device("cpu"), BOUND_SECONDS, is_line=False, is_downward=False
-    )
+    connector = nccl.NcclSumConnector(torch.device("cpu"), BOUND_SECONDS)
     connector.cut()
     with pytest.raises(RuntimeError, match="cut while it connected"):
         connector.connect(HashStore(), 0, ["", ""], timeout_seconds=BOUND_SECONDS)
@@ -238,26 +252,23 @@ def test_peers_that_do_not_come_in_time(
     nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "is_complete", False)
-    connector = nccl.NcclConnector(
-        torch.device("cpu"), BOUND_SECONDS, is_line=False, is_downward=False
-    )
+    connector = nccl.NcclSumConnector(torch.device("cpu"), BOUND_SECONDS)
     with pytest.raises(RuntimeError, match="timed out"):
         connector.connect(HashStore(), 0, ["", ""], timeout_seconds=0.01)
     assert fake.made[0].is_aborting.wait(BOUND_SECONDS)
 
 
 def test_who_shuts_a_group_waits_for_no_abort(
-    nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
+    link: PipelineLink, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the thread that answers the agent. Who waits is woken before the abort is over, too."""
-    group = join(connect(nccl, 0, 2))
     monkeypatch.setattr(fake, "is_complete", False)
-    work = group.irecv(torch.zeros(1), 1)
+    work = link.irecv(torch.zeros(1), 1)
     fake.made[0].may_abort.clear()
     thread, raised = in_thread(work.wait)
     fake.made[0].works[-1].is_looked_at.wait(BOUND_SECONDS)
 
-    group.shut("fenced")
+    link.shut("fenced")
 
     thread.join(BOUND_SECONDS / 2)
     assert [reason.rpartition(": ")[2] for reason in raised] == ["fenced"]
@@ -265,24 +276,20 @@ def test_who_shuts_a_group_waits_for_no_abort(
     fake.made[0].may_abort.set()
 
 
-def test_an_aborted_operation_is_not_complete(
-    nccl: ModuleType, fake: type[FakeProcessGroup]
-) -> None:
+def test_an_aborted_operation_is_not_complete(sums: SumGroup, fake: type[FakeProcessGroup]) -> None:
     """NCCL ends it without an error, whatever is in the tensor. Guard: the wait looks whether the
     group was shut."""
-    group = join(connect(nccl, 0, 2))
-    work = group.iall_reduce(torch.zeros(1))
-    group.shut("fenced")
+    work = sums.iall_reduce(torch.zeros(1))
+    sums.shut("fenced")
     with pytest.raises(GroupBroken, match="fenced"):
         work.wait()
 
 
 def test_what_nccl_met_breaks_the_group(
-    nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
+    sums: SumGroup, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = join(connect(nccl, 0, 2))
     monkeypatch.setattr(fake, "is_complete", False)
-    work = group.iall_reduce(torch.zeros(1))
+    work = sums.iall_reduce(torch.zeros(1))
     fake.made[0].works[-1].end("NCCL error: remote process exited\nand a long trace")
     with pytest.raises(GroupBroken, match=r"remote process exited$"):
         work.wait()
@@ -290,14 +297,13 @@ def test_what_nccl_met_breaks_the_group(
 
 
 def test_a_wait_is_bounded(
-    nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
+    link: PipelineLink, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = join(connect(nccl, 0, 2))
     monkeypatch.setattr(fake, "is_complete", False)
-    work = group.irecv(torch.zeros(1), 1)
+    work = link.irecv(torch.zeros(1), 1)
     with pytest.raises(GroupBroken, match=r"timed out after 0\.01 s"):
         work.wait(timeout_seconds=0.01)
-    assert group.is_shut
+    assert link.is_shut
 
 
 def test_a_failed_abort_says_nothing(

@@ -5,41 +5,45 @@ from typing import cast
 
 import pytest
 
-from planaria_worker.engine.groups import Communicators, Group, GroupBroken
+from planaria_worker.engine.groups import (
+    Communicators,
+    GroupBroken,
+    GroupKind,
+    Groups,
+    GroupSpec,
+    PipelineLink,
+    SumGroup,
+)
 from planaria_worker.engine.groups.current_groups import CurrentGroups
-from planaria_worker.engine.plan.plan_view import GroupSpec
 
 
 class FakeGroup:
-    """A group that only knows whether it is shut, set aside, or in use."""
+    """A group that only knows whether it is shut, retained, or in use."""
 
-    def __init__(
-        self, name: str, *members: str, is_line: bool = False, is_brief: bool = False
-    ) -> None:
-        self.is_line = is_line
-        self.is_brief = is_brief
+    def __init__(self, name: str, *members: str, kind: GroupKind = GroupKind.GRADIENT_SUM) -> None:
+        self.spec = GroupSpec(name=name, kind=kind, members=members)
         self.group_id = f"1/{name}"
         self.name = name
         self.members = members
         self.is_shut = False
-        self.is_aside = False
+        self.is_retained = False
         self.is_busy = False
         self.heir: FakeGroup | None = None
 
     def shut(self, _reason: str) -> None:
         self.is_shut = True
 
-    def give_up(self, _reason: str) -> None:
-        self.is_shut |= not self.is_aside
+    def shut_unless_retained(self, _reason: str) -> None:
+        self.is_shut |= not self.is_retained
 
-    def set_aside(self) -> None:
-        self.is_aside |= not self.is_busy
+    def retain(self) -> None:
+        self.is_retained |= not self.is_busy
 
-    def take_up(self, name: str) -> "FakeGroup":
+    def reopen(self, name: str) -> "FakeGroup":
         if self.is_shut:
             raise GroupBroken(f"group {self.name}: ended")
         self.is_shut = True
-        self.heir = FakeGroup(name, *self.members, is_brief=self.is_brief)
+        self.heir = FakeGroup(name, *self.members, kind=self.spec.kind)
         self.heir.group_id = self.group_id
         return self.heir
 
@@ -48,24 +52,32 @@ class FakeCommunicators:
     """Groups of one generation."""
 
     def __init__(self, *groups: FakeGroup) -> None:
-        self.groups = {group.name: group for group in groups}
+        self.by_name = {group.name: group for group in groups}
         self.reason = ""
 
-    def adopt(self, groups: Mapping[str, FakeGroup]) -> None:
-        self.groups |= groups
+    @property
+    def groups(self) -> Groups:
+        links = {n: g for n, g in self.by_name.items() if g.spec.kind.is_link}
+        sums = {n: g for n, g in self.by_name.items() if not g.spec.kind.is_link}
+        return Groups(
+            links=cast(dict[str, PipelineLink], links), sums=cast(dict[str, SumGroup], sums)
+        )
 
-    def shut(self, reason: str, *, keeping: Collection[str] = ()) -> None:
+    def adopt(self, sums: Mapping[str, FakeGroup]) -> None:
+        self.by_name |= sums
+
+    def shut(self, reason: str, *, keeping: Collection[object] = ()) -> None:
         self.reason = reason
-        for name, group in self.groups.items():
-            if name not in keeping:
-                group.give_up(reason)
+        for group in self.by_name.values():
+            if group not in keeping:
+                group.shut_unless_retained(reason)
 
 
 class Generation:
     """A pipeline's group and one across, of one generation."""
 
     def __init__(self, *members: str) -> None:
-        self.pipeline = FakeGroup("forward-0", *members, is_line=True)
+        self.pipeline = FakeGroup("forward-0", *members, kind=GroupKind.ACTIVATIONS)
         self.across = FakeGroup("last-ranks", *members, "other")
         self.fake = FakeCommunicators(self.pipeline, self.across)
 
@@ -74,8 +86,8 @@ class Generation:
         return cast(Communicators, self.fake)
 
     @property
-    def along(self) -> tuple[Group, ...]:
-        return (cast(Group, self.pipeline),)
+    def along(self) -> tuple[PipelineLink, ...]:
+        return (cast(PipelineLink, self.pipeline),)
 
     @property
     def shut(self) -> tuple[bool, bool]:
@@ -160,31 +172,31 @@ def test_a_lost_peer_is_in_groups_of_three_kinds(links: CurrentGroups, old: Gene
 
 
 def spec(name: str, *members: str) -> GroupSpec:
-    return GroupSpec(name=name, members=members)
+    return GroupSpec(name=name, kind=GroupKind.GRADIENT_SUM, members=members)
 
 
-class TestSetAside:
+class TestRetainIdle:
     """A fence ends what is under way across the pipelines; the rest can be taken up again."""
 
     def test_what_is_idle_and_lost_nobody_outlives_the_fence(
         self, links: CurrentGroups, old: Generation
     ) -> None:
-        links.set_aside(["gone"])
+        links.retain_idle(["gone"])
         links.shut("fenced")
         assert old.shut == (True, False)
         assert [group.group_id for group in links.idle_groups] == ["1/last-ranks"]
 
     def test_what_is_busy_does_not(self, links: CurrentGroups, old: Generation) -> None:
         old.across.is_busy = True
-        links.set_aside([])
+        links.retain_idle([])
         links.shut("fenced")
         assert old.shut == (True, True)
         assert links.idle_groups == []
 
     def test_what_has_lost_a_member_does_not(self, links: CurrentGroups, old: Generation) -> None:
         """Even if it was set aside before anybody knew."""
-        links.set_aside([])
-        links.set_aside(["other"])
+        links.retain_idle([])
+        links.retain_idle(["other"])
         assert old.across.is_shut
         assert links.idle_groups == []
 
@@ -201,23 +213,23 @@ class TestSetAside:
         links.shut("broken")
         assert new.shut == (True, False)
 
-    def test_a_line_sums_nothing(self, old: Generation) -> None:
+    def test_a_link_is_not_retained(self, old: Generation) -> None:
         """Before the place is taken, nobody has said which groups are along the pipeline."""
         links = CurrentGroups()
         links.begin(old.communicators)
-        links.set_aside([])
-        assert (old.pipeline.is_aside, old.across.is_aside) == (False, True)
+        links.retain_idle([])
+        assert (old.pipeline.is_retained, old.across.is_retained) == (False, True)
 
     def test_it_is_taken_up_where_the_members_are_the_same(
         self, links: CurrentGroups, old: Generation
     ) -> None:
         """In whichever order the plan has them."""
-        links.set_aside([])
+        links.retain_idle([])
         wanted = [spec("owners-3", "other", "b", "a"), spec("owners-0", "a", "b")]
         new = Generation("a", "b")
         names = links.begin(new.communicators, sums=wanted, kept={"1/last-ranks", "1/forward-0"})
         assert set(names) == {"owners-3"}
-        assert new.fake.groups["owners-3"].group_id == "1/last-ranks"
+        assert new.fake.by_name["owners-3"].group_id == "1/last-ranks"
         assert old.shut == (False, True)
 
     def test_two_with_the_same_members_are_told_apart_by_their_ids(self) -> None:
@@ -226,35 +238,35 @@ class TestSetAside:
             FakeCommunicators(FakeGroup("z", "a", "b"), FakeGroup("y", "b", "a")),
         )
         links.begin(cast(Communicators, fake))
-        links.set_aside([])
+        links.retain_idle([])
         wanted = [spec("owners-0", "a", "b"), spec("last-ranks", "a", "b")]
         new = FakeCommunicators()
         links.begin(cast(Communicators, new), sums=wanted, kept={"1/z", "1/y"})
-        ids = {name: group.group_id for name, group in new.groups.items()}
+        ids = {name: group.group_id for name, group in new.by_name.items()}
         assert ids == {"owners-0": "1/y", "last-ranks": "1/z"}
 
     def test_a_group_for_small_sums_is_not_taken_up_for_gradients(self) -> None:
         """A follower has become the last rank of nobody: both groups have the same members now."""
         owners = FakeGroup("owners-2", "a", "b", "c")
-        brief = FakeGroup("last-ranks", "a", "b", "c", is_brief=True)
+        brief = FakeGroup("last-ranks", "a", "b", "c", kind=GroupKind.VOTE_SUM)
         links = CurrentGroups()
         links.begin(cast(Communicators, FakeCommunicators(owners, brief)))
-        links.set_aside([])
+        links.retain_idle([])
         new = FakeCommunicators()
         wanted = [
-            GroupSpec(name="owners-3", members=("c", "b", "a")),
-            GroupSpec(name="last-ranks", members=("c", "a", "b"), is_brief=True),
+            spec("owners-3", "c", "b", "a"),
+            GroupSpec(name="last-ranks", members=("c", "a", "b"), kind=GroupKind.VOTE_SUM),
         ]
         links.begin(cast(Communicators, new), sums=wanted, kept={"1/last-ranks", "1/owners-2"})
-        assert new.groups == {"owners-3": owners.heir, "last-ranks": brief.heir}
+        assert new.by_name == {"owners-3": owners.heir, "last-ranks": brief.heir}
 
     def test_what_is_not_kept_by_all_is_made_anew(
         self, links: CurrentGroups, old: Generation
     ) -> None:
-        links.set_aside([])
+        links.retain_idle([])
         new = FakeCommunicators()
         links.begin(cast(Communicators, new), sums=[spec("last-ranks", "a", "b", "other")])
-        assert new.groups == {}
+        assert new.by_name == {}
         assert old.shut == (False, True)
 
     def test_what_was_lost_meanwhile_ends_the_new_groups(self) -> None:
@@ -265,19 +277,19 @@ class TestSetAside:
         kept, lost = FakeGroup("kept", "a", "b"), FakeGroup("lost", "a", "b", "other")
         links = CurrentGroups()
         links.begin(cast(Communicators, FakeCommunicators(kept, lost)))
-        links.set_aside([])
+        links.retain_idle([])
         links.peer_lost("other")
         wanted = [spec("owners-2", "a", "b"), spec("owners-0", "a", "b", "other")]
         new = FakeCommunicators()
         links.begin(cast(Communicators, new), sums=wanted, kept={"1/kept", "1/lost"})
-        assert new.reason == "a group that was to be kept is lost: group lost: ended"
+        assert new.reason == "a retained group is lost: group lost: ended"
         assert kept.heir is not None
         assert kept.heir.is_shut
 
     def test_what_is_retired_is_not_taken_up_any_more(
         self, links: CurrentGroups, old: Generation
     ) -> None:
-        links.set_aside([])
+        links.retain_idle([])
         links.hand_over(Generation("a", "c").communicators)
         links.shut_retired("the plan changed")
         assert old.across.is_shut

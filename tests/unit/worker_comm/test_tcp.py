@@ -8,23 +8,36 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from planaria_worker.engine.groups import Group, GroupBroken, Work
-from planaria_worker.engine.groups.pipeline_link import PipelineLinkConnector
+from planaria_worker.engine.groups import (
+    GroupBroken,
+    GroupKind,
+    GroupSpec,
+    PipelineLink,
+    SumGroup,
+    Work,
+)
+from planaria_worker.engine.groups.tcp_connector import TcpConnector
+from planaria_worker.engine.groups.tcp_link import TcpLink
+from planaria_worker.engine.groups.tcp_sum import TcpSum
 
 HOST = "127.0.0.1"
 BOUND_SECONDS = 30.0
+B = TypeVar("B")
+
 LARGE = 6_000_000
 """Floats: more than the buffers of a connection take."""
 
-Line = list[Group]
-BuildLine = Callable[[int], Line]
+Links = list[PipelineLink]
+BuildLinks = Callable[[int], Links]
+Chain = list[SumGroup]
+BuildChain = Callable[[int], Chain]
 
 
 @pytest.fixture
@@ -34,41 +47,80 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+def listen(size: int, timeout_seconds: float = BOUND_SECONDS) -> list[TcpConnector[TcpLink]]:
+    return [TcpConnector(HOST, timeout_seconds, TcpLink) for _ in range(size)]
+
+
 def connect(
     pool: ThreadPoolExecutor,
-    connectors: list[PipelineLinkConnector],
+    connectors: list[TcpConnector[B]],
     *,
     timeout_seconds: float = BOUND_SECONDS,
-) -> Line:
+) -> list[B]:
     addresses = [connector.address for connector in connectors]
-    members = tuple(map(str, range(len(connectors))))
     pending = [
         pool.submit(
             connector.connect, HashStore(), rank, addresses, timeout_seconds=timeout_seconds
         )
         for rank, connector in enumerate(connectors)
     ]
+    return [one.result() for one in pending]
+
+
+def connect_links(
+    pool: ThreadPoolExecutor,
+    connectors: list[TcpConnector[TcpLink]],
+    *,
+    timeout_seconds: float = BOUND_SECONDS,
+) -> Links:
+    members = tuple(map(str, range(len(connectors))))
+    spec = GroupSpec(name="link", kind=GroupKind.ACTIVATIONS, members=members)
     return [
-        Group(
-            group_id="1/group",
-            name="line",
-            members=members,
+        PipelineLink(
+            group_id="1/link",
+            spec=spec,
             rank=rank,
-            backend=one.result(),
+            backend=backend,
             timeout_seconds=BOUND_SECONDS,
         )
-        for rank, one in enumerate(pending)
+        for rank, backend in enumerate(connect(pool, connectors, timeout_seconds=timeout_seconds))
     ]
 
 
 @pytest.fixture
-def build_line(elsewhere: ThreadPoolExecutor) -> Iterator[BuildLine]:
-    built: Line = []
+def build_links(elsewhere: ThreadPoolExecutor) -> Iterator[BuildLinks]:
+    built: Links = []
 
-    def build(size: int) -> Line:
-        line = connect(elsewhere, [PipelineLinkConnector(HOST, BOUND_SECONDS) for _ in range(size)])
-        built.extend(line)
-        return line
+    def build(size: int) -> Links:
+        links = connect_links(elsewhere, listen(size))
+        built.extend(links)
+        return links
+
+    yield build
+    for link in built:
+        link.shut()
+
+
+@pytest.fixture
+def build_chain(elsewhere: ThreadPoolExecutor) -> Iterator[BuildChain]:
+    built: Chain = []
+
+    def build(size: int) -> Chain:
+        connectors = [TcpConnector(HOST, BOUND_SECONDS, TcpSum) for _ in range(size)]
+        members = tuple(map(str, range(size)))
+        spec = GroupSpec(name="votes", kind=GroupKind.VOTE_SUM, members=members)
+        chain = [
+            SumGroup(
+                group_id="1/votes",
+                spec=spec,
+                rank=rank,
+                backend=backend,
+                timeout_seconds=BOUND_SECONDS,
+            )
+            for rank, backend in enumerate(connect(elsewhere, connectors))
+        ]
+        built.extend(chain)
+        return chain
 
     yield build
     for group in built:
@@ -89,13 +141,13 @@ def until_blocked(future: Future[Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
-def test_messages_come_in_order_and_bit_by_bit(build_line: BuildLine, dtype: torch.dtype) -> None:
-    line = build_line(3)
+def test_messages_come_in_order_and_bit_by_bit(build_links: BuildLinks, dtype: torch.dtype) -> None:
+    links = build_links(3)
     sent = [torch.randn(2, 3).mul(100).to(dtype), torch.tensor(7).to(dtype), torch.zeros(0, 4)]
     for tensor in sent:
-        line[1].send(tensor, 2)
-        line[1].send(tensor, 0)
-    for receiver in (line[0], line[2]):
+        links[1].send(tensor, 2)
+        links[1].send(tensor, 0)
+    for receiver in (links[0], links[2]):
         for tensor in sent:
             received = torch.empty_like(tensor)
             receiver.recv(received, 1)
@@ -103,29 +155,29 @@ def test_messages_come_in_order_and_bit_by_bit(build_line: BuildLine, dtype: tor
 
 
 @pytest.mark.parametrize("due", [1, 3])
-def test_a_message_of_another_size_is_none(build_line: BuildLine, due: int) -> None:
+def test_a_message_of_another_size_is_none(build_links: BuildLinks, due: int) -> None:
     """Guard: each message says how many bytes it has."""
-    line = build_line(2)
+    links = build_links(2)
     for _ in range(2):
-        line[0].send(torch.ones(2), 1)
-    with pytest.raises(GroupBroken, match=f"of 8 bytes, where one of {4 * due} was due"):
-        line[1].recv(torch.zeros(due), 0)
+        links[0].send(torch.ones(2), 1)
+    with pytest.raises(GroupBroken, match=f"of 8 bytes; one of {4 * due} was expected"):
+        links[1].recv(torch.zeros(due), 0)
 
 
-def test_receipts_are_filled_in_the_order_of_the_calls(build_line: BuildLine) -> None:
-    line = build_line(2)
+def test_receipts_are_filled_in_the_order_of_the_calls(build_links: BuildLinks) -> None:
+    links = build_links(2)
     first, second = torch.zeros(2), torch.zeros(3)
-    works = [line[1].irecv(first, 0), line[1].irecv(second, 0)]
-    line[0].send(torch.ones(2), 1)
-    line[0].send(torch.full((3,), 2.0), 1)
+    works = [links[1].irecv(first, 0), links[1].irecv(second, 0)]
+    links[0].send(torch.ones(2), 1)
+    links[0].send(torch.full((3,), 2.0), 1)
     for work in reversed(works):
         work.wait()
     assert (first.tolist(), second.tolist()) == ([1, 1], [2, 2, 2])
 
 
-def test_whether_a_message_has_come(build_line: BuildLine) -> None:
+def test_whether_a_message_has_come(build_links: BuildLinks) -> None:
     """One for each that was sent, whoever of the neighbours it was; and none when all are read."""
-    below, middle, above = build_line(3)
+    below, middle, above = build_links(3)
     assert not middle.has_message(0)
     for _ in range(2):
         below.send(torch.ones(5), dst=1)
@@ -140,13 +192,13 @@ def test_whether_a_message_has_come(build_line: BuildLine) -> None:
     assert middle.has_message(0)
 
 
-def test_two_may_send_more_than_fits_to_each_other(build_line: BuildLine) -> None:
+def test_two_may_send_more_than_fits_to_each_other(build_links: BuildLinks) -> None:
     """Nobody reads before both have sent: what does not fit leaves beside, in order. Guard: the
     writer's thread."""
-    line = build_line(2)
+    links = build_links(2)
     tensors = [torch.arange(LARGE, dtype=torch.float32), torch.ones(5)]
-    works = [group.isend(t, 1 - rank) for rank, group in enumerate(line) for t in tensors]
-    for rank, group in enumerate(line):
+    works = [group.isend(t, 1 - rank) for rank, group in enumerate(links) for t in tensors]
+    for rank, group in enumerate(links):
         for tensor in tensors:
             received = torch.zeros_like(tensor)
             group.recv(received, 1 - rank)
@@ -158,21 +210,21 @@ def test_two_may_send_more_than_fits_to_each_other(build_line: BuildLine) -> Non
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("late", [0, 1, -1])
 def test_a_sum_has_the_part_of_every_rank(
-    build_line: BuildLine, elsewhere: ThreadPoolExecutor, size: int, late: int
+    build_chain: BuildChain, elsewhere: ThreadPoolExecutor, size: int, late: int
 ) -> None:
     """Whoever comes last."""
-    line = build_line(size)
+    chain = build_chain(size)
     parts = [torch.tensor([10**rank, -rank], dtype=torch.int64) for rank in range(size)]
     total = sum(parts, torch.zeros(2, dtype=torch.int64))
     last = late % size
     waiting = {
-        rank: elsewhere.submit(line[rank].all_reduce, parts[rank])
+        rank: elsewhere.submit(chain[rank].all_reduce, parts[rank])
         for rank in range(size)
         if rank != last
     }
     for one in waiting.values():
         until_blocked(one)
-    line[last].all_reduce(parts[last])
+    chain[last].all_reduce(parts[last])
     for one in waiting.values():
         one.result(BOUND_SECONDS)
     assert all(torch.equal(part, total) for part in parts)
@@ -184,12 +236,12 @@ def wait_for_all(works: list[Work]) -> None:
 
 
 def test_sums_come_in_the_order_of_the_calls(
-    build_line: BuildLine, elsewhere: ThreadPoolExecutor
+    build_chain: BuildChain, elsewhere: ThreadPoolExecutor
 ) -> None:
     """Though somebody waits for the second first. Guard: the sum before is waited for."""
-    line = build_line(3)
+    chain = build_chain(3)
     sums = [[torch.tensor([rank]), torch.tensor([rank, 10])] for rank in range(3)]
-    works = [[group.iall_reduce(t) for t in own] for group, own in zip(line, sums, strict=True)]
+    works = [[group.iall_reduce(t) for t in own] for group, own in zip(chain, sums, strict=True)]
     pending = [elsewhere.submit(wait_for_all, own[::-1]) for own in works]
     for one in pending:
         one.result(BOUND_SECONDS)
@@ -197,86 +249,90 @@ def test_sums_come_in_the_order_of_the_calls(
     assert all(work.is_over for own in works for work in own)
 
 
-def receive(group: Group) -> None:
+def receive(group: PipelineLink) -> None:
     group.recv(torch.zeros(4), 1)
 
 
-def send_too_much(group: Group) -> None:
+def send_too_much(group: PipelineLink) -> None:
     group.send(torch.zeros(LARGE), 1)
 
 
-def sum_up(group: Group) -> None:
+def sum_up(group: SumGroup) -> None:
     group.all_reduce(torch.zeros(4))
 
 
 @pytest.mark.parametrize("wait", [receive, send_too_much, sum_up])
 @pytest.mark.parametrize("by", [0, 1], ids=["here", "by the neighbour"])
-def test_a_shut_wakes_whoever_waits(
-    build_line: BuildLine, elsewhere: ThreadPoolExecutor, wait: Callable[[Group], None], by: int
+def test_a_shut_ends_every_wait(
+    build_links: BuildLinks,
+    build_chain: BuildChain,
+    elsewhere: ThreadPoolExecutor,
+    wait: Callable[[PipelineLink | SumGroup], None],
+    by: int,
 ) -> None:
-    """Guard: `LineBackend.cut` ends the connections."""
-    line = build_line(2)
-    waiting = elsewhere.submit(wait, line[0])
+    """Guard: `Neighbour.cut` ends the connections."""
+    groups = build_chain(2) if wait is sum_up else build_links(2)
+    waiting = elsewhere.submit(wait, groups[0])
     until_blocked(waiting)
-    line[by].shut("fenced")
+    groups[by].shut("fenced")
     with pytest.raises(GroupBroken, match="fenced" if by == 0 else "neighbour|reset|pipe"):
         waiting.result(BOUND_SECONDS)
-    assert line[0].is_shut
+    assert groups[0].is_shut
 
 
-def test_the_end_of_a_rank_goes_along_the_line(
-    build_line: BuildLine, elsewhere: ThreadPoolExecutor
+def test_the_end_of_a_rank_goes_along_the_chain(
+    build_chain: BuildChain, elsewhere: ThreadPoolExecutor
 ) -> None:
     """All wait for a sum, and the last rank leaves. Guard: an error shuts the group."""
-    line = build_line(4)
-    waiting = [elsewhere.submit(sum_up, group) for group in line[:3]]
+    chain = build_chain(4)
+    waiting = [elsewhere.submit(sum_up, group) for group in chain[:3]]
     for one in waiting:
         until_blocked(one)
-    line[3].shut()
+    chain[3].shut()
     for one in waiting:
         assert isinstance(one.exception(BOUND_SECONDS), GroupBroken)
 
 
-def test_what_was_sent_before_the_end_arrives(build_line: BuildLine) -> None:
+def test_what_was_sent_before_the_end_arrives(build_links: BuildLinks) -> None:
     """A peer sends its last message and shuts its end."""
-    line = build_line(2)
-    line[1].send(torch.ones(4), 0)
-    line[1].shut()
+    links = build_links(2)
+    links[1].send(torch.ones(4), 0)
+    links[1].shut()
     received = torch.zeros(4)
-    line[0].recv(received, 1)
+    links[0].recv(received, 1)
     assert received.tolist() == [1] * 4
     with pytest.raises(GroupBroken, match="the neighbour ended the connection"):
-        line[0].recv(received, 1)
+        links[0].recv(received, 1)
 
 
 @pytest.mark.parametrize("tensor", [torch.zeros(1), torch.zeros(LARGE)], ids=["small", "large"])
-def test_a_shut_group_sends_nothing(build_line: BuildLine, tensor: Tensor) -> None:
-    line = build_line(2)
-    work = line[0].isend(torch.zeros(LARGE), 1)
-    line[0].shut("fenced")
+def test_a_shut_group_sends_nothing(build_links: BuildLinks, tensor: Tensor) -> None:
+    links = build_links(2)
+    work = links[0].isend(torch.zeros(LARGE), 1)
+    links[0].shut("fenced")
     with pytest.raises(GroupBroken, match="fenced"):
         work.wait()
     with pytest.raises(GroupBroken, match="fenced"):
-        line[0].send(tensor, 1)
+        links[0].send(tensor, 1)
 
 
 @pytest.mark.parametrize("start", ["isend", "irecv"])
-def test_a_wait_is_bounded(build_line: BuildLine, start: str) -> None:
-    line = build_line(2)
-    work = getattr(line[0], start)(torch.zeros(LARGE), 1)
+def test_a_wait_is_bounded(build_links: BuildLinks, start: str) -> None:
+    links = build_links(2)
+    work = getattr(links[0], start)(torch.zeros(LARGE), 1)
     with pytest.raises(GroupBroken, match=r"timed out after 0\.1 s"):
         work.wait(timeout_seconds=0.1)
-    assert line[0].is_shut
+    assert links[0].is_shut
 
 
-def test_a_wait_for_a_sum_is_bounded(build_line: BuildLine) -> None:
-    line = build_line(3)
+def test_a_wait_for_a_sum_is_bounded(build_chain: BuildChain) -> None:
+    chain = build_chain(3)
     with pytest.raises(GroupBroken, match=r"timed out after 0\.1 s"):
-        line[1].iall_reduce(torch.zeros(4)).wait(timeout_seconds=0.1)
-    assert line[1].is_shut
+        chain[1].iall_reduce(torch.zeros(4)).wait(timeout_seconds=0.1)
+    assert chain[1].is_shut
 
 
-def called(connector: PipelineLinkConnector) -> socket.socket:
+def called(connector: TcpConnector[TcpLink]) -> socket.socket:
     """A connection of a stranger."""
     host, _, port = connector.address.partition("/")[0].rpartition(":")
     return socket.create_connection((host, int(port)))
@@ -284,38 +340,38 @@ def called(connector: PipelineLinkConnector) -> socket.socket:
 
 def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
     """Guard: the token."""
-    connectors = [PipelineLinkConnector(HOST, BOUND_SECONDS) for _ in range(2)]
+    connectors = listen(2)
     with called(connectors[1]) as stranger:
         stranger.sendall(b"0" * 16)
-        line = connect(elsewhere, connectors)
-        line[0].send(torch.ones(1), 1)
+        links = connect_links(elsewhere, connectors)
+        links[0].send(torch.ones(1), 1)
         received = torch.zeros(1)
-        line[1].recv(received, 0)
+        links[1].recv(received, 0)
         assert received.tolist() == [1]
         assert stranger.recv(1) == b""
-    for group in line:
+    for group in links:
         group.shut()
 
 
 def test_strangers_hold_up_nobody(elsewhere: ThreadPoolExecutor) -> None:
     """They called first and say nothing, or little, and are more than are heard. Guard: callers are
     heard side by side."""
-    connectors = [PipelineLinkConnector(HOST, BOUND_SECONDS) for _ in range(2)]
+    connectors = listen(2)
     with contextlib.ExitStack() as strangers:
         for _ in range(40):
             strangers.enter_context(called(connectors[1])).sendall(b"0")
-        line = connect(elsewhere, connectors, timeout_seconds=2.0)
-    line[0].send(torch.ones(1), 1)
+        links = connect_links(elsewhere, connectors, timeout_seconds=2.0)
+    links[0].send(torch.ones(1), 1)
     received = torch.zeros(1)
-    line[1].recv(received, 0)
+    links[1].recv(received, 0)
     assert received.tolist() == [1]
-    for group in line:
+    for group in links:
         group.shut()
 
 
 def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
-    """Guard: `Callers` hears on."""
-    connector = PipelineLinkConnector(HOST, BOUND_SECONDS)
+    """Guard: `Acceptor` hears on."""
+    (connector,) = listen(1)
     waiting = elsewhere.submit(
         connector.connect,
         HashStore(),
@@ -333,16 +389,16 @@ def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
 
 def test_nothing_is_sent_behind_a_part_of_a_message(elsewhere: ThreadPoolExecutor) -> None:
     """The neighbour would take it for the rest. Guard: the writer ends the connection."""
-    line = connect(elsewhere, [PipelineLinkConnector(HOST, 0.1) for _ in range(2)])
-    work = line[0].isend(torch.zeros(LARGE), 1)
+    links = connect_links(elsewhere, listen(2, timeout_seconds=0.1))
+    work = links[0].isend(torch.zeros(LARGE), 1)
     until_over = threading.Event()
     while not work.is_over:  # the writer's time is over before anybody reads
         until_over.wait(0.01)
     with pytest.raises(GroupBroken, match="the neighbour is gone"):
-        line[0].isend(torch.ones(1), 1)
+        links[0].isend(torch.ones(1), 1)
     received = torch.zeros(LARGE)
     with pytest.raises(GroupBroken, match=r"neighbour|reset"):
-        line[1].recv(received, 0)
+        links[1].recv(received, 0)
     assert not received.any()
 
 
@@ -350,7 +406,7 @@ def test_nothing_is_sent_behind_a_part_of_a_message(elsewhere: ThreadPoolExecuto
 def test_who_waits_for_a_neighbour_is_not_held(
     elsewhere: ThreadPoolExecutor, is_told: bool
 ) -> None:
-    connector = PipelineLinkConnector(HOST, BOUND_SECONDS)
+    (connector,) = listen(1)
     waiting = elsewhere.submit(
         connector.connect,
         HashStore(),
@@ -365,19 +421,19 @@ def test_who_waits_for_a_neighbour_is_not_held(
         waiting.result(BOUND_SECONDS / 2)
 
 
-def test_nothing_is_left_behind(build_line: BuildLine, elsewhere: ThreadPoolExecutor) -> None:
+def test_nothing_is_left_behind(build_links: BuildLinks, elsewhere: ThreadPoolExecutor) -> None:
     """Without a garbage collection, though a thread was blocked in a connection."""
     gc.disable()
     try:
         before = len(list(Path("/proc/self/fd").iterdir()))
-        line = connect(elsewhere, [PipelineLinkConnector(HOST, BOUND_SECONDS) for _ in range(2)])
-        waiting = elsewhere.submit(receive, line[0])
+        links = connect_links(elsewhere, listen(2))
+        waiting = elsewhere.submit(receive, links[0])
         until_blocked(waiting)
-        for group in line:
+        for group in links:
             group.shut()
         assert isinstance(waiting.exception(BOUND_SECONDS), GroupBroken)
         del waiting
-        line.clear()
+        links.clear()
         deadline = threading.Event()
         for _ in range(200):
             if len(list(Path("/proc/self/fd").iterdir())) <= before:
