@@ -245,7 +245,7 @@ class TestRetainIdle:
         ids = {name: group.group_id for name, group in new.by_name.items()}
         assert ids == {"owners-0": "1/y", "last-ranks": "1/z"}
 
-    def test_a_group_for_small_sums_is_not_taken_up_for_gradients(self) -> None:
+    def test_a_group_for_small_sums_is_not_reopened_for_gradients(self) -> None:
         """A follower has become the last rank of nobody: both groups have the same members now."""
         owners = FakeGroup("owners-2", "a", "b", "c")
         brief = FakeGroup("last-ranks", "a", "b", "c", kind=GroupKind.VOTE_SUM)

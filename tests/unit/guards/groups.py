@@ -6,17 +6,16 @@ import pytest
 
 from planaria_coordinator.domain.engines.outcome import FenceReport
 from planaria_coordinator.domain.recovery import activation
-from planaria_worker.engine.groups import Group, current_groups
-from planaria_worker.engine.plan.plan_view import GroupSpec
+from planaria_worker.engine.groups import GroupSpec, SumGroup, current_groups
 from unit.guards.guard import swap
 
 
 def retain_busy_groups(patch: pytest.MonkeyPatch) -> None:
-    def set_aside(self: Group) -> bool:
-        self._is_aside = True
+    def retain(self: SumGroup) -> bool:
+        self._is_retained = True
         return not self.is_shut
 
-    swap(patch, Group.set_aside, set_aside)
+    swap(patch, SumGroup.retain, retain)
 
 
 def retain_groups_that_some_name(patch: pytest.MonkeyPatch) -> None:
@@ -26,8 +25,8 @@ def retain_groups_that_some_name(patch: pytest.MonkeyPatch) -> None:
     swap(patch, activation.idle_groups, idle_groups)
 
 
-def use_brief_groups_for_gradients(patch: pytest.MonkeyPatch) -> None:
-    def is_for(spec: GroupSpec, group: Group) -> bool:
+def use_vote_groups_for_gradients(patch: pytest.MonkeyPatch) -> None:
+    def is_for(spec: GroupSpec, group: SumGroup) -> bool:
         return set(group.members) == set(spec.members)
 
     swap(patch, current_groups._is_for, is_for)

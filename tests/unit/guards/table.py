@@ -24,6 +24,7 @@ from unit.coordinator.protocol_cluster import DISPLACING, DRAINING, EVEN, JOININ
 from unit.engine import (
     test_checkpointing,
     test_commit,
+    test_current_groups,
     test_early_passes,
     test_exchange,
     test_fence,
@@ -31,7 +32,6 @@ from unit.engine import (
     test_gradients,
     test_launches,
     test_ledger,
-    test_links,
     test_state,
 )
 from unit.guards import commit, coordinator, groups, layers, protocol, sums
@@ -193,8 +193,8 @@ GROUPS = (
         name="a group with an operation in flight is not retained",
         remove=groups.retain_busy_groups,
         scenarios=(
-            test_group.TestSetAside.test_not_while_something_is_under_way,
-            test_group.TestSetAside.test_not_while_something_starts,
+            test_group.TestRetain.test_not_while_something_is_under_way,
+            test_group.TestRetain.test_not_while_something_starts,
         ),
     ),
     Guard(
@@ -204,9 +204,9 @@ GROUPS = (
     ),
     Guard(
         name="a group for small sums is not used for gradients",
-        remove=groups.use_brief_groups_for_gradients,
+        remove=groups.use_vote_groups_for_gradients,
         scenarios=(
-            test_links.TestSetAside.test_a_group_for_small_sums_is_not_taken_up_for_gradients,
+            test_current_groups.TestRetainIdle.test_a_group_for_small_sums_is_not_reopened_for_gradients,
         ),
     ),
 )
