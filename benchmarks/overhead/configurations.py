@@ -86,15 +86,15 @@ CONFIGURATIONS = {
     for configuration in (
         Configuration(
             name="real",
-            description="A llama of 8 blocks, 256 wide, that computes. Where there are fewer cores "
-            "than ranks they share them: nothing that overlaps comes for free.",
+            description="A llama of 8 blocks, 256 wide, that computes. With fewer cores than "
+            "ranks, ranks share them, so overlap is not free.",
             model=LLAMA,
         ),
         Configuration(
             name="deep",
             description="The same llama in one pipeline of four stages, with small microbatches: "
-            "what a step needs beside arithmetic is mostly the schedule's own work, and nothing is "
-            "summed over pipelines.",
+            "apart from arithmetic, a step is mostly the schedule's own work, and no sums cross "
+            "pipelines.",
             model=LLAMA,
             num_pipelines=1,
             num_stages=4,
@@ -103,8 +103,8 @@ CONFIGURATIONS = {
         Configuration(
             name="paced",
             description="8 blocks with the parameters of a transformer 256 wide, which sleep 5 ms "
-            "forward and 10 ms backward as if an accelerator of their own computed them: what "
-            "overlaps comes for free. Rounding, sums, sends and updates are computed.",
+            "forward and 10 ms backward as if each rank had an accelerator, so overlap is free. "
+            "Rounding, sums, sends and updates are computed.",
             model={
                 "import_path": "benchmarks.overhead.paced:layers",
                 "arguments": {

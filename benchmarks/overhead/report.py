@@ -17,9 +17,9 @@ from benchmarks.overhead.ranks import StepSeconds
 from benchmarks.overhead.variants import VARIANTS
 
 TARGETS = (
-    ("default", "plain", 1.02),
-    ("default", "torch", 0.97),
-    ("reproducible", "default", 1.10),
+    ("fast", "plain", 1.02),
+    ("fast", "torch", 0.97),
+    ("reproducible", "fast", 1.10),
 )
 """Upper ends of the intervals."""
 
@@ -61,7 +61,7 @@ def write_targets(folder: Path) -> str:
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
         rows += [(path.stem, *row) for row in _targets(_read_blocks(content))]
-    page = "# Step time without failures: the targets\n\n" + table(
+    page = f"# Step time without failures: the targets\n\n    {_COMMAND} --write\n\n" + table(
         ("configuration", *TARGET_COLUMNS), rows
     )
     (folder / "targets.md").write_text(page)
@@ -82,37 +82,39 @@ def _markdown(
     return "\n".join(
         [
             f"# Step time without failures: {configuration.name}\n",
+            f"    {_COMMAND} --configuration {configuration.name} --blocks {len(blocks)} --write\n",
             f"{configuration.description}\n",
-            f"Pipelines: {configuration.num_pipelines}, of {configuration.num_stages} stages; a "
-            "process for each rank on one machine, one thread a rank. All sum over gloo; plain and "
-            "torch's schedule send over it, Planaria over its own connections. "
-            f"{configuration.num_microbatches} microbatches a step of "
-            f"{configuration.tokens_per_microbatch} tokens. {len(blocks)} blocks in turn, median "
-            f"load {load:.1f}. In each cell the median and the 95 % interval (bootstrap over "
-            f"blocks). {_SCOPE}\n",
+            f"Pipelines: {configuration.num_pipelines} of {configuration.num_stages} stages, on "
+            f"one machine, one process and thread per rank; {configuration.num_microbatches} "
+            f"microbatches of {configuration.tokens_per_microbatch} tokens per step. All sum over "
+            "gloo. The plain schedule and torch's send over gloo, Planaria over its own links. "
+            f"The variants take turns in {len(blocks)} blocks; median load {load:.1f}. Cells have "
+            f"the median and its 95 % interval (bootstrap over blocks).\n",
+            f"Limits: {_SCOPE}\n",
             "## Targets\n",
             table(TARGET_COLUMNS, _targets(blocks)),
             "## Steps\n",
             table(("variant", "seconds", "processor seconds, all ranks"), _steps(blocks)),
             "## Memory\n",
-            "What a rank's resident memory grows by when it trains with one variant alone, MiB.\n",
+            "Growth of a rank's resident memory when it trains with one variant alone, MiB.\n",
             table(
                 ("variant", *(f"rank {rank}" for rank in range(configuration.num_ranks))),
                 _memory_rows(memory),
             ),
-            f"Buckets of up to {configuration.bucket_bytes >> 20} MiB, at most "
-            f"{configuration.buckets_in_flight} in flight: default mode may have "
-            f"{configuration.bytes_in_flight >> 20} MiB more than the plain "
-            f"schedule, and has {_most_added(memory):.1f}.\n",
+            f"With at most {configuration.buckets_in_flight} buckets of "
+            f"{configuration.bucket_bytes >> 20} MiB in flight, fast mode may need "
+            f"{configuration.bytes_in_flight >> 20} MiB more than the plain schedule; it needs "
+            f"{_most_added(memory):.1f}.\n",
             "## Where\n",
             table(("", ""), list(content["where"].items())),
         ]
     )
 
 
+_COMMAND = "python -m benchmarks.overhead.run"
 _SCOPE = (
-    "A step is timed from its first forward pass to its commit, all on the training thread; the "
-    "threads of a whole engine (control, heartbeats, watchdog) are not in it."
+    "a step is timed on the training thread, from its first forward pass to its commit. "
+    "An engine's other threads (control, heartbeats, watchdog) do not run."
 )
 
 
@@ -143,9 +145,9 @@ def _steps(blocks: Sequence[Block]) -> list[tuple[object, ...]]:
 
 
 def _most_added(memory: Memory) -> float:
-    """MiB that default mode needs beside what the plain schedule does, on the worst rank."""
-    pairs = zip(memory["default"], memory["plain"], strict=True)
-    return max(default - plain for default, plain in pairs) / 2**20
+    """MiB that fast mode needs in addition to the plain schedule, on the worst rank."""
+    pairs = zip(memory["fast"], memory["plain"], strict=True)
+    return max(fast - plain for fast, plain in pairs) / 2**20
 
 
 def _memory_rows(memory: Memory) -> list[tuple[object, ...]]:

@@ -33,8 +33,8 @@ from planaria_worker.models.stage import Stage, build_stage, hosted_layers
 from planaria_worker.models.state import LayerState, initial_state
 
 VARIANTS = {
-    "reproducible": "Planaria, reproducible: fixed-point sums",
-    "default": "Planaria, default mode: float32 sums",
+    "reproducible": "Planaria, reproducible mode: fixed-point sums",
+    "fast": "Planaria, fast mode: float32 sums",
     "plain": "the same schedule written plainly",
     "torch": "torch.distributed.pipelining, Schedule1F1B",
 }
@@ -84,7 +84,7 @@ class Rank:
         view = self._view(job)
         states = {x: initial_state(job.model, x, seed=job.seed) for x in view.hosted_layers}
         self._states[variant] = states
-        if variant in ("reproducible", "default"):
+        if variant in ("reproducible", "fast"):
             return self._planaria(job, view, states, variant)
         return self._without_tolerance(job, view, states, variant)
 

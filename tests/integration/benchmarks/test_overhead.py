@@ -47,7 +47,7 @@ def test_all_variants_train_the_same_and_the_results_are_written(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_default_mode_needs_little_more_memory_than_what_may_be_in_flight() -> None:
+def test_fast_mode_needs_little_more_memory_than_its_buckets_in_flight() -> None:
     """All sums of a stage at once would be three times as much."""
     little = replace(
         CONFIGURATIONS["real"],
@@ -56,6 +56,6 @@ def test_default_mode_needs_little_more_memory_than_what_may_be_in_flight() -> N
         buckets_in_flight=1,
         bucket_bytes=4 * MIB,
     )
-    grown = measure_memory(little, ["default", "plain"])
-    more = [a - b for a, b in zip(grown["default"], grown["plain"], strict=True)]
+    grown = measure_memory(little, ["fast", "plain"])
+    more = [a - b for a, b in zip(grown["fast"], grown["plain"], strict=True)]
     assert max(more) < little.bytes_in_flight + UNSURE_BYTES, more

@@ -1,7 +1,7 @@
 """Sums of gradients that do not depend on who adds what to whom (reproducibility.md).
 
 Reproducible mode rounds each microbatch's gradient, half to even, to a multiple of 2^-u and adds
-integers: any order and any grouping gives the same bits. The default mode adds floats.
+integers: any order and any grouping gives the same bits. The fast mode adds floats.
 
 Every gradient here is that of the loss summed over tokens, unscaled; the step's token count divides
 once, after the sum.

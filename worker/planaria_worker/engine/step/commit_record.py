@@ -79,7 +79,7 @@ def roll_forward(
     """Decides what a witness's record means for an engine with these sums.
 
     Sums of the same step but another generation are not the record's: a step that was broken off
-    and done again may in the default mode differ by rounding.
+    and done again may in fast mode differ by rounding.
 
     Raises:
         ValueError: the record is more than one step ahead, which the protocol excludes.
