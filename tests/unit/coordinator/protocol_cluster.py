@@ -20,11 +20,8 @@ from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.plan import Pipeline, Plan, Stage
 from planaria_coordinator.domain.placement.planner_query import LayerProfile
 from planaria_coordinator.domain.placement.replicas import assign_engines
-from unit.coordinator.protocol_state import (
-    NOON,
-    NUM_LAYERS,
-    NUM_MICROBATCHES,
-)
+from unit.coordinator.engine_state import NOON
+from unit.coordinator.protocol_state import NUM_LAYERS, NUM_MICROBATCHES
 
 Cut = Callable[[list[str]], list[tuple[str, ...]]]
 """Makes nodes, in order, into pipelines."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import Prepare, Stop
-from planaria_coordinator.domain.engines.outcome import DirectiveResult, Failure, Outcome
+from planaria_coordinator.domain.engines.outcome import DirectiveResult, Outcome
 from planaria_coordinator.domain.job.actions import AskPlanner, Send
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
@@ -36,6 +36,16 @@ from planaria_coordinator.domain.job.signals import (
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery.decide import Decision, decide
 from planaria_coordinator.domain.recovery.transition import Phase
+from unit.coordinator.engine_state import (
+    FAILURES,
+    NOON,
+    Lack,
+    Member,
+    Rules,
+    Said,
+    Start,
+    ViolationError,
+)
 from unit.coordinator.protocol_cluster import (
     EVEN,
     Cluster,
@@ -46,26 +56,9 @@ from unit.coordinator.protocol_cluster import (
     prepared,
 )
 from unit.coordinator.protocol_engines import Engines
-from unit.coordinator.protocol_state import (
-    NOON,
-    NUM_LAYERS,
-    Lack,
-    Member,
-    Rules,
-    Said,
-    Start,
-    State,
-    ViolationError,
-    put,
-)
+from unit.coordinator.protocol_state import NUM_LAYERS, State, put
 
 NOW = Moment(seconds=0.0, time=NOON)
-
-
-FAILURES = {
-    Lack.SOURCE: Failure(reason=ErrorReason.COPY_FAILED, message="no source has the layer"),
-    Lack.GROUPS: Failure(reason=ErrorReason.UNAVAILABLE, message="a peer was not there"),
-}
 
 
 def _in_full(said: Said, engine_id: str) -> Outcome:
@@ -157,8 +150,8 @@ class Model(Engines):
         run = self._number_of_run(first_run(self.num_steps, self.cluster))
         place = self.runs[run].placement
         assert place is not None
-        number = self._number_of_place(1, activate_of(place))
-        owned = [self._owned(number, index) for index in range(len(self.nodes))]
+        number = self.plans.number(1, activate_of(place))
+        owned = [model.owned(number) for model in self.models]
         return State(
             run=run,
             stored=run,
@@ -167,7 +160,7 @@ class Model(Engines):
                 if node in self.cluster.joiners
                 else Member(
                     generation=1,
-                    place=number if layers else -1,
+                    plan=number if layers else -1,
                     is_parked=not layers,
                     layers=tuple(() if k in layers else None for k in range(NUM_LAYERS)),
                 )
@@ -176,7 +169,7 @@ class Model(Engines):
             to_engines=((),) * len(self.nodes),
             to_coordinator=((),) * len(self.nodes),
             joined=frozenset(),
-            claimed=frozenset(),
+            votes=frozenset(),
             unnoticed=frozenset(),
             question=-1,
             num_faults=num_faults,
@@ -204,7 +197,7 @@ class Model(Engines):
             yield from self._hear(state, index)
             if state.to_coordinator[index]:
                 yield f"{self.nodes[index]} is heard", self._coordinator_hears(state, index)
-            if member is not None and not member.is_parked and member.place >= 0:
+            if member is not None and member.is_training:
                 yield from self._advance(state, index, member)
             if member is not None and member.staged >= 0:
                 yield from self._make_ready(state, index, member)
@@ -264,10 +257,10 @@ class Model(Engines):
         placed = {
             node: member
             for node, member in zip(self.nodes, state.members, strict=True)
-            if member is not None and member.place >= 0
+            if member is not None and member.plan >= 0
         }
-        newest = max((self.places[m.place].generation for m in placed.values()), default=0)
-        return {n: m for n, m in placed.items() if self.places[m.place].generation == newest}
+        newest = max((self.plans[m.plan].generation for m in placed.values()), default=0)
+        return {n: m for n, m in placed.items() if self.plans[m.plan].generation == newest}
 
     def is_over(self, state: State) -> bool:
         """Whether the job has ended, or every engine of the newest plan has done all steps."""
@@ -277,8 +270,8 @@ class Model(Engines):
         if run.transition is not None and run.transition.phase is Phase.DIGESTING:
             return True
         living = tuple(self.newest(state).values())
-        place = self.places[living[0].place] if living else None
-        complete = place is not None and len(living) == len(place.layers)
+        plan = self.plans[living[0].plan] if living else None
+        complete = plan is not None and len(living) == len(plan.layers)
         return complete and all(m.steps >= self.num_steps for m in living)
 
     def _coordinator_hears(self, state: State, index: int) -> State:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from unit.coordinator.engine_state import ViolationError
 from unit.coordinator.protocol_model import Model
-from unit.coordinator.protocol_state import State, ViolationError
+from unit.coordinator.protocol_state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

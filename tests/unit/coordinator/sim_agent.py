@@ -15,7 +15,7 @@ from planaria_coordinator.application.agents.agent_messages import (
 from planaria_coordinator.application.agents.agent_session import AgentSession
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.domain.engines.directive import Directive, InitialState, Prepare, Stop
-from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.engines.node import EngineSnapshot
 from planaria_coordinator.domain.engines.outcome import (
     DirectiveResult,
     Failure,
@@ -35,17 +35,14 @@ class ActorDependencies(Protocol):
     counter: "count[int]"
     clock: FakeClock
     num_accelerators: int
-    steps: int
-    num_commits: int
     ties_embeddings: bool
-    violations: list[str]
 
     @property
     def coordinator(self) -> Coordinator: ...
 
     def check_stored(self, directive: Directive) -> None: ...
 
-    def engines(self) -> dict[str, SimEngine]: ...
+    def new_engine(self, directive: Directive) -> SimEngine: ...
 
 
 class SimAgent:
@@ -160,17 +157,7 @@ class SimAgent:
             return self.refusal
         engine = self.engines.get(directive.engine_id)
         if engine is None:
-            engine = SimEngine(
-                id=directive.engine_id,
-                job_id=directive.job_id,
-                clock=self.world.clock,
-                steps=self.world.steps,
-                num_commits=self.world.num_commits,
-                peers=self.world.engines,
-                violations=self.world.violations,
-                generation=directive.generation,
-                state=EngineState.PARKED,
-            )
+            engine = self.world.new_engine(directive)
             self.engines[engine.id] = engine
         self.num_counts += not command.forward_flops
         return Prepared(

@@ -21,13 +21,14 @@ from planaria_coordinator.application.agents.agent_messages import PeerLost, Ste
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.scheduling.policy import BuiltInPolicy
-from planaria_coordinator.domain.engines.directive import CommitRecord, Directive, Switch
-from planaria_coordinator.domain.engines.node import EngineState
+from planaria_coordinator.domain.engines.directive import CommitRecord, Directive
 from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.recovery.recovery import Recovery
+from unit.coordinator.engine_model import EngineModel
+from unit.coordinator.engine_state import Member, Plans
 from unit.coordinator.fake_database import FakeDatabase
 from unit.coordinator.fake_planner import FakePlanner
 from unit.coordinator.job_documents import job_document
@@ -51,6 +52,7 @@ class World:
         self.policy: Any = BuiltInPolicy()
         self.agents: dict[str, SimAgent] = {}
         self.violations: list[str] = []
+        self.plans = Plans()
         self.counter = count(1)
         self.steps = 100
         self.num_commits = 100
@@ -227,47 +229,62 @@ class World:
     def engines(self) -> dict[str, SimEngine]:
         return {e.id: e for agent in self.agents.values() for e in agent.engines.values()}
 
+    def new_engine(self, directive: Directive) -> SimEngine:
+        """Start an engine, parked, with no layers."""
+        model = EngineModel(
+            directive.engine_id,
+            self.plans,
+            self.num_commits,
+            now=self.clock.now,
+            make_record=self._record,
+        )
+        member = Member(
+            layers=(None,) * NUM_LAYERS, generation=directive.generation, is_parked=True
+        )
+        return SimEngine(
+            job_id=directive.job_id,
+            clock=self.clock,
+            steps=self.steps,
+            violations=self.violations,
+            model=model,
+            member=member,
+            peers=self._member_at,
+        )
+
+    def _member_at(self, address: str) -> Member | None:
+        engine = self.engines().get(address.removeprefix("data:"))
+        return None if engine is None else engine.member
+
     def members(self) -> list[SimEngine]:
-        """The engines of the newest generation that trains; empty unless all of them do."""
+        """The engines of the newest plan; empty unless all of them train."""
         engines = self.engines()
-        placed = [e for e in engines.values() if e.place is not None]
-        if not placed:
+        numbers = [e.member.plan for e in engines.values() if e.member.plan >= 0]
+        if not numbers:
             return []
-        newest = max(placed, key=lambda e: e.place_generation)
-        assert newest.place is not None
-        ids = [s.engine_id for p in newest.place.pipelines for s in p.stages]
-        ids += [follower.engine_id for follower in newest.place.followers]
+        newest = max(numbers, key=lambda number: self.plans[number].generation)
+        plan = self.plans[newest]
+        chained = [engine_id for chain in plan.chains for engine_id in chain]
+        ids = [*chained, *(e for e, _ in plan.layers if e not in chained)]
         members = [engines[engine_id] for engine_id in ids if engine_id in engines]
         complete = len(members) == len(ids) and all(
-            e.state is EngineState.TRAINING
-            and e.place_generation == newest.place_generation
-            and e.generation
-            <= max(
-                e.place_generation,
-                e.at_commit.generation if e.at_commit else 0,
-                e.staged_generation,
-            )
-            for e in members
+            e.takes_part and e.member.plan == newest for e in members
         )
         return members if complete else []
 
     def begin_step(self) -> list[SimEngine]:
-        """Everyone computes the step and has all its sums; nobody has passed the exchange."""
+        """Everyone computes the step and has all its sums; nobody has voted yet."""
         members = self.members()
-        marks = {e.at_commit.generation if e.at_commit else 0 for e in members}
+        marks = {e.member.mark for e in members}
         self.next_generation = marks.pop() if len(marks) == 1 else 0
         for engine in members:
-            engine.has_sums = True
-            engine.gradients = engine.assigned()
-            engine.compute_seconds = 1.0 if engine.gradients else 0.0
-            engine.progress += 1
+            engine.compute()
         self._check_sums(members)
         return members
 
     def _check_sums(self, members: list[SimEngine]) -> None:
         """Each microbatch is in each layer's sum exactly once [1]."""
         for layer in range(NUM_LAYERS):
-            summed = sorted(m for e in members if layer in e.owned() for m in e.gradients)
+            summed = sorted(m for e in members if layer in e.owned for m in e.gradients)
             if members and summed != list(range(len(summed))):
                 self.violations.append(f"layer {layer} sums {summed} [1]")
 
@@ -286,19 +303,18 @@ class World:
     def pass_exchange(self, engines: Iterable[SimEngine]) -> None:
         """These learn that everyone has the sums, and commit."""
         for engine in engines:
-            record = self._record(engine.committed_steps, engine.place_generation)
-            marked = engine.at_commit if self.next_generation else None
-            engine.apply(record)
+            record = self._record(
+                engine.committed_steps, engine.active_generation, self.next_generation
+            )
+            report = engine.commit(record)
             agent = self._agent_of(engine)
             self.on_commit(engine)
             self._report_step(agent, engine, record)
-            if marked is not None and isinstance(marked.command, Switch):
-                engine.leave_place(record.next_generation)
-            elif marked is not None:
-                self._answer(engine, marked, engine.park())
-        self.take_places()
+            if report is not None:
+                self._answer(engine, report)
+        self.switch_engines()
 
-    def _record(self, step: int, generation: int) -> CommitRecord:
+    def _record(self, step: int, generation: int, next_generation: int) -> CommitRecord:
         trains = step < self.steps
         evaluates = self.evaluates_every and (not trains or step % self.evaluates_every == 0)
         return CommitRecord(
@@ -307,20 +323,21 @@ class World:
             gradient_norm=1.0 if trains else 0.0,
             loss=1.0 / (1 + step) if trains else 0.0,
             num_tokens=128 if trains else 0,
-            next_generation=self.next_generation,
+            next_generation=next_generation,
             evaluation_loss=2.0 / (1 + step) if evaluates else None,
         )
 
-    def take_places(self) -> None:
-        """Whoever has all it needs takes its place behind the commit."""
+    def switch_engines(self) -> None:
+        """Let every engine switch that has all it needs."""
         for engine in self.engines().values():
-            switch = engine.at_commit
-            outcome = engine.take_place()
-            if outcome is not None and switch is not None:
-                engine.at_commit = None
-                self._answer(engine, switch, outcome)
+            answer = engine.switch()
+            if answer is not None and engine.pending is not None:
+                self._answer(engine, answer)
 
-    def _answer(self, engine: SimEngine, directive: Directive, outcome: Outcome) -> None:
+    def _answer(self, engine: SimEngine, outcome: Outcome) -> None:
+        """Answer the directive that waited for a commit."""
+        directive, engine.pending = engine.pending, None
+        assert directive is not None
         engine.results[directive.id] = outcome
         self._agent_of(engine).answer(directive, outcome)
 

@@ -39,7 +39,7 @@ async def test_only_the_wounded_stop_and_get_places_behind_the_step() -> None:
 
     assert (await world.job()).state is JobState.RECOVERING
     assert world.recoveries == []
-    place = engine_on(world, "n1").place
+    place = engine_on(world, "n1").active
     assert isinstance(place, Activate)
     assert [f.engine_id for f in place.followers] == [engine_on(world, "n3").id]
     assert [p.keeps_step for p in place.pipelines] == [True, True]
@@ -52,7 +52,7 @@ async def test_only_the_wounded_stop_and_get_places_behind_the_step() -> None:
     job = await world.job()
     assert (job.state, job.step) == (JobState.RUNNING, 2)
     assert len(world.members()) == 5
-    assert not any(e.place and e.place.followers for e in world.members())
+    assert not any(e.active and e.active.followers for e in world.members())
     (recovery,) = world.recoveries
     assert recovery.cause == "node_lost"
     assert recovery.pause_seconds == pytest.approx(0.25)

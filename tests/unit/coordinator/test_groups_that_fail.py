@@ -110,7 +110,7 @@ async def test_groups_that_break_while_the_planner_is_asked_are_built_anew() -> 
     fault = EngineFault(
         job_id=engine.job_id,
         engine_id=engine.id,
-        generation=engine.place_generation,
+        generation=engine.active_generation,
         failure=Failure(reason=ErrorReason.UNAVAILABLE, message="a sum broke"),
         fatal=False,
         detect_time=world.clock.now(),

@@ -127,7 +127,7 @@ async def test_reports_tell_which_plan_is_in_force(num_passed: int, lost: str) -
     members.sort(key=lambda engine: "/n1/" in engine.id)  # who is lost passes last
     world.pass_exchange(members[:num_passed])
     await world.kill_node(lost)
-    steps = {engine.committed_steps for engine in world.engines().values() if engine.place}
+    steps = {engine.committed_steps for engine in world.engines().values() if engine.active}
     assert steps == {2 if num_passed else 1}
     await world.train(3)
     job = await world.job()

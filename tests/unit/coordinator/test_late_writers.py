@@ -236,7 +236,7 @@ async def test_an_engine_that_has_no_next_place_writes_too() -> None:
     await world.settle()
     await write(world, 2, writers(world.run.checkpoints[2]))
     assert outcomes(world) == [("checkpoint_written", 2)]
-    assert leaver.generation == leaver.place_generation
+    assert leaver.generation == leaver.active_generation
     for agent in world.agents.values():
         agent.release()
     await world.train(3)

@@ -17,6 +17,7 @@ from planaria_coordinator.domain.job.signals import (
 )
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery.decide import decide
+from unit.coordinator.engine_state import NOON
 from unit.coordinator.protocol_cluster import (
     UNEVEN,
     facts_of,
@@ -25,7 +26,6 @@ from unit.coordinator.protocol_cluster import (
     prepared,
 )
 from unit.coordinator.protocol_model import NOW
-from unit.coordinator.protocol_state import NOON
 
 JOINING = replace(UNEVEN, joiners=("b1",))
 LAYERS_OF = {"a0": (0,), "a1": (1,), "b0": (0, 1)}

@@ -77,8 +77,8 @@ async def test_layers_that_move_within_a_machine_come_from_there() -> None:
     """No network is faster, though another pipeline holds them, too."""
     world = await world_of_pairs(5, nodes_per_pipeline=2)
     beside, moving = sorted(world.agents["n4"].engines)
-    assert world.engines()[beside].owned() == (4,)
-    assert world.engines()[moving].owned() == (5,)
+    assert world.engines()[beside].owned == {4}
+    assert world.engines()[moving].owned == {5}
     world.begin_step()
     await world.kill_node("n0")
     sent = [DIRECTIVE.validate_json(each) for each in world.database.tables.directives.values()]
@@ -92,5 +92,5 @@ async def test_layers_that_move_within_a_machine_come_from_there() -> None:
     assert layers[4][0] == f"data:{beside}"
     assert len(layers[4]) == 2
     await world.train(2)
-    assert world.engines()[moving].owned() == (4, 5)
+    assert world.engines()[moving].owned == {4, 5}
     await world.stop()

@@ -15,9 +15,9 @@ from planaria_coordinator.domain.recovery.transition import (
     Transition,
     TransitionHistory,
 )
+from unit.coordinator.engine_state import NOON
 from unit.coordinator.job_documents import job_document
 from unit.coordinator.protocol_cluster import first_run
-from unit.coordinator.protocol_state import NOON
 from unit.coordinator.simulation import World, running_world
 
 IN_THREES = {

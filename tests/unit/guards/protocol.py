@@ -19,9 +19,9 @@ from planaria_coordinator.domain.placement import replicas
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery import finish_step, handover, lost_engines
 from planaria_coordinator.domain.recovery.transition import Phase, Transition
+from unit.coordinator.engine_state import Rules
 from unit.coordinator.protocol_model import Model
 from unit.coordinator.protocol_search import search
-from unit.coordinator.protocol_state import Rules
 from unit.guards.guard import Remove, swap
 
 _OFF = property(lambda self: False, lambda self, value: None)
