@@ -13,7 +13,8 @@ from google.protobuf.duration_pb2 import Duration
 from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent, Lease
 from planaria.api.worker.v1.report_pb2 import DirectiveResult, EngineSnapshot, EngineState
-from planaria_worker.link import receive_message, send_message, socket_address
+from planaria_worker.link import encode, socket_address
+from support.engine_link import LinkEnd
 from support.engine_zygote import EngineProcess
 
 TIMEOUT_SECONDS = 120.0
@@ -57,13 +58,13 @@ class TestEngine:
                     raise AssertionError(f"{self.name} did not start:\n{self.log()}") from None
                 threading.Event().wait(0.01)
         self.connection = connection
-        send_message(connection, EngineCommand(lease=LEASE))
+        connection.sendall(encode(EngineCommand(lease=LEASE)))
         threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
     def send(self, directive: Directive) -> None:
         assert self.connection is not None
         try:
-            send_message(self.connection, EngineCommand(directive=directive))
+            self.connection.sendall(encode(EngineCommand(directive=directive)))
         except OSError:
             raise EngineDiedError(f"{self.name} died\n{self.log()}") from None
 
@@ -88,7 +89,8 @@ class TestEngine:
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            while (event := receive_message(connection, EngineEvent)) is not None:
+            link = LinkEnd(connection, EngineEvent)
+            while (event := link.receive()) is not None:
                 with self.changed:
                     if event.HasField("snapshot"):
                         self.snapshot = event.snapshot

@@ -7,7 +7,6 @@ writes with asyncio, the engine with blocking calls. Nothing here imports torch.
 import asyncio
 import contextlib
 import os
-import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ class LinkError(ConnectionError):
 
 @contextlib.contextmanager
 def socket_address(path: Path) -> Iterator[str]:
-    """Names a socket's path so that it fits the kernel's limit of 107 bytes, however long it is."""
+    """Give a name for a socket's path that fits the kernel's limit of 107 bytes."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -38,48 +37,22 @@ def socket_address(path: Path) -> Iterator[str]:
 
 
 def encode(message: Message) -> bytes:
-    """Returns the message as it is sent."""
+    """Return the message as it is sent."""
     body = message.SerializeToString()
     if len(body) > MAX_MESSAGE_BYTES:
         raise LinkError(f"a message of {len(body)} bytes is over {MAX_MESSAGE_BYTES}")
     return _LENGTH.pack(len(body)) + body
 
 
-def send_message(connection: socket.socket, message: Message) -> None:
-    """Sends one message.
-
-    Raises:
-        OSError: the connection is closed.
-    """
-    connection.sendall(encode(message))
-
-
-def receive_message(connection: socket.socket, message_type: type[MessageT]) -> MessageT | None:
-    """Waits for one message; None when the other end closed the connection between two.
-
-    Raises:
-        LinkError: the connection ended within a message, or what came is not one.
-        OSError: the connection is closed.
-    """
-    header = _receive(connection, _LENGTH.size)
-    if not header:
-        return None
-    length = _decode_length(header)
-    body = _receive(connection, length)
-    if len(body) < length:
-        raise LinkError("the connection ended within a message")
-    return _decode(body, message_type)
-
-
 class Decoder(Generic[MessageT]):
-    """Takes a stream apart into messages, however its bytes arrive."""
+    """Split a stream into messages, however its bytes arrive."""
 
     def __init__(self, message_type: type[MessageT]) -> None:
         self._message_type = message_type
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[MessageT]:
-        """Yields the messages that are complete with these bytes.
+        """Yield the messages that are complete with these bytes.
 
         Raises:
             LinkError: what came is not a message.
@@ -97,7 +70,7 @@ class Decoder(Generic[MessageT]):
 async def read_message(
     reader: asyncio.StreamReader, message_type: type[MessageT]
 ) -> MessageT | None:
-    """Waits for one message; None when the other end closed the connection between two.
+    """Wait for one message; return None if the other end closed the connection between two.
 
     Raises:
         LinkError: the connection ended within a message, or what came is not one.
@@ -113,7 +86,7 @@ async def read_message(
 
 
 async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
-    """Sends one message and waits until the buffer has room for the next.
+    """Send one message and wait until the buffer has room for the next.
 
     Raises:
         OSError: the connection is closed.
@@ -122,20 +95,7 @@ async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
     await writer.drain()
 
 
-def _receive(connection: socket.socket, num_bytes: int) -> bytes:
-    """Returns fewer bytes only when the connection ended."""
-    parts = bytearray()
-    while len(parts) < num_bytes:
-        part = connection.recv(num_bytes - len(parts))
-        if not part:
-            break
-        parts += part
-    return bytes(parts)
-
-
 def _decode_length(header: bytes | bytearray) -> int:
-    if len(header) < _LENGTH.size:
-        raise LinkError("the connection ended within a message")
     (length,) = _LENGTH.unpack(header)
     if length > MAX_MESSAGE_BYTES:
         raise LinkError(f"a message of {length} bytes is over {MAX_MESSAGE_BYTES}")

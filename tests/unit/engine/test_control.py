@@ -13,7 +13,8 @@ from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent, Lease
 from planaria.api.worker.v1.report_pb2 import DirectiveResult, EngineSnapshot
 from planaria_worker.engine.process.control import Control
-from planaria_worker.link import encode, receive_message, send_message, socket_address
+from planaria_worker.link import encode, socket_address
+from support.engine_link import LinkEnd
 
 TIMEOUT_SECONDS = 30.0
 
@@ -26,9 +27,8 @@ class Agent:
         self.socket.settimeout(TIMEOUT_SECONDS)
         with socket_address(path) as address:
             self.socket.connect(address)
-
-    def receive(self) -> EngineEvent | None:
-        return receive_message(self.socket, EngineEvent)
+        self._link = LinkEnd(self.socket, EngineEvent)
+        self.send, self.receive = self._link.send, self._link.receive
 
     def next_event(self) -> EngineEvent:
         while (event := self.receive()) is not None:
@@ -146,8 +146,8 @@ def test_reports_come_to_each_agent_until_they_are_stored(
     agent = open_agent(engine.path)
     told = [agent.next_event() for _ in range(4)]
     assert [event.report_number for event in told] == [1, 2, 3, 0]
-    send_message(agent.socket, EngineCommand(reports_stored=2))
-    send_message(agent.socket, EngineCommand(directive=Directive(directive_id="behind it")))
+    agent.send(EngineCommand(reports_stored=2))
+    agent.send(EngineCommand(directive=Directive(directive_id="behind it")))
     with engine.told:
         assert engine.told.wait_for(lambda: engine.directives, TIMEOUT_SECONDS)
     again = open_agent(engine.path)
@@ -161,7 +161,7 @@ def test_an_agent_that_does_not_read_stops_nothing(engine: Engine, open_agent: O
     large = DirectiveResult(directive_id="large")
     large.failure.message = "x" * (8 << 20)
     engine.control.post(EngineEvent(result=large))
-    send_message(deaf.socket, EngineCommand(directive=Directive(directive_id="heard")))
+    deaf.send(EngineCommand(directive=Directive(directive_id="heard")))
     with engine.told:
         assert engine.told.wait_for(lambda: engine.directives, TIMEOUT_SECONDS)
     again = open_agent(engine.path)
@@ -170,11 +170,11 @@ def test_an_agent_that_does_not_read_stops_nothing(engine: Engine, open_agent: O
 
 def test_a_defect_does_not_end_the_thread(engine: Engine, open_agent: OpenAgent) -> None:
     agent = open_agent(engine.path)
-    send_message(agent.socket, EngineCommand(directive=Directive(directive_id="broken")))
+    agent.send(EngineCommand(directive=Directive(directive_id="broken")))
     while agent.receive() is not None:
         pass
     again = open_agent(engine.path)
-    send_message(again.socket, EngineCommand(directive=Directive(directive_id="next")))
+    again.send(EngineCommand(directive=Directive(directive_id="next")))
     with engine.told:
         assert engine.told.wait_for(lambda: len(engine.directives) == 2, TIMEOUT_SECONDS)
 
@@ -195,7 +195,7 @@ def test_who_takes_leave_waits_until_all_was_read(engine: Engine, open_agent: Op
     assert not engine.control.take_leave(0.01)
     agent = open_agent(engine.path)
     assert not engine.control.take_leave(0.2)
-    send_message(agent.socket, EngineCommand(directive=Directive(directive_id="late")))
+    agent.send(EngineCommand(directive=Directive(directive_id="late")))
     with engine.told:
         assert engine.told.wait_for(lambda: engine.directives, TIMEOUT_SECONDS)
     engine.post(2)  # nobody hears it any more

@@ -10,6 +10,7 @@ import pytest
 
 from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent
 from planaria_worker import link
+from support.engine_link import LinkEnd
 
 
 def event(progress: int) -> EngineEvent:
@@ -18,35 +19,23 @@ def event(progress: int) -> EngineEvent:
     return result
 
 
-def test_messages_arrive_in_order_and_the_end_is_seen() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        for progress in range(3):
-            link.send_message(ours, event(progress))
-        ours.close()
-        received = [link.receive_message(theirs, EngineEvent) for _ in range(4)]
+async def test_messages_arrive_in_order_and_the_end_is_seen() -> None:
+    reader = asyncio.StreamReader()
+    for progress in range(3):
+        reader.feed_data(link.encode(event(progress)))
+    reader.feed_eof()
+    received = [await link.read_message(reader, EngineEvent) for _ in range(4)]
     assert received == [event(0), event(1), event(2), None]
 
 
-def test_an_empty_message_is_not_the_end() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        link.send_message(ours, EngineCommand())
-        assert link.receive_message(theirs, EngineCommand) == EngineCommand()
+async def test_an_empty_message_is_not_the_end() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(link.encode(EngineCommand()))
+    assert await link.read_message(reader, EngineCommand) == EngineCommand()
 
 
 @pytest.mark.parametrize("sent", [b"\0", link.encode(event(7))[:-1], struct.pack(">I", 9)])
-def test_an_end_within_a_message_is_an_error(sent: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(sent)
-        ours.close()
-        with pytest.raises(link.LinkError, match="within a message"):
-            link.receive_message(theirs, EngineEvent)
-
-
-@pytest.mark.parametrize("sent", [b"\0", link.encode(event(7))[:-1], struct.pack(">I", 9)])
-async def test_asyncio_sees_an_end_within_a_message(sent: bytes) -> None:
+async def test_an_end_within_a_message_is_an_error(sent: bytes) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(sent)
     reader.feed_eof()
@@ -54,12 +43,14 @@ async def test_asyncio_sees_an_end_within_a_message(sent: bytes) -> None:
         await link.read_message(reader, EngineEvent)
 
 
-def test_another_protocol_is_refused_before_its_length_is_believed() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(b"GET / HTTP/1.1\r\n")
-        with pytest.raises(link.LinkError, match="bytes is over"):
-            link.receive_message(theirs, EngineEvent)
+async def test_another_protocol_is_refused_before_its_length_is_believed() -> None:
+    sent = b"GET / HTTP/1.1\r\n"
+    with pytest.raises(link.LinkError, match="bytes is over"):
+        list(link.Decoder(EngineEvent).feed(sent))
+    reader = asyncio.StreamReader()
+    reader.feed_data(sent)
+    with pytest.raises(link.LinkError, match="bytes is over"):
+        await link.read_message(reader, EngineEvent)
 
 
 async def test_both_ends_speak_over_a_path_longer_than_the_kernel_allows(tmp_path: Path) -> None:
@@ -73,8 +64,9 @@ async def test_both_ends_speak_over_a_path_longer_than_the_kernel_allows(tmp_pat
     def echo() -> None:
         connection, _ = server.accept()
         with connection:
-            while (message := link.receive_message(connection, EngineEvent)) is not None:
-                link.send_message(connection, message)
+            end = LinkEnd(connection, EngineEvent)
+            while (message := end.receive()) is not None:
+                end.send(message)
 
     thread = threading.Thread(target=echo)
     thread.start()
