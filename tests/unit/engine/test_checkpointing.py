@@ -263,10 +263,10 @@ def test_an_unfinished_checkpoint_is_discarded(tmp_path: Path) -> None:
 def test_a_newer_checkpoint_of_another_job_is_never_mixed_with_ours(tmp_path: Path) -> None:
     """Which of the two would "the newest" be?"""
     seal(tmp_path, write(tmp_path, 4), keep=1)
-    check_root(tmp_path, job_id="job-1", base_step=0, suffix="e")
-    check_root(tmp_path, job_id="job-2", base_step=4, suffix="e")
+    check_root(tmp_path, job_id="job-1", initial_step=0, suffix="e")
+    check_root(tmp_path, job_id="job-2", initial_step=4, suffix="e")
     with pytest.raises(CheckpointError, match="of another job and newer than step 0, where"):
-        check_root(tmp_path, job_id="job-2", base_step=0, suffix="e")
+        check_root(tmp_path, job_id="job-2", initial_step=0, suffix="e")
     with pytest.raises(CheckpointError, match="is of another job"):
         seal(tmp_path, replace(write(tmp_path, 4), job_id="job-2"), keep=1)
     assert Manifest.read(complete_checkpoints(tmp_path)[4]).job_id == "job-1"

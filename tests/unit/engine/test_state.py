@@ -11,7 +11,7 @@ from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.copy import CommitFeed, LayerFetcher
 from planaria_worker.engine.layers.initial_state import InitialStateFromSeed
 from planaria_worker.engine.layers.layer_store import LayerStore, fill
-from planaria_worker.engine.layers.layer_tasks import LayerTasks
+from planaria_worker.engine.layers.layer_tasks import LayerTasks, WantedLayers
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.recovery.fence import Fence, StaleGenerationError
@@ -90,13 +90,16 @@ def test_a_copy_of_something_else_is_refused(job: Job, store: LayerStore) -> Non
 def test_a_copy_that_is_complete_behind_a_fence_is_not_installed(job: Job) -> None:
     """Nothing interrupts what has arrived: it is asked for once more when it is to be installed."""
     store, fence = LayerStore(), Fence(1)
-    work = LayerTasks(job=job, base=InitialStateFromSeed(job=job), store=store, fence=fence)
+    work = LayerTasks(
+        job=job, initial_state=InitialStateFromSeed(job=job), store=store, fence=fence
+    )
+    wanted = WantedLayers(version=0, initial=[0])
     fetcher = LayerFetcher(job_secret="secret", failpoints=Failpoints())
     fence.fence(2)
     with pytest.raises(StaleGenerationError):
-        work.copy({0: ()}, version=0, generation=1, fetcher=fetcher)
+        work.obtain(wanted, generation=1, fetcher=fetcher)
     assert store.held() == {}
-    work.copy({0: ()}, version=0, generation=2, fetcher=fetcher)
+    work.obtain(wanted, generation=2, fetcher=fetcher)
     assert store.held() == {0: 0}
 
 

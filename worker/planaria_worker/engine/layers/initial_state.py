@@ -1,11 +1,10 @@
-"""Where a job begins: its seed, a Hugging Face folder, or a checkpoint.
+"""The initial state of a job: from its seed, a Hugging Face folder, or a checkpoint.
 
-Layers that nobody holds before the first commit are those of the base, on whichever engine and
-however often they are asked for.
+Any engine can read any layer of it, any number of times, with the same bits.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +38,7 @@ from planaria_worker.models.state import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialStateFacts:
-    """What all engines of a job must agree on; by default the seed."""
+    """What all engines of a job must agree on; by default, a state from the seed."""
 
     path: str = ""
     """The folder; empty: from the seed."""
@@ -52,13 +51,13 @@ class InitialStateFacts:
 
 
 class InitialState(Protocol):
-    """Gives every layer in the version of the base."""
+    """Reads layers in the version that the job starts from."""
 
     @property
     def facts(self) -> InitialStateFacts: ...
 
     def state(self, layer: int) -> LayerState:
-        """One layer.
+        """Read one layer.
 
         Raises:
             PlanariaError: INIT_UNUSABLE or INIT_MISMATCH; names the file and the layer.
@@ -66,15 +65,34 @@ class InitialState(Protocol):
         ...
 
 
+def initial_layers(
+    initial_state: InitialState, layers: Iterable[int], version: int
+) -> dict[int, LayerState]:
+    """Read layers of the initial state.
+
+    Raises:
+        PlanariaError: INIT_UNUSABLE or INIT_MISMATCH; or the initial state has another version.
+    """
+    found = initial_state.facts.step
+    wanted = list(layers)
+    if wanted and version != found:
+        raise PlanariaError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"layers {wanted}: the initial state has version {found}, not {version}",
+            {"field": "version", "version": str(version)},
+        )
+    return {layer: initial_state.state(layer) for layer in wanted}
+
+
 def open_initial_state(
     init_from: str | None, known: InitialStateFacts | None, *, job: Job, model: Mapping[str, Any]
 ) -> InitialState:
-    """Finds the base of a job.
+    """Find the initial state of a job.
 
     Args:
         init_from: of the job file.
-        known: what an earlier engine of the job has found; it is opened when it is needed, which
-            mostly it never is: replicas hold what it held.
+        known: the facts that an earlier engine of the job has reported. The folder is opened when
+            a layer is needed from it, which is rare: replicas hold the layers.
         job: the job.
         model: the configuration of its model.
 
@@ -160,7 +178,7 @@ class InitialStateFromCheckpoint:
 
 @dataclass(slots=True, kw_only=True)
 class KnownInitialState:
-    """A base that was found by others, and is opened when a layer is asked for."""
+    """An initial state that other engines found; opened when a layer is needed."""
 
     facts: InitialStateFacts
     job: Job
@@ -178,7 +196,7 @@ class KnownInitialState:
                 if found.facts != self.facts:
                     raise PlanariaError(
                         ErrorReason.INIT_MISMATCH,
-                        f"init_from: {self.facts.path} has other contents than when the job began",
+                        f"init_from: {self.facts.path} has changed since the job started",
                         {"path": self.facts.path},
                     )
                 self._opened = found
@@ -186,7 +204,7 @@ class KnownInitialState:
 
 
 def _find(folder: Path, job: Job, model: Mapping[str, Any]) -> InitialState:
-    """A checkpoint, the newest in a folder of them, or a Hugging Face folder.
+    """Open a checkpoint, the newest in a folder of them, or a Hugging Face folder.
 
     Raises:
         PlanariaError: INIT_UNUSABLE.
@@ -221,7 +239,7 @@ def _open_pretrained(folder: Path, job: Job) -> InitialStateFromPretrained:
 def _open_checkpoint(
     folder: Path, job: Job, model: Mapping[str, Any]
 ) -> InitialStateFromCheckpoint:
-    """Checks all that can be checked without reading values: those are verified when they are."""
+    """Check all that can be checked without reading the values; `state` verifies those."""
     try:
         manifest = Manifest.read(folder)
         _check_model(folder, manifest, job, model)

@@ -1,11 +1,11 @@
-"""What an engine does with whole layers beside the training: obtain, digest, write.
+"""What an engine does with whole layers while training continues: obtain, digest, export.
 
-Each directive of this kind has a thread of its own, so a source that does not answer holds up
-nobody, and a newer generation need not wait for it.
+Each such directive has a thread of its own, so that a source that does not answer delays nothing
+else, and a newer generation does not wait for it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import LayerFetcher
 from planaria_worker.engine.layers.export import ExportError, export_huggingface, export_safetensors
-from planaria_worker.engine.layers.initial_state import InitialState
+from planaria_worker.engine.layers.initial_state import InitialState, initial_layers
 from planaria_worker.engine.layers.layer_store import LayerStore, fill
 from planaria_worker.engine.numerics.digest import layer_digest
 from planaria_worker.engine.recovery.fence import Fence
@@ -26,47 +26,47 @@ Sources = Mapping[int, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantedLayers:
+    """Layers that an engine needs in one version, by where they come from."""
+
+    version: int
+    initial: Sequence[int] = ()
+    """From the job's initial state: no engine has trained them yet."""
+    copied: Sources = field(default_factory=dict)
+    """From engines that hold them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTasks:
-    """Copy, digest and export for one engine."""
+    """Obtains, digests and exports layers for one engine."""
 
     job: Job
-    base: InitialState
+    initial_state: InitialState
     store: LayerStore
     fence: Fence
 
-    def copy(
-        self, sources: Sources, *, version: int, generation: int, fetcher: LayerFetcher
-    ) -> int:
-        """Obtains layers in one version; those without an address are those of the job's base.
+    def obtain(self, wanted: WantedLayers, *, generation: int, fetcher: LayerFetcher) -> int:
+        """Copy layers from other engines, take others from the initial state, and install them.
 
         They become visible together, when all are complete, unless a newer generation has been
-        seen. Returns the bytes received.
+        seen. Returns the bytes received from other engines.
 
         Raises:
-            PlanariaError: COPY_FAILED; the base cannot be used; or a layer of the base is wanted in
-                another version.
+            PlanariaError: COPY_FAILED; the initial state cannot be used; or it is of another
+                version.
             CopyInterrupted: the fetcher was interrupted.
             StaleGenerationError: a newer generation has been seen.
         """
-        initial = [layer for layer, addresses in sources.items() if not addresses]
-        base = self.base.facts.step
-        if initial and version != base:
-            raise PlanariaError(
-                ErrorReason.INVALID_ARGUMENT,
-                f"layers {initial}: without an address only version {base} can be had, "
-                f"not {version}",
-                {"field": "addresses", "version": str(version)},
-            )
-        fetched = fetcher.fetch_all({x: a for x, a in sources.items() if a}, version)
+        states = initial_layers(self.initial_state, wanted.initial, wanted.version)
+        fetched = fetcher.fetch_all(wanted.copied, wanted.version)
         num_bytes = sum(layer.num_bytes for layer in fetched.values())
-        states = {layer: self._state(layer, fetched.pop(layer).tensors) for layer in list(fetched)}
-        for layer in initial:
-            states[layer] = self.base.state(layer)
-        self.fence.install(generation, lambda: self.store.install(states, version))
+        for layer in list(fetched):
+            states[layer] = self._state(layer, fetched.pop(layer).tensors)
+        self.fence.install(generation, lambda: self.store.install(states, wanted.version))
         return num_bytes
 
     def digest(self, layers: Iterable[int]) -> tuple[dict[int, bytes], int]:
-        """SHA-256 of each layer's parameters, and the version that they all have.
+        """Return the SHA-256 of each layer's parameters, and the version that all have.
 
         Raises:
             PlanariaError: a layer is not held, or the layers are of several versions.
@@ -90,11 +90,11 @@ class LayerTasks:
         version: int,
         fetcher: LayerFetcher,
     ) -> int:
-        """Writes the model, with the layers of others fetched one by one; returns its bytes.
+        """Write the model, with the layers of other engines fetched one by one; return its bytes.
 
         Raises:
-            PlanariaError: OUTPUT_FAILED, COPY_FAILED, or a layer is not where it should be; or the
-                model cannot be written in this format.
+            PlanariaError: OUTPUT_FAILED, COPY_FAILED; this engine does not hold a layer that has no
+                source; or the model cannot be written in this format.
         """
         layers = self._gather(sources, version, fetcher)
         try:
@@ -130,7 +130,7 @@ class LayerTasks:
             else:
                 raise PlanariaError(
                     ErrorReason.WRONG_STATE,
-                    f"layer {layer} is not held in version {version}, and has no address",
+                    f"layer {layer} is not held in version {version}, and has no source",
                     {"layers": str(layer), "version": str(version)},
                 )
 

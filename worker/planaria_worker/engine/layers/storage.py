@@ -1,4 +1,4 @@
-"""What of a job lies on disks, as this node sees it: where it begins, where its checkpoints go."""
+"""What a job has on disk, as this node sees it: its initial state, its checkpoints."""
 
 import json
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from planaria_worker.engine_config import EngineConfig
 
 
 def job_initial_state(config: EngineConfig, job: Job) -> InitialState:
-    """Finds where a job begins, or takes the word of those who have.
+    """Find the initial state of a job, or use the facts that other engines have reported.
 
     Raises:
         PlanariaError: INIT_UNUSABLE; names this node.
@@ -40,11 +40,13 @@ def job_initial_state(config: EngineConfig, job: Job) -> InitialState:
         raise _on_this_node(config, error) from None
 
 
-def checkpoint_plan(config: EngineConfig, job: Job, base: InitialState) -> CheckpointPlan | None:
-    """Where a job's checkpoints go; None: it has none.
+def checkpoint_plan(
+    config: EngineConfig, job: Job, initial_state: InitialState
+) -> CheckpointPlan | None:
+    """Where the checkpoints of a job go; None if it has none.
 
     Raises:
-        PlanariaError: CHECKPOINT_FAILED, they cannot go there; names this node.
+        PlanariaError: CHECKPOINT_FAILED: they cannot be written there; names this node.
     """
     spec = _spec(config)
     if spec.checkpoint is None:
@@ -54,7 +56,7 @@ def checkpoint_plan(config: EngineConfig, job: Job, base: InitialState) -> Check
         check_root(
             root,
             job_id=config.job_id,
-            base_step=base.facts.step,
+            initial_step=initial_state.facts.step,
             suffix=config.engine_id.replace("/", "."),
         )
     except CheckpointError as error:
@@ -65,8 +67,8 @@ def checkpoint_plan(config: EngineConfig, job: Job, base: InitialState) -> Check
         keep=spec.checkpoint.keep,
         deadline_seconds=spec.checkpoint.deadline_seconds,
         num_steps=job.num_steps,
-        base_step=base.facts.step,
-        base_tokens=base.facts.num_tokens,
+        initial_step=initial_state.facts.step,
+        initial_tokens=initial_state.facts.num_tokens,
         tokens_per_step=job.tokens_per_step,
         job_id=config.job_id,
         job_digest=spec.digest(),
@@ -81,7 +83,7 @@ def _spec(config: EngineConfig) -> JobSpec:
 
 
 def _model(spec: JobSpec, job: Job) -> dict[str, object]:
-    """What makes parameters those of this model; dropout may change from job to job."""
+    """The part of the model that its parameters depend on; dropout may differ between jobs."""
     if job.model_config is None:
         return spec.model.model_dump(mode="json")
     return {name: value for name, value in asdict(job.model_config).items() if name != "dropout"}

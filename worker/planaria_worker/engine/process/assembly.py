@@ -132,7 +132,7 @@ class Engine:
             trainer=self._trainer,
             layer_work=LayerTasks(
                 job=resources.job,
-                base=self._preparation.base,
+                initial_state=self._preparation.initial_state,
                 store=resources.store,
                 fence=resources.fence,
             ),
@@ -157,7 +157,7 @@ def _checkpointer(
 ) -> Checkpointer:
     config = preparation.config
     return Checkpointer(
-        checkpoint_plan(config, preparation.job, preparation.base),
+        checkpoint_plan(config, preparation.job, preparation.initial_state),
         engine_id=config.engine_id,
         store=resources.store,
         listener=reports,

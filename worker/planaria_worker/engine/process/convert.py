@@ -10,6 +10,7 @@ from planaria.api.worker.v1 import directive_pb2, report_pb2
 from planaria_common.errors import ErrorReason
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.layers.initial_state import InitialStateFacts
+from planaria_worker.engine.layers.layer_tasks import WantedLayers
 from planaria_worker.engine.plan.activation import Activated, Activation
 from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment, StageAssignment
 from planaria_worker.engine.process.faults import Fault
@@ -71,6 +72,16 @@ def activation(directive: directive_pb2.Directive) -> Activation:
 def sources(layers: Iterable[directive_pb2.LayerSource]) -> dict[int, tuple[str, ...]]:
     """Data addresses by layer, the preferred one first."""
     return {source.layer: tuple(source.addresses) for source in layers}
+
+
+def wanted_layers(copy: directive_pb2.Copy) -> WantedLayers:
+    """On the wire, a layer of the initial state is one without an address."""
+    found = sources(copy.layers)
+    return WantedLayers(
+        version=copy.version,
+        initial=[layer for layer, addresses in found.items() if not addresses],
+        copied={layer: addresses for layer, addresses in found.items() if addresses},
+    )
 
 
 def activated(result: Activated) -> report_pb2.Activated:

@@ -210,9 +210,8 @@ class Directives:
     def _copy(self, directive: Directive) -> None:
         def work(fetcher: LayerFetcher) -> None:
             start_time = self._clock.now()
-            num_bytes = self._layer_work.copy(
-                convert.sources(directive.copy.layers),
-                version=directive.copy.version,
+            num_bytes = self._layer_work.obtain(
+                convert.wanted_layers(directive.copy),
                 generation=directive.generation,
                 fetcher=fetcher,
             )

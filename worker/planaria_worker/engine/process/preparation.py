@@ -25,7 +25,7 @@ class Preparation:
 
     config: EngineConfig
     job: Job
-    base: InitialState
+    initial_state: InitialState
     measured: Mapping[int, LayerCost]
     """The cost of each layer."""
     peak_flops_per_second: float
@@ -46,7 +46,7 @@ class Preparation:
             measured_layers=[_measured(*item) for item in self.measured.items()],
             model_digest=self.job.model_digest,
             peak_flops_per_second=self.peak_flops_per_second,
-            base=convert.base(self.base.facts),
+            base=convert.base(self.initial_state.facts),
             ties_embeddings=self.job.model.tied is not None,
         )
 
@@ -64,7 +64,7 @@ def prepare(config: EngineConfig) -> Preparation:
     return Preparation(
         config=config,
         job=job,
-        base=job_initial_state(config, job),
+        initial_state=job_initial_state(config, job),
         measured=warm_up(job, config.forward_flops),
         peak_flops_per_second=peak_flops_per_second(job),
     )

@@ -38,8 +38,8 @@ class CheckpointPlan:
     keep: int
     deadline_seconds: float
     num_steps: int
-    base_step: int
-    base_tokens: int
+    initial_step: int
+    initial_tokens: int
     tokens_per_step: int
     job_id: str
     job_digest: str
@@ -53,7 +53,7 @@ class CheckpointPlan:
             job_id=self.job_id,
             job_digest=self.job_digest,
             step=version,
-            num_tokens=self.base_tokens + (version - self.base_step) * self.tokens_per_step,
+            num_tokens=self.initial_tokens + (version - self.initial_step) * self.tokens_per_step,
             seed=self.seed,
             data_digest=self.data_digest,
             model=self.model,

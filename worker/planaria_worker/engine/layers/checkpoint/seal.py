@@ -66,7 +66,7 @@ def discard(root: Path, version: int) -> None:
         raise cannot_write(folder, error) from error
 
 
-def check_root(root: Path, *, job_id: str, base_step: int, suffix: str) -> None:
+def check_root(root: Path, *, job_id: str, initial_step: int, suffix: str) -> None:
     """Makes sure that a job may write its checkpoints into a folder, and can.
 
     Raises:
@@ -80,9 +80,9 @@ def check_root(root: Path, *, job_id: str, base_step: int, suffix: str) -> None:
     except OSError as error:
         raise cannot_write(root, error) from error
     for version, folder in complete_checkpoints(root).items():
-        if version > base_step and Manifest.read(folder).job_id != job_id:
+        if version > initial_step and Manifest.read(folder).job_id != job_id:
             raise CheckpointError(
-                f"checkpoint.path: {folder} is of another job and newer than step {base_step}, "
+                f"checkpoint.path: {folder} is of another job and newer than step {initial_step}, "
                 f"where this one begins: choose another path, or go on from it (init_from: {root})",
                 path=folder,
             )
