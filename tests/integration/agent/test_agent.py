@@ -34,7 +34,7 @@ from planaria_worker.agent.settings import WorkerSettings
 from planaria_worker.engine_config import EngineConfig
 from planaria_worker.link import socket_address
 from support import fake_engine
-from support.fake_coordinator import FakeCoordinator, serve
+from support.fake_worker_service import FakeWorkerService, serve
 
 pytestmark = pytest.mark.integration
 
@@ -73,7 +73,7 @@ class Node:
     """A running agent and what it needs."""
 
     data_dir: Path
-    coordinator: FakeCoordinator
+    coordinator: FakeWorkerService
     port: int
     text: Path
     agent: Agent = field(init=False)
@@ -124,7 +124,7 @@ class Node:
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    coordinator = FakeCoordinator()
+    coordinator = FakeWorkerService()
     server, port = await serve(coordinator)
     text = tmp_path / "corpus.txt"
     text.write_text("to be or not to be, that is the question")
@@ -339,7 +339,7 @@ async def test_what_a_killed_agent_had_begun_to_start_is_started(node: Node) -> 
 
 async def test_an_agent_that_is_refused_for_good_ends_with_the_reason(tmp_path: Path) -> None:
     refusal = (grpc.StatusCode.UNAUTHENTICATED, "wrong token")
-    server, port = await serve(FakeCoordinator(refusal))
+    server, port = await serve(FakeWorkerService(refusal))
     session = Session(
         coordinator=f"127.0.0.1:{port}",
         token="wrong",
@@ -353,7 +353,7 @@ async def test_an_agent_that_is_refused_for_good_ends_with_the_reason(tmp_path: 
 
 
 async def test_an_agent_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: Path) -> None:
-    server, port = await serve(FakeCoordinator())
+    server, port = await serve(FakeWorkerService())
     await server.stop(None)
     welcomed = asyncio.Event()
     session = Session(
@@ -365,7 +365,7 @@ async def test_an_agent_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: 
     )
     running = asyncio.create_task(session.run())
     await asyncio.sleep(0.3)
-    server, _ = await serve(FakeCoordinator(), port)
+    server, _ = await serve(FakeWorkerService(), port)
     await asyncio.wait_for(welcomed.wait(), 30)
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):

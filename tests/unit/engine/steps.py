@@ -56,7 +56,7 @@ class Progress:
     num_complete: int = 0
 
 
-class World:
+class SmallJob:
     """Pipelines of any cuts; whoever plays the coordinator may be as foolish as it likes."""
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ def context(generation: int) -> Any:
     return SimpleNamespace(generation=generation, pipeline_groups=(), trace=lambda: None)
 
 
-class World:
+class HandoverHarness:
     """A handover with everything around it."""
 
     def __init__(self) -> None:
@@ -87,8 +87,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> HandoverHarness:
+    return HandoverHarness()
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_an_unchanged_pipeline_goes_from_promise_to_promise(world: World) -> None:
+def test_an_unchanged_pipeline_goes_from_promise_to_promise(world: HandoverHarness) -> None:
     staged = world.stage()
     assert world.handover.renew(world.training_state.context, staged, RECORD)  # type: ignore[arg-type]
     assert world.training_state.retained_work == NEW
@@ -109,7 +109,9 @@ def test_an_unchanged_pipeline_goes_from_promise_to_promise(world: World) -> Non
     )
 
 
-def test_invariant_4_a_fence_that_comes_first_leaves_the_place_untaken(world: World) -> None:
+def test_invariant_4_a_fence_that_comes_first_leaves_the_place_untaken(
+    world: HandoverHarness,
+) -> None:
     """Also when it comes after the place was looked up."""
     kept, changed = world.stage(), world.stage(keeps_step=False)
     world.fence.see(NEXT + 1)
@@ -122,7 +124,7 @@ def test_invariant_4_a_fence_that_comes_first_leaves_the_place_untaken(world: Wo
 
 
 def test_invariant_4_a_fence_while_groups_are_built_leaves_the_new_place_untaken(
-    world: World,
+    world: HandoverHarness,
 ) -> None:
     """A report that was given at the fence knows nothing of its promise."""
     world.training_state.context = world.training_state.retained_work = None
@@ -133,14 +135,14 @@ def test_invariant_4_a_fence_while_groups_are_built_leaves_the_new_place_untaken
     assert world.training_state.retained_work is None
 
 
-def test_a_halted_engine_takes_no_promise(world: World) -> None:
+def test_a_halted_engine_takes_no_promise(world: HandoverHarness) -> None:
     staged = world.stage()
     world.training_state.retained_work = None
     assert not world.handover.renew(world.training_state.context, staged, RECORD)  # type: ignore[arg-type]
     assert world.training_state.retained_work is None
 
 
-def test_a_place_is_taken_with_its_promise(world: World) -> None:
+def test_a_place_is_taken_with_its_promise(world: HandoverHarness) -> None:
     staged = world.stage(keeps_step=False)
     world.training_state.context = world.training_state.retained_work = None
     taken = world.handover.take(staged, RECORD)
@@ -163,19 +165,19 @@ def test_a_place_is_taken_with_its_promise(world: World) -> None:
     ids=["its own", "another generation's", "nobody's", "the last step"],
 )
 def test_a_place_belongs_to_one_generation_and_not_behind_the_last_step(
-    world: World, change: dict[str, int], is_there: bool
+    world: HandoverHarness, change: dict[str, int], is_there: bool
 ) -> None:
     staged = world.stage()
     assert (world.handover.behind(replace(RECORD, **change)) is staged) == is_there
 
 
-def test_a_place_is_taken_once(world: World) -> None:
+def test_a_place_is_taken_once(world: HandoverHarness) -> None:
     staged = world.stage()
     staged.claim()
     assert world.handover.behind(RECORD) is None
 
 
-def test_only_who_is_not_in_the_exchange_joins_by_what_it_follows(world: World) -> None:
+def test_only_who_is_not_in_the_exchange_joins_by_what_it_follows(world: HandoverHarness) -> None:
     staged = world.stage(keeps_step=False)
     world.handover._followed(staged, RECORD)
     assert world.joined == []
@@ -190,7 +192,9 @@ def test_a_commit_ends_only_older_generations() -> None:
     assert not replace(RECORD, generation=NEXT).ends_generation
 
 
-def test_invariant_4_no_place_is_made_where_the_engine_may_still_commit(world: World) -> None:
+def test_invariant_4_no_place_is_made_where_the_engine_may_still_commit(
+    world: HandoverHarness,
+) -> None:
     trains: Any = context(GENERATION)
     trains.halt = threading.Event()
     world.training_state.context = trains

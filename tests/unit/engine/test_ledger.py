@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from planaria_worker.engine.step.step_progress import NUM_RECENT_STEPS, StepProgress
-from unit.engine.steps import World
+from unit.engine.steps import SmallJob
 from unit.engine.summing import MICROBATCHES, NUM_LAYERS, NUM_PIECES
 
 MAX_PIPELINES = 3
@@ -23,7 +23,7 @@ class Steps(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = SmallJob()
 
     def share_out(self, microbatches: Sequence[int], data: st.DataObject) -> None:
         for microbatch in microbatches:
@@ -93,7 +93,7 @@ TestSteps.settings = settings(max_examples=80, stateful_step_count=20)
 
 def test_what_holds_a_microbatch_twice_is_not_whole() -> None:
     """Two pipelines computed it: a plan that is wrong."""
-    world = World()
+    world = SmallJob()
     for _ in range(2):
         world.make([NUM_LAYERS])
     world.deal()
@@ -105,7 +105,7 @@ def test_what_holds_a_microbatch_twice_is_not_whole() -> None:
 @pytest.mark.parametrize("cut_off", [0, 1])
 def test_what_was_whole_in_one_generation_is_what_the_next_one_sums(cut_off: int) -> None:
     """Wherever it was left, and whichever of two owners lacks it."""
-    world = World()
+    world = SmallJob()
     for _ in range(2):
         world.make([NUM_LAYERS])
     world.deal()

@@ -13,7 +13,7 @@ from itertools import product
 
 import pytest
 
-from unit.engine.steps import Pipeline, World
+from unit.engine.steps import Pipeline, SmallJob
 from unit.engine.summing import NUM_PIECES, Engine
 
 NO_CUT = (NUM_PIECES, NUM_PIECES)
@@ -93,7 +93,7 @@ class Search:
                     seen.add(key)
                     paths.append((*path, action))
 
-    def _next(self, world: World, num_losses: int, num_disturbed: int) -> Iterator[Action]:
+    def _next(self, world: SmallJob, num_losses: int, num_disturbed: int) -> Iterator[Action]:
         for row, pipeline in enumerate(world.pipelines):
             if pipeline.engines[0].progress.missing(pipeline.microbatches):
                 yield Compute(row)
@@ -105,8 +105,8 @@ class Search:
             ways = product(*(_cuts(engine) for engine in world.engines))
             yield from (Attempt(cuts) for cuts in ways if any(cut != NO_CUT for cut in cuts))
 
-    def _play(self, path: Sequence[Action]) -> World:
-        world = World()
+    def _play(self, path: Sequence[Action]) -> SmallJob:
+        world = SmallJob()
         for cuts in self.case.cuts:
             world.make(cuts)
         world.deal()
@@ -114,7 +114,7 @@ class Search:
             self._act(world, action)
         return world
 
-    def _act(self, world: World, action: Action) -> bool:
+    def _act(self, world: SmallJob, action: Action) -> bool:
         """Return whether the step goes on: an attempt is not always cut where it still matters."""
         match action:
             case Compute(row):
@@ -125,7 +125,7 @@ class Search:
                 self._lose(world, action)
         return True
 
-    def _lose(self, world: World, action: Lose) -> None:
+    def _lose(self, world: SmallJob, action: Lose) -> None:
         world.lose(world.pipelines[action.row])
         if action.is_regrown:
             world.make(self.case.new_cuts)
@@ -134,7 +134,7 @@ class Search:
             world.give(heirs[number % len(heirs)], microbatch)
         world.lost.clear()
 
-    def _attempt(self, world: World, cuts: Sequence[Cut]) -> bool:
+    def _attempt(self, world: SmallJob, cuts: Sequence[Cut]) -> bool:
         self.num_attempts += 1
         by_engine = dict(zip(world.engines, cuts, strict=True))
         return world.attempt(
@@ -155,7 +155,7 @@ def _cuts(engine: Engine) -> list[Cut]:
     return [NO_CUT, None, *((n, NUM_PIECES) for n in pieces), *((NUM_PIECES, n) for n in pieces)]
 
 
-def _key(world: World, num_losses: int, num_disturbed: int) -> object:
+def _key(world: SmallJob, num_losses: int, num_disturbed: int) -> object:
     """What is equal where everything goes on alike."""
     pipelines = tuple(map(_key_of, world.pipelines))
     return (num_losses, num_disturbed, world.is_attempted, pipelines)

@@ -7,7 +7,7 @@ import pytest
 
 from planaria.cli.main import main
 from unit.sdk.cli import Run
-from unit.sdk.fake_coordinator import FakeCoordinator, serving
+from unit.sdk.fake_api import FakeApi, serving
 from unit.sdk.samples import JOB_FILE
 
 
@@ -22,7 +22,7 @@ def _no_cluster_of_the_developer(
 
 
 @pytest.fixture
-def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCoordinator]:
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
     """A coordinator that PLANARIA_ADDRESS leads to."""
     with serving() as fake:
         monkeypatch.setenv("PLANARIA_ADDRESS", fake.url)

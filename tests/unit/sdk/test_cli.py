@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from unit.sdk.cli import Run
-from unit.sdk.fake_coordinator import Answer, FakeCoordinator
+from unit.sdk.fake_api import Answer, FakeApi
 from unit.sdk.samples import PLAN, RECOVERY, event, job, node
 
 METRICS = [
@@ -66,7 +66,7 @@ READING: list[tuple[tuple[str, ...], str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("arguments", "route", "body", "shown"), READING)
 def test_commands_print_for_people_and_the_exact_body_for_programs(
     run: Run,
-    coordinator: FakeCoordinator,
+    coordinator: FakeApi,
     arguments: tuple[str, ...],
     route: str,
     body: dict[str, Any],
@@ -82,9 +82,7 @@ def test_commands_print_for_people_and_the_exact_body_for_programs(
     assert json.loads(out) == body
 
 
-def test_a_job_is_shown_with_the_failures_it_lived_through(
-    run: Run, coordinator: FakeCoordinator
-) -> None:
+def test_a_job_is_shown_with_the_failures_it_lived_through(run: Run, coordinator: FakeApi) -> None:
     coordinator.answer("GET /jobs/job-1", Answer(body=job()))
     coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": [RECOVERY]}))
     _, out, _ = run("jobs", "get", "job-1")
@@ -93,14 +91,14 @@ def test_a_job_is_shown_with_the_failures_it_lived_through(
         assert part in row
 
 
-def test_only_a_job_that_goes_on_survives_losses(run: Run, coordinator: FakeCoordinator) -> None:
+def test_only_a_job_that_goes_on_survives_losses(run: Run, coordinator: FakeApi) -> None:
     coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
     for state, is_told in (("RUNNING", True), ("FAILED", False), ("SUCCEEDED", False)):
         coordinator.answer("GET /jobs/job-1", Answer(body=job(state=state)))
         assert ("1 lost node at once" in run("jobs", "get", "job-1")[1]) is is_told
 
 
-def test_a_job_that_waits_is_shown_with_the_reason(run: Run, coordinator: FakeCoordinator) -> None:
+def test_a_job_that_waits_is_shown_with_the_reason(run: Run, coordinator: FakeApi) -> None:
     reason = "2 of 4 nodes are free (2 replicas of 2 nodes)"
     coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
     coordinator.answer("GET /jobs/job-1", Answer(body=job(state="PENDING", waiting_reason=reason)))
@@ -109,7 +107,7 @@ def test_a_job_that_waits_is_shown_with_the_reason(run: Run, coordinator: FakeCo
     assert "waits for" not in run("jobs", "get", "job-1")[1]
 
 
-def test_a_job_is_shown_with_its_newest_evaluation(run: Run, coordinator: FakeCoordinator) -> None:
+def test_a_job_is_shown_with_its_newest_evaluation(run: Run, coordinator: FakeApi) -> None:
     coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
     for loss, shown in ((2.0, "7.39"), (1e6, "inf")):
         body = job(evaluation_loss=loss, evaluation_step=2)
@@ -120,7 +118,7 @@ def test_a_job_is_shown_with_its_newest_evaluation(run: Run, coordinator: FakeCo
     assert "evaluation" not in run("jobs", "get", "job-1")[1]
 
 
-def test_steps_tell_their_evaluations(run: Run, coordinator: FakeCoordinator) -> None:
+def test_steps_tell_their_evaluations(run: Run, coordinator: FakeApi) -> None:
     body = {"metrics": METRICS, "next_page_token": ""}
     coordinator.answer("GET /jobs/job-1/metrics", Answer(body=body))
     _, out, _ = run("jobs", "metrics", "job-1")
@@ -135,7 +133,7 @@ def test_steps_tell_their_evaluations(run: Run, coordinator: FakeCoordinator) ->
 
 
 @pytest.mark.parametrize("group", ["jobs", "nodes"])
-def test_a_group_alone_lists(run: Run, coordinator: FakeCoordinator, group: str) -> None:
+def test_a_group_alone_lists(run: Run, coordinator: FakeApi, group: str) -> None:
     coordinator.answer(f"GET /{group}", Answer(body={group: [], "next_page_token": ""}))
     status, out, _ = run(group)
     assert status == 0
@@ -144,6 +142,6 @@ def test_a_group_alone_lists(run: Run, coordinator: FakeCoordinator, group: str)
     assert json.loads(out) == {group: [], "next_page_token": ""}
 
 
-def test_a_node_is_removed(run: Run, coordinator: FakeCoordinator) -> None:
+def test_a_node_is_removed(run: Run, coordinator: FakeApi) -> None:
     coordinator.answer("DELETE /nodes/node-1", Answer(status=204))
     assert run("nodes", "rm", "node-1") == (0, "node-1 removed\n", "")

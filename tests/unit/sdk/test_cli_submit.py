@@ -8,20 +8,18 @@ from planaria.cli.story import Progress, event_text
 from planaria.job_file import load_job_file
 from planaria.models import Event, Job
 from unit.sdk.cli import Run
-from unit.sdk.fake_coordinator import Answer, FakeCoordinator, problem, stream
+from unit.sdk.fake_api import Answer, FakeApi, problem, stream
 from unit.sdk.samples import PLAN, RECOVERY, event, job
 
 
-def test_submit_prints_the_id_alone(run: Run, coordinator: FakeCoordinator, job_file: Path) -> None:
+def test_submit_prints_the_id_alone(run: Run, coordinator: FakeApi, job_file: Path) -> None:
     coordinator.answer("POST /jobs", Answer(status=201, body=job(state="PENDING")))
     assert run("submit", job_file) == (0, "job-1\n", "")
     _, out, _ = run("submit", job_file, "--json")
     assert json.loads(out) == job(state="PENDING")
 
 
-def test_submit_says_where_training_begins(
-    run: Run, coordinator: FakeCoordinator, job_file: Path
-) -> None:
+def test_submit_says_where_training_begins(run: Run, coordinator: FakeApi, job_file: Path) -> None:
     job_file.write_text(job_file.read_text() + "\ninit_from: runs/x\n")
     root = job_file.parent / "runs" / "x"
     submitted = job(state="PENDING", spec={"init_from": str(root)})
@@ -31,7 +29,7 @@ def test_submit_says_where_training_begins(
 
 
 def test_resume_goes_on_from_the_checkpoints_of_an_earlier_job(
-    run: Run, coordinator: FakeCoordinator, job_file: Path
+    run: Run, coordinator: FakeApi, job_file: Path
 ) -> None:
     """With its own job file, or with another one."""
     before = load_job_file(job_file).to_document() | {"checkpoint": {"path": "/runs/x"}}
@@ -48,7 +46,7 @@ def test_resume_goes_on_from_the_checkpoints_of_an_earlier_job(
 
 
 def test_a_job_without_checkpoints_cannot_be_resumed(
-    run: Run, coordinator: FakeCoordinator, job_file: Path
+    run: Run, coordinator: FakeApi, job_file: Path
 ) -> None:
     """The coordinator says why: also to a dry run."""
     message = "job-0 wrote no checkpoints: checkpoint.path was not set"
@@ -60,7 +58,7 @@ def test_a_job_without_checkpoints_cannot_be_resumed(
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(
-    run: Run, coordinator: FakeCoordinator, job_file: Path
+    run: Run, coordinator: FakeApi, job_file: Path
 ) -> None:
     body = {"job": job(id="", state="PENDING"), "plan": PLAN}
     coordinator.answer(
@@ -77,7 +75,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(
     assert out == "too few nodes are ready for a plan: the job would wait for 1\n"
 
 
-def follow_answers(coordinator: FakeCoordinator, **end: Any) -> None:
+def follow_answers(coordinator: FakeApi, **end: Any) -> None:
     coordinator.answer("POST /jobs", Answer(status=201, body=job(state="PENDING")))
     coordinator.answer("GET /jobs/job-1", Answer(body=job()), Answer(body=job(**end)))
     coordinator.answer("STREAM /jobs/job-1/events", stream(event(1), event(2, "recovery_finished")))
@@ -86,9 +84,7 @@ def follow_answers(coordinator: FakeCoordinator, **end: Any) -> None:
     coordinator.answer("GET /jobs/job-1/events", Answer(body=rest))
 
 
-def test_follow_tells_the_story_to_its_end(
-    run: Run, coordinator: FakeCoordinator, job_file: Path
-) -> None:
+def test_follow_tells_the_story_to_its_end(run: Run, coordinator: FakeApi, job_file: Path) -> None:
     follow_answers(coordinator, state="SUCCEEDED", step=10, final_digest="abcd")
     status, out, err = run("submit", job_file, "--follow")
     assert (status, err) == (0, "")
@@ -102,16 +98,14 @@ def test_follow_tells_the_story_to_its_end(
 
 
 def test_follow_for_programs_prints_the_job_as_it_ended(
-    run: Run, coordinator: FakeCoordinator, job_file: Path
+    run: Run, coordinator: FakeApi, job_file: Path
 ) -> None:
     follow_answers(coordinator, state="SUCCEEDED", step=10)
     _, out, _ = run("submit", job_file, "--follow", "--json")
     assert json.loads(out) == job(state="SUCCEEDED", step=10)
 
 
-def test_follow_fails_when_the_job_does(
-    run: Run, coordinator: FakeCoordinator, job_file: Path
-) -> None:
+def test_follow_fails_when_the_job_does(run: Run, coordinator: FakeApi, job_file: Path) -> None:
     error = {"reason": "DATA_UNUSABLE", "message": "node-2: corpus/*.txt matches no file"}
     follow_answers(coordinator, state="FAILED", error=error)
     status, _, err = run("submit", job_file, "--follow")
@@ -119,7 +113,7 @@ def test_follow_fails_when_the_job_does(
     assert err == "error: node-2: corpus/*.txt matches no file\n"
 
 
-def test_following_events_ends_with_the_job(run: Run, coordinator: FakeCoordinator) -> None:
+def test_following_events_ends_with_the_job(run: Run, coordinator: FakeApi) -> None:
     coordinator.answer(
         "STREAM /jobs/job-1/events", stream(event(1), event(2, "job_succeeded"), event(3))
     )
@@ -138,9 +132,7 @@ def test_a_bad_job_file_is_one_line_for_each_problem_and_status_2(run: Run, job_
     )
 
 
-def test_a_job_that_the_coordinator_refuses(
-    run: Run, coordinator: FakeCoordinator, job_file: Path
-) -> None:
+def test_a_job_that_the_coordinator_refuses(run: Run, coordinator: FakeApi, job_file: Path) -> None:
     coordinator.answer(
         "POST /jobs", problem(409, "FAULT_TOLERANCE_IMPOSSIBLE", "2 lost nodes need 3 nodes")
     )

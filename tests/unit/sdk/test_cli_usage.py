@@ -8,7 +8,7 @@ import pytest
 
 from planaria.cli.main import app
 from unit.sdk.cli import Run
-from unit.sdk.fake_coordinator import Answer, FakeCoordinator
+from unit.sdk.fake_api import Answer, FakeApi
 
 USAGE = [
     (("jobs", "lst"), "No such command 'lst'. Did you mean 'list'?"),
@@ -59,7 +59,7 @@ def test_no_coordinator_is_one_line_and_status_1(run: Run) -> None:
 
 
 def test_a_defect_is_one_line_unless_asked(
-    run: Run, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    run: Run, coordinator: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_arguments: object) -> None:
         raise RuntimeError("boom")
@@ -74,7 +74,7 @@ def test_a_defect_is_one_line_unless_asked(
     assert "Traceback" in run("jobs", "list")[2]
 
 
-def test_version_answers_without_a_coordinator(run: Run, coordinator: FakeCoordinator) -> None:
+def test_version_answers_without_a_coordinator(run: Run, coordinator: FakeApi) -> None:
     coordinator.answer("GET /info", Answer(body={"version": "0.1.0", "protocol_version": 1}))
     _, out, _ = run("version")
     assert out.splitlines()[1] == "server 0.1.0 (protocol 1)"

@@ -12,15 +12,13 @@ from planaria import Client, load_job_file
 from planaria.aio import AsyncClient
 from planaria.local import state as local_state
 from planaria.local.state import LocalCluster
-from unit.sdk.fake_coordinator import Answer, FakeCoordinator, problem, stream
+from unit.sdk.fake_api import Answer, FakeApi, problem, stream
 from unit.sdk.samples import PLAN, RECOVERY, event, job, node
 
 OK = Answer(body=job())
 
 
-def test_a_job_is_sent_whole_and_comes_back_typed(
-    coordinator: FakeCoordinator, job_file: Path
-) -> None:
+def test_a_job_is_sent_whole_and_comes_back_typed(coordinator: FakeApi, job_file: Path) -> None:
     coordinator.answer("POST /jobs", Answer(status=201, body=job(state="PENDING", loss=None)))
     spec = load_job_file(job_file)
     with Client() as client:
@@ -31,7 +29,7 @@ def test_a_job_is_sent_whole_and_comes_back_typed(
     assert (submitted.id, submitted.state, submitted.loss) == ("job-1", "PENDING", None)
 
 
-def test_every_change_can_be_repeated_safely(coordinator: FakeCoordinator) -> None:
+def test_every_change_can_be_repeated_safely(coordinator: FakeApi) -> None:
     coordinator.answer("POST /jobs/job-1:pause", OK)
     with Client() as client:
         client.pause_job("job-1")
@@ -83,27 +81,27 @@ CALLS: list[tuple[str, Any, Callable[[Client], object]]] = [
 
 @pytest.mark.parametrize(("route", "body", "call"), CALLS, ids=[route for route, *_ in CALLS])
 def test_every_call_has_its_route_and_type(
-    coordinator: FakeCoordinator, route: str, body: Any, call: Callable[[Client], object]
+    coordinator: FakeApi, route: str, body: Any, call: Callable[[Client], object]
 ) -> None:
     coordinator.answer(route, Answer(body=body))
     with Client() as client:
         assert call(client)
 
 
-def test_a_node_can_be_removed(coordinator: FakeCoordinator) -> None:
+def test_a_node_can_be_removed(coordinator: FakeApi) -> None:
     coordinator.answer("DELETE /nodes/node-1", Answer(status=204))
     with Client() as client:
         client.remove_node("node-1")
     assert coordinator.requests[0].method == "DELETE"
 
 
-def test_ids_cannot_reach_other_routes(coordinator: FakeCoordinator) -> None:
+def test_ids_cannot_reach_other_routes(coordinator: FakeApi) -> None:
     with Client() as client, pytest.raises(planaria.NotFoundError):
         client.get_job("../nodes")
     assert coordinator.requests[0].path == "/api/v1/jobs/..%2Fnodes"
 
 
-def test_lists_are_read_to_their_end(coordinator: FakeCoordinator) -> None:
+def test_lists_are_read_to_their_end(coordinator: FakeApi) -> None:
     coordinator.answer(
         "GET /jobs",
         Answer(body={"jobs": [job(id="a"), job(id="b")], "next_page_token": "more"}),
@@ -127,7 +125,7 @@ FAMILIES = [
 
 @pytest.mark.parametrize(("status", "reason", "family"), FAMILIES)
 def test_a_problem_becomes_its_family_with_reason_and_metadata(
-    coordinator: FakeCoordinator, status: int, reason: str, family: type[planaria.PlanariaError]
+    coordinator: FakeApi, status: int, reason: str, family: type[planaria.PlanariaError]
 ) -> None:
     answer = problem(status, reason, "a sentence", metadata={"job_id": "job-1"})
     coordinator.answer("GET /jobs/job-1", answer)
@@ -137,7 +135,7 @@ def test_a_problem_becomes_its_family_with_reason_and_metadata(
 
 
 def test_a_job_that_the_coordinator_refuses_names_its_fields(
-    coordinator: FakeCoordinator, job_file: Path
+    coordinator: FakeApi, job_file: Path
 ) -> None:
     message = "training.steps: must be at least 1, not 0"
     errors = [{"field": "training.steps", "message": message}]
@@ -157,15 +155,13 @@ def test_what_is_not_a_coordinator_is_recognised() -> None:
 
 
 @pytest.mark.parametrize("body", [{"jobs": [{"id": 3}]}, {"items": []}, []])
-def test_answers_of_another_version_are_one_clear_error(
-    coordinator: FakeCoordinator, body: Any
-) -> None:
+def test_answers_of_another_version_are_one_clear_error(coordinator: FakeApi, body: Any) -> None:
     coordinator.answer("GET /jobs", Answer(body=body))
     with Client() as client, pytest.raises(planaria.ConflictError, match="is not understood"):
         client.list_jobs()
 
 
-def test_unknown_fields_of_a_newer_coordinator_are_ignored(coordinator: FakeCoordinator) -> None:
+def test_unknown_fields_of_a_newer_coordinator_are_ignored(coordinator: FakeApi) -> None:
     coordinator.answer("GET /jobs/job-1", Answer(body=job(flux_capacitance=1.21)))
     with Client() as client:
         assert client.get_job("job-1").id == "job-1"
@@ -198,7 +194,7 @@ def test_an_address_that_is_no_url_is_refused(address: str) -> None:
 
 
 def test_a_cluster_on_this_machine_is_found_by_itself(
-    coordinator: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PLANARIA_ADDRESS")
     monkeypatch.delenv("PLANARIA_TOKEN")
@@ -244,7 +240,7 @@ def test_the_local_token_goes_to_no_other_address(tmp_path: Path) -> None:
     assert "authorization" not in seen[0].headers
 
 
-def test_a_followed_stream_goes_on_where_it_broke(coordinator: FakeCoordinator) -> None:
+def test_a_followed_stream_goes_on_where_it_broke(coordinator: FakeApi) -> None:
     """The coordinator may restart at any moment: no event is lost, none comes twice."""
     coordinator.answer(
         "STREAM /events",
@@ -259,14 +255,14 @@ def test_a_followed_stream_goes_on_where_it_broke(coordinator: FakeCoordinator) 
     assert asked == ["0", "2", "2"]
 
 
-def test_following_begins_where_it_is_told_to(coordinator: FakeCoordinator) -> None:
+def test_following_begins_where_it_is_told_to(coordinator: FakeApi) -> None:
     coordinator.answer("STREAM /jobs/job-1/events", stream(event(8)))
     with Client() as client:
         assert next(client.events(job_id="job-1", after_sequence=7, follow=True)).sequence == 8
     assert coordinator.requests[0].headers["last-event-id"] == "7"
 
 
-def test_following_ends_when_it_cannot_help(coordinator: FakeCoordinator) -> None:
+def test_following_ends_when_it_cannot_help(coordinator: FakeApi) -> None:
     with Client() as client, pytest.raises(planaria.NotFoundError):
         next(client.events(job_id="unknown", follow=True))
     assert len(coordinator.requests) == 1
@@ -279,9 +275,7 @@ def test_following_gives_up_after_enough_attempts() -> None:
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
-def test_waiting_raises_when_the_job_does_not_succeed(
-    coordinator: FakeCoordinator, state: str
-) -> None:
+def test_waiting_raises_when_the_job_does_not_succeed(coordinator: FakeApi, state: str) -> None:
     error = {"reason": "DATA_UNUSABLE", "message": "node-2: /data is missing"}
     coordinator.answer(
         "GET /jobs/job-1",
@@ -295,7 +289,7 @@ def test_waiting_raises_when_the_job_does_not_succeed(
     assert found == (expected if state == "FAILED" else ("CANCELLED", "job job-1 is CANCELLED"))
 
 
-def test_waiting_returns_the_job_that_succeeded(coordinator: FakeCoordinator) -> None:
+def test_waiting_returns_the_job_that_succeeded(coordinator: FakeApi) -> None:
     coordinator.answer(
         "GET /jobs/job-1", OK, Answer(body=job(state="SUCCEEDED", final_digest="ab"))
     )
@@ -303,7 +297,7 @@ def test_waiting_returns_the_job_that_succeeded(coordinator: FakeCoordinator) ->
         assert client.wait_for_job("job-1", poll_seconds=0).final_digest == "ab"
 
 
-async def test_the_async_client_does_the_same(coordinator: FakeCoordinator) -> None:
+async def test_the_async_client_does_the_same(coordinator: FakeApi) -> None:
     coordinator.answer("GET /jobs/job-1", OK, Answer(body=job(state="SUCCEEDED")))
     coordinator.answer("STREAM /events", stream(event(1)), stream(event(1), event(2)))
     async with AsyncClient() as client:

@@ -16,7 +16,7 @@ from planaria.cli.main import main
 from planaria.local import cluster as local_cluster
 from planaria.local import state as local_state
 from planaria.local.processes import find_workers, identify, is_alive, reap, start_module, stop
-from unit.sdk.fake_coordinator import Answer, FakeCoordinator
+from unit.sdk.fake_api import Answer, FakeApi
 from unit.sdk.samples import node
 
 Capture = pytest.CaptureFixture[str]
@@ -38,7 +38,7 @@ signal.pause()
 
 @pytest.fixture
 def data_dir(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coordinator: FakeCoordinator
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coordinator: FakeApi
 ) -> Iterator[Path]:
     """A data directory; the parts are stand-ins, and the fake coordinator sees three nodes."""
     for module in ("planaria_planner", "planaria_coordinator", "planaria_worker"):
@@ -74,7 +74,7 @@ def up(data_dir: Path, *options: str) -> int:
 
 
 def test_up_starts_every_part_with_what_the_one_before_announced(
-    data_dir: Path, tmp_path: Path, coordinator: FakeCoordinator, capsys: Capture
+    data_dir: Path, tmp_path: Path, coordinator: FakeApi, capsys: Capture
 ) -> None:
     assert up(data_dir, "--accelerators-per-node", "2") == 0
     planner, service, *agents = wait_started(tmp_path, 5)
@@ -150,7 +150,7 @@ def test_a_part_that_fails_is_shown_and_everything_is_stopped(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
-    coordinator: FakeCoordinator,
+    coordinator: FakeApi,
     broken: str,
 ) -> None:
     monkeypatch.setenv("BROKEN", broken)

@@ -14,7 +14,7 @@ from planaria.cli.main import main
 from planaria.errors import ConflictError
 from planaria.job_file import load_job_file, parse_job
 from planaria.tracking import require_installed, track
-from unit.sdk.fake_coordinator import Answer, FakeCoordinator
+from unit.sdk.fake_api import Answer, FakeApi
 from unit.sdk.samples import job
 
 SPEC: dict[str, Any] = {
@@ -38,7 +38,7 @@ def evaluated(step: int, loss: float | None) -> dict[str, Any]:
     return {**a_step(step), "loss": loss, "evaluation_loss": 6.0 - step}
 
 
-def pages(coordinator: FakeCoordinator, metrics: dict[str, Any]) -> None:
+def pages(coordinator: FakeApi, metrics: dict[str, Any]) -> None:
     """Three steps on two pages, the last of them stored after the job's end."""
     spec = {**SPEC, "metrics": metrics}
     running = job(spec=spec, state="RUNNING", step=1, steps=3)
@@ -66,7 +66,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensorboard_has_every_step_once_after_any_number_of_starts(
-    coordinator: FakeCoordinator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    coordinator: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
         pages(coordinator, {"tensorboard": str(tmp_path)})
@@ -77,7 +77,7 @@ def test_tensorboard_has_every_step_once_after_any_number_of_starts(
 
 
 def test_the_evaluation_behind_the_last_step_is_waited_for_and_is_no_step_of_training(
-    coordinator: FakeCoordinator, tmp_path: Path
+    coordinator: FakeApi, tmp_path: Path
 ) -> None:
     """The job has all its steps before it: its last row comes later."""
     evaluation = {"fraction": 0.1, "every_steps": 2}
@@ -97,7 +97,7 @@ def test_the_evaluation_behind_the_last_step_is_waited_for_and_is_no_step_of_tra
 
 
 def test_a_wandb_run_goes_on_where_it_ended(
-    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[tuple[int, float]] = []
     opened: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ def test_a_wandb_run_goes_on_where_it_ended(
 
 
 def test_the_real_wandb_keeps_every_step_without_a_network(
-    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    coordinator: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wandb = pytest.importorskip("wandb", reason="wandb is missing: pip install 'planaria[wandb]'")
     for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):

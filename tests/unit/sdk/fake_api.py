@@ -1,4 +1,4 @@
-"""A coordinator for tests: canned answers behind a real loopback port, and a record of requests."""
+"""The REST API of a coordinator for tests: canned answers on loopback, and a record of requests."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class FakeCoordinator:
+class FakeApi:
     """Answers each `METHOD /path` from a list, the last one again and again."""
 
     url: str = ""
@@ -82,8 +82,8 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving() -> Iterator[FakeCoordinator]:
-    fake = FakeCoordinator()
+def serving() -> Iterator[FakeApi]:
+    fake = FakeApi()
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:

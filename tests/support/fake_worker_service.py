@@ -22,7 +22,7 @@ from planaria.api.worker.v1.worker_service_pb2_grpc import (
 TIMEOUT_SECONDS = 60.0
 
 
-class FakeCoordinator(WorkerServiceServicer):
+class FakeWorkerService(WorkerServiceServicer):
     """Accepts one agent at a time; what it says waits in queues."""
 
     def __init__(self, refusal: tuple[grpc.StatusCode, str] | None = None) -> None:
@@ -88,7 +88,7 @@ class FakeCoordinator(WorkerServiceServicer):
         return message
 
 
-async def serve(coordinator: FakeCoordinator, port: int = 0) -> tuple[grpc.aio.Server, int]:
+async def serve(coordinator: FakeWorkerService, port: int = 0) -> tuple[grpc.aio.Server, int]:
     """Serve on loopback; returns the server and its port."""
     server = grpc.aio.server()
     add_WorkerServiceServicer_to_server(coordinator, server)
