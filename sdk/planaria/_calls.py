@@ -10,11 +10,13 @@ from pydantic import BaseModel
 
 from planaria.job import JobSpec
 from planaria.models import (
-    ClusterInfo,
+    Change,
     DryRun,
     Event,
+    Info,
     Job,
     JobPlan,
+    JobSubmission,
     LogLine,
     Node,
     Recovery,
@@ -66,7 +68,7 @@ def _list(path: str, key: str, model: type[ModelT], **query: str | int) -> Call[
 
 
 def _change(path: str, model: type[ModelT]) -> Call[ModelT]:
-    body = {"request_id": new_request_id()}
+    body = Change(request_id=new_request_id()).model_dump()
     return Call(method="POST", path=path, read=model.model_validate, body=body)
 
 
@@ -78,28 +80,26 @@ def _node(node_id: str) -> str:
     return f"/nodes/{quote(node_id, safe='')}"
 
 
-def info() -> Call[ClusterInfo]:
-    return _get("/info", ClusterInfo)
+def info() -> Call[Info]:
+    return _get("/info", Info)
 
 
 def submit(
     job: JobSpec, *, request_id: str | None = None, resume_job_id: str | None = None
 ) -> Call[Job]:
-    body = {
-        **_submission(job, resume_job_id),
-        "request_id": request_id or new_request_id(),
-    }
-    return Call(method="POST", path="/jobs", read=Job.model_validate, body=body)
+    body = JobSubmission(
+        spec=job.to_document(),
+        request_id=request_id or new_request_id(),
+        resume_job_id=resume_job_id or "",
+    )
+    return Call(method="POST", path="/jobs", read=Job.model_validate, body=body.model_dump())
 
 
 def dry_run(job: JobSpec, *, resume_job_id: str | None = None) -> Call[DryRun]:
-    body = {**_submission(job, resume_job_id), "dry_run": True}
+    body = JobSubmission(
+        spec=job.to_document(), dry_run=True, resume_job_id=resume_job_id or ""
+    ).model_dump()
     return Call(method="POST", path="/jobs", read=DryRun.model_validate, body=body)
-
-
-def _submission(job: JobSpec, resume_job_id: str | None) -> dict[str, Any]:
-    body: dict[str, Any] = {"spec": job.to_document()}
-    return body if resume_job_id is None else {**body, "resume_job_id": resume_job_id}
 
 
 def get_job(job_id: str) -> Call[Job]:

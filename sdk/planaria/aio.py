@@ -22,9 +22,9 @@ from planaria._event_stream import READ_TIMEOUT_SECONDS, Decoder, Follower
 from planaria.errors import PlanariaError
 from planaria.job import JobSpec
 from planaria.models import (
-    ClusterInfo,
     DryRun,
     Event,
+    Info,
     Job,
     JobPlan,
     LogLine,
@@ -96,7 +96,7 @@ class AsyncClient:
         """Send a call and return its typed result."""
         return read(call, await self.fetch(call))
 
-    async def info(self) -> ClusterInfo:
+    async def info(self) -> Info:
         """Return the coordinator's version and gRPC endpoints."""
         return await self.send(_calls.info())
 

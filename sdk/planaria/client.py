@@ -30,9 +30,9 @@ from planaria._event_stream import READ_TIMEOUT_SECONDS, Decoder, Follower
 from planaria.errors import PlanariaError
 from planaria.job import JobSpec
 from planaria.models import (
-    ClusterInfo,
     DryRun,
     Event,
+    Info,
     Job,
     JobPlan,
     LogLine,
@@ -116,7 +116,7 @@ class Client:
         """Send a call and return its typed result."""
         return read(call, self.fetch(call))
 
-    def info(self) -> ClusterInfo:
+    def info(self) -> Info:
         """Return the coordinator's version and gRPC endpoints."""
         return self.send(_calls.info())
 

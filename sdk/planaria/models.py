@@ -1,62 +1,101 @@
-"""The coordinator's resources as REST shows them: read-only, and tolerant of fields to come."""
+"""The resources of REST: protos/planaria/api/coordinator/v1/resources.proto as JSON.
 
-from datetime import datetime
-from typing import Any
+Field names are those of the protos, enums have no prefix, what is absent is null. The coordinator
+builds its answers from these classes, so they have exactly these fields; a client reads the answers
+with the same classes, requires each field, and ignores fields that a newer coordinator adds.
+"""
 
-from pydantic import BaseModel, ConfigDict
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PlainSerializer
 
 from planaria.errors import JobFailedError
 
-TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+
+def _rfc3339(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-class _Resource(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+Time = Annotated[datetime, PlainSerializer(_rfc3339, return_type=str)]
 
 
-class JobError(_Resource):
+class Body(BaseModel):
+    """The base of answers: read from JSON, or from an object with attributes of these names."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True)
+
+
+class JobStateName(StrEnum):
+    """The state of a job."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    WAITING = "WAITING"
+    PAUSED = "PAUSED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+TERMINAL_STATES = frozenset({JobStateName.SUCCEEDED, JobStateName.FAILED, JobStateName.CANCELLED})
+
+
+class NodeStateName(StrEnum):
+    """The state of a node."""
+
+    READY = "READY"
+    CORDONED = "CORDONED"
+    DRAINING = "DRAINING"
+    DRAINED = "DRAINED"
+    LOST = "LOST"
+
+
+class JobError(Body):
     """Why a job failed."""
 
-    reason: str
-    message: str
+    reason: str = Field(description="One of the documented reasons.")
+    message: str = Field(description="One sentence.")
 
 
-class Job(_Resource):
+class Job(Body):
     """A training job."""
 
     id: str
-    name: str
-    state: str
-    """PENDING, STARTING, RUNNING, RECOVERING, WAITING, PAUSED, SUCCEEDED, FAILED or CANCELLED."""
-    step: int = 0
-    """Number of committed steps."""
-    steps: int
-    """Number of steps to train."""
-    loss: float | None = None
-    """Mean loss of the last committed step."""
-    evaluation_loss: float | None = None
-    """Mean loss of the newest evaluation; None before the first."""
-    evaluation_step: int | None = None
-    """Number of committed steps in the parameters that were evaluated then."""
-    generation: int = 0
-    """Version of its plan."""
-    tokens_per_second: float = 0.0
-    goodput: float | None = None
-    """Productive share of the wall-clock time since the first step began."""
-    final_digest: str = ""
-    """SHA-256 of the final parameters, hexadecimal; empty before the end."""
-    error: JobError | None = None
-    create_time: datetime | None = None
-    start_time: datetime | None = None
-    end_time: datetime | None = None
-    spec: dict[str, Any] = {}
-    """The job file."""
-    fault_tolerance: int = 0
-    """How many nodes may be lost at once now."""
-    time_seconds: dict[str, float] = {}
-    """Wall-clock seconds by what they went to."""
-    waiting_reason: str = ""
-    """Why it is PENDING or WAITING, in words; empty in every other state."""
+    name: str = Field(description="From the job file.")
+    state: JobStateName
+    step: int = Field(description="Number of committed steps.")
+    steps: int = Field(description="Number of steps to train.")
+    loss: float | None = Field(description="Mean loss of the last committed step.")
+    generation: int = Field(description="The generation of its plan.")
+    tokens_per_second: float = Field(description="Over the last steps.")
+    goodput: float | None = Field(
+        description="Productive share of the wall-clock time since the first step began."
+    )
+    final_digest: str = Field(
+        description="SHA-256 of the final parameters, hexadecimal; empty before the end."
+    )
+    error: JobError | None = Field(description="Why it failed.")
+    create_time: Time = Field(description="When it was submitted.")
+    start_time: Time | None = Field(description="When the first step began.")
+    end_time: Time | None = Field(description="When it ended.")
+    spec: dict[str, Any] = Field(description="The job file.")
+    fault_tolerance: int = Field(description="How many nodes may be lost at once now.")
+    time_seconds: dict[str, float] = Field(
+        description="Seconds of wall-clock time by what they went to."
+    )
+    evaluation_loss: float | None = Field(
+        description="Mean loss of the newest evaluation; null before the first."
+    )
+    evaluation_step: int | None = Field(
+        description="Number of committed steps in the parameters that were evaluated then."
+    )
+    waiting_reason: str = Field(
+        description="Why it is PENDING or WAITING, in words; empty in every other state."
+    )
 
     @property
     def is_done(self) -> bool:
@@ -65,11 +104,11 @@ class Job(_Resource):
 
     @property
     def num_commits(self) -> int:
-        """Number of its StepMetrics in the end: one for the last evaluation is behind the steps."""
+        """Number of its StepMetrics in the end: the last evaluation adds one after the steps."""
         return self.steps + (self.spec.get("evaluation") is not None)
 
     def raise_unless_succeeded(self) -> None:
-        """Raise JobFailedError when it ended as FAILED or CANCELLED, or goes on."""
+        """Raise JobFailedError unless it ended as SUCCEEDED."""
         if self.state != "SUCCEEDED":
             raise JobFailedError(
                 self.error.message if self.error else f"job {self.id} is {self.state}",
@@ -78,161 +117,193 @@ class Job(_Resource):
             )
 
 
-class NodeEngine(_Resource):
+class NodeEngine(Body):
     """An engine of a node."""
 
-    id: str
+    id: str = Field(validation_alias=AliasChoices("id", "engine_id"))
     job_id: str
-    accelerator: int
-    pid: int
-    state: str
+    accelerator: int = Field(description="Index of its accelerator.")
+    pid: int = Field(description="Process id.")
+    state: str = Field(description="STARTING, PARKED, REBUILDING, TRAINING or FINISHED.")
 
 
-class Node(_Resource):
+class Node(Body):
     """A machine."""
 
-    id: str
-    state: str
-    """READY, CORDONED, DRAINING, DRAINED or LOST."""
-    address: str = ""
-    num_accelerators: int = 0
-    accelerator_kind: str = ""
-    version: str = ""
-    agent_pid: int = 0
-    engines: tuple[NodeEngine, ...] = ()
-    heartbeat_time: datetime | None = None
-    join_time: datetime | None = None
+    id: str = Field(description="The name its agent was given.")
+    state: NodeStateName
+    address: str = Field(description="Under which other nodes reach it.")
+    num_accelerators: int
+    accelerator_kind: str = Field(description="cpu or cuda.")
+    version: str = Field(description="Version of its agent.")
+    agent_pid: int = Field(description="Process id of its agent.")
+    engines: tuple[NodeEngine, ...]
+    heartbeat_time: Time | None = Field(description="The last heartbeat.")
+    join_time: Time = Field(description="When it first joined.")
 
 
-class Event(_Resource):
+class Event(Body):
     """Something that happened."""
 
-    sequence: int
-    """Position in the coordinator's order; following an event stream resumes after it."""
-    time: datetime | None = None
-    type: str
-    """snake_case, such as node_lost."""
-    job_id: str = ""
-    node_id: str = ""
-    generation: int = 0
-    message: str = ""
-    details: dict[str, Any] = {}
+    sequence: int = Field(description="Position in the coordinator's order; grows by one.")
+    time: Time
+    type: str = Field(description="snake_case, such as node_lost or recovery_finished.")
+    job_id: str = Field(description="The job, where there is one; else empty.")
+    node_id: str = Field(description="The node, where there is one; else empty.")
+    generation: int = Field(description="The generation, where there is one; else 0.")
+    message: str = Field(description="One sentence for people.")
+    details: dict[str, Any] = Field(description="The values in the message and more.")
 
 
-class StepMetrics(_Resource):
+class StepMetrics(Body):
     """A committed step."""
 
-    step: int
-    """Counted from 0."""
-    loss: float | None = None
-    """None when it trained nothing: behind the last step the last parameters are evaluated."""
-    evaluation_loss: float | None = None
-    """On sequences that are never trained on, of the parameters that the step began with; None when
-    it did not evaluate."""
-    gradient_norm: float = 0.0
-    learning_rate: float = 0.0
-    num_tokens: int = 0
-    step_seconds: float = 0.0
-    tokens_per_second: float = 0.0
-    model_flops_utilization: float | None = None
-    """Of what the plan's accelerators could do; None when it is not known."""
-    generation: int = 0
-    commit_time: datetime | None = None
+    step: int = Field(description="Counted from 0.")
+    loss: float | None = Field(
+        description="Mean over the step's tokens; null when it trained nothing: after the last "
+        "step the last parameters are evaluated."
+    )
+    gradient_norm: float = Field(description="Before clipping.")
+    learning_rate: float
+    num_tokens: int
+    step_seconds: float = Field(description="Wall seconds of the step.")
+    generation: int = Field(description="Of the plan that computed it.")
+    commit_time: Time = Field(description="When it was committed.")
+    tokens_per_second: float
+    model_flops_utilization: float | None = Field(
+        description="Of what the plan's accelerators could do; null when it is not known."
+    )
+    evaluation_loss: float | None = Field(
+        description="Mean over the held-out tokens, of the parameters that the step began with; "
+        "null when it did not evaluate."
+    )
 
 
-class RecoveryPhase(_Resource):
-    """A phase of a recovery: detect, quiesce, plan, rebuild, copy or resume."""
+class RecoveryPhase(Body):
+    """A phase of a recovery."""
 
-    name: str
-    start_time: datetime | None = None
-    duration_seconds: float = 0.0
+    name: str = Field(description="detect, quiesce, plan, rebuild, copy or resume.")
+    start_time: Time
+    duration_seconds: float
 
 
-class Recovery(_Resource):
+class Recovery(Body):
     """A change from one plan to the next."""
 
-    id: int
-    cause: str
-    nodes_lost: tuple[str, ...] = ()
-    nodes_joined: tuple[str, ...] = ()
-    generation: int = 0
-    redone_microbatches: int = 0
-    copied_bytes: int = 0
-    phases: tuple[RecoveryPhase, ...] = ()
-    pause_seconds: float = 0.0
-    """From the fault until the last surviving engine that had to stop could take part again."""
-    lost_accelerator_seconds: dict[str, float] = {}
-    start_time: datetime | None = None
-    end_time: datetime | None = None
-    """When the last survivor that had lost its pipeline had a place again."""
-    pipeline_sizes_before: tuple[int, ...] = ()
-    pipeline_sizes_after: tuple[int, ...] = ()
-    reason: str = ""
+    id: int = Field(description="Position among the job's recoveries, from 1.")
+    cause: str = Field(description="node_lost, engine_lost, node_joined, node_drained, resumed.")
+    nodes_lost: tuple[str, ...]
+    nodes_joined: tuple[str, ...]
+    generation: int = Field(description="The generation it led to.")
+    redone_microbatches: int = Field(description="Microbatches computed a second time.")
+    copied_bytes: int = Field(description="Bytes copied between engines.")
+    phases: tuple[RecoveryPhase, ...] = Field(description="They may overlap.")
+    pause_seconds: float = Field(
+        description="From the fault until the last engine that had to stop could take part in "
+        "steps again; those who lost their pipeline are idle until end_time."
+    )
+    lost_accelerator_seconds: dict[str, float] = Field(description="By kind: idle, redone.")
+    start_time: Time = Field(description="When the fault happened, as near as it is known.")
+    end_time: Time | None = Field(
+        description="When the last survivor that had lost its pipeline had a place again; null "
+        "while it lasts."
+    )
+    pipeline_sizes_before: tuple[int, ...] = Field(description="Nodes of each pipeline before.")
+    pipeline_sizes_after: tuple[int, ...] = Field(description="Nodes of each pipeline after.")
+    reason: str = Field(description="Why this plan, in words.")
 
     @property
     def seconds(self) -> float:
         """Length in s; 0 while it lasts."""
-        if self.start_time is None or self.end_time is None:
-            return 0.0
-        return (self.end_time - self.start_time).total_seconds()
+        return (self.end_time - self.start_time).total_seconds() if self.end_time else 0.0
 
 
-class LogLine(_Resource):
+class LogLine(Body):
     """A line of a job's log."""
 
-    sequence: int
-    time: datetime | None = None
-    engine_id: str = ""
+    sequence: int = Field(description="Position in the job's log.")
+    time: Time = Field(description="When it was read.")
+    engine_id: str = Field(description="The engine that wrote it.")
     text: str
 
 
-class Stage(_Resource):
+class Stage(Body):
     """Consecutive layers on accelerators of one node."""
 
-    first_layer: int
+    first_layer: int = Field(description="Counted from the embedding (0).")
     num_layers: int
-    node_index: int = 0
-    node_id: str = ""
-    accelerators: tuple[int, ...] = ()
+    node_index: int = Field(description="Index of the node within its pipeline.")
+    node_id: str
+    accelerators: tuple[int, ...] = Field(description="Indices of the node's accelerators.")
 
 
-class Pipeline(_Resource):
-    """A full replica of the model."""
+class Pipeline(Body):
+    """A full replica of the model on named nodes."""
 
-    stages: tuple[Stage, ...]
-    microbatches: tuple[int, ...] = ()
-    iteration_seconds: float = 0.0
-    max_microbatches: int = 0
+    stages: tuple[Stage, ...] = Field(description="In layer order.")
+    microbatches: tuple[int, ...] = Field(description="Ids of those it runs in each step.")
+    iteration_seconds: float = Field(description="Predicted seconds of one step.")
+    max_microbatches: int = Field(
+        description="Most microbatches of a step that fit in its memory; 0: memory never binds."
+    )
 
 
-class Plan(_Resource):
+class Plan(Body):
     """The pipelines of a job."""
 
-    pipelines: tuple[Pipeline, ...] = ()
-    idle_node_ids: tuple[str, ...] = ()
-    iteration_seconds: float = 0.0
-    fault_tolerance: int = 0
+    pipelines: tuple[Pipeline, ...]
+    idle_node_ids: tuple[str, ...] = Field(description="Nodes that the job holds and leaves idle.")
+    iteration_seconds: float = Field(description="Predicted seconds of one step.")
+    fault_tolerance: int = Field(description="How many nodes may be lost at the same instant.")
 
 
-class JobPlan(_Resource):
-    """The plan of a job's newest generation, and why it was chosen."""
+class JobPlan(Body):
+    """The plan of a job's newest generation."""
 
-    plan: Plan | None = None
-    generation: int = 0
-    reason: str = ""
+    plan: Plan | None = Field(description="null before the first.")
+    generation: int
+    reason: str = Field(description="Why this plan, in words.")
 
 
-class DryRun(_Resource):
-    """What a job would do: nothing is stored or started."""
+class DryRun(Body):
+    """What submitting would do."""
 
     job: Job
-    plan: Plan | None = None
+    plan: Plan | None = Field(description="null while there are too few nodes.")
+    reason: str = Field(description="Why this plan, or why none yet, in words.")
 
 
-class ClusterInfo(_Resource):
-    """Where the coordinator is and what it speaks."""
+class Info(Body):
+    """How to reach this cluster, and what it is."""
 
-    version: str
-    protocol_version: int = 0
-    grpc_endpoints: tuple[str, ...] = ()
-    http_url: str = ""
+    version: str = Field(description="Of the package.")
+    protocol_version: int = Field(description="Of the protocol between agents and coordinator.")
+    grpc_endpoints: tuple[str, ...] = Field(description="HOST:PORT of the gRPC services.")
+    http_url: str = Field(description="Of this server.")
+
+
+class JobSubmission(BaseModel):
+    """A job to train."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    spec: dict[str, Any] = Field(description="The job file; `planaria schema` describes it.")
+    request_id: str = Field(
+        default="", max_length=128, description="Chosen by the caller; repeating it is harmless."
+    )
+    dry_run: bool = Field(default=False, description="Only plan: nothing is stored or started.")
+    resume_job_id: str = Field(
+        default="",
+        description="Begin from the newest checkpoint of this job, in place of the job file's "
+        "init_from. 422 while it has completed none.",
+    )
+
+
+class Change(BaseModel):
+    """A change of a job or node."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request_id: str = Field(
+        default="", max_length=128, description="Chosen by the caller; repeating it is harmless."
+    )

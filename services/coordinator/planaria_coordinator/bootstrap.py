@@ -16,6 +16,7 @@ from planaria.api.coordinator.v1.scheduler_service_pb2_grpc import (
     add_SchedulerServiceServicer_to_server,
 )
 from planaria.api.worker.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
+from planaria.models import Info
 from planaria_common.clock import SystemClock
 from planaria_common.credentials import TOKEN_FILE_NAME, ensure_token, read_token
 from planaria_common.errors import ErrorReason, PlanariaError
@@ -33,7 +34,6 @@ from planaria_coordinator.entrypoints.grpc.scheduler_sessions import SchedulerSe
 from planaria_coordinator.entrypoints.grpc.worker_service import WorkerServicer
 from planaria_coordinator.entrypoints.http.app import create_app
 from planaria_coordinator.entrypoints.http.dependencies import Provided
-from planaria_coordinator.entrypoints.http.models import Info
 from planaria_coordinator.entrypoints.http.security import AccessRules
 from planaria_coordinator.entrypoints.http.server import HttpServer
 from planaria_coordinator.settings import CoordinatorSettings
@@ -198,7 +198,7 @@ def _http_server(
         return Info(
             version=package_version(),
             protocol_version=PROTOCOL_VERSION,
-            grpc_endpoints=[_address(settings, grpc_server.port)],
+            grpc_endpoints=(_address(settings, grpc_server.port),),
             http_url=_url(settings, server.port),
         )
 

@@ -19,17 +19,37 @@ from planaria.models import Pipeline, Plan, Recovery, Stage
 
 NODES = ("a", "b", "c")
 STEP_SECONDS = 1.0
+
+
+def stage_on(node_id: str, first_layer: int, num_layers: int) -> Stage:
+    return Stage(
+        first_layer=first_layer,
+        num_layers=num_layers,
+        node_index=0,
+        node_id=node_id,
+        accelerators=(0,),
+    )
+
+
+def pipeline_of(*stages: Stage, microbatches: tuple[int, ...] = ()) -> Pipeline:
+    return Pipeline(
+        stages=stages, microbatches=microbatches, iteration_seconds=1.0, max_microbatches=0
+    )
+
+
+def plan_of(*pipelines: Pipeline) -> Plan:
+    return Plan(pipelines=pipelines, idle_node_ids=(), iteration_seconds=1.0, fault_tolerance=1)
+
+
 KILL = Hurt(
     node_id="c",
     at=10.5,
     time=1000.5,
     generation=1,
     num_recoveries=0,
-    plan=Plan(
-        pipelines=tuple(
-            Pipeline(
-                stages=(Stage(first_layer=0, num_layers=2, node_id=node),), microbatches=(number,)
-            )
+    plan=plan_of(
+        *(
+            pipeline_of(stage_on(node, 0, 2), microbatches=(number,))
             for number, node in enumerate(NODES)
         )
     ),
@@ -78,7 +98,7 @@ def traces() -> list[EngineTrace]:
 
 def dissected(traces: list[EngineTrace], kill: Hurt = KILL) -> Anatomy:
     noticed = datetime.fromtimestamp(1000.55, UTC)
-    recovery = Recovery(
+    recovery = Recovery.model_construct(
         id=1, cause="node_lost", pause_seconds=0.1, start_time=noticed, generation=3
     )
     return dissect(traces, kill, recovery)
@@ -115,10 +135,8 @@ def test_the_recovery_lasts_until_the_wounded_compute_again(traces: list[EngineT
             event("place", 20.0, generation=4, first_layer=0, num_layers=2),
         ],
     )
-    stages = tuple(
-        Stage(first_layer=layer, num_layers=1, node_id=node) for layer, node in enumerate("cd")
-    )
-    plan = Plan(pipelines=(*KILL.plan.pipelines[:2], Pipeline(stages=stages)))
+    broken = pipeline_of(*(stage_on(node, layer, 1) for layer, node in enumerate("cd")))
+    plan = plan_of(*KILL.plan.pipelines[:2], broken)
     anatomy = dissected([*traces, wounded], replace(KILL, plan=plan))
     assert anatomy.recovery_seconds == pytest.approx(0.7)
 
@@ -197,5 +215,5 @@ def test_calm_steps_are_those_at_the_end_of_stretches_in_one_generation() -> Non
 
 def test_plans_of_the_same_stages_have_the_same_layout() -> None:
     """Whoever runs them, in whatever order."""
-    one, other = Plan(pipelines=KILL.plan.pipelines), Plan(pipelines=KILL.plan.pipelines[::-1])
+    one, other = plan_of(*KILL.plan.pipelines), plan_of(*KILL.plan.pipelines[::-1])
     assert layout(one) == layout(other) == "1 on 2, 1 on 2, 1 on 2"

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from planaria.models import Info
 from planaria_coordinator.entrypoints.http.app import create_app
 from planaria_coordinator.entrypoints.http.dependencies import Provided
-from planaria_coordinator.entrypoints.http.models import Info
 from planaria_coordinator.entrypoints.http.security import AccessRules
 from unit.coordinator_edge.fakes import NOON, FakeCoordinator, FakeStatistics, clock_at
 
@@ -26,7 +26,7 @@ RULES = AccessRules(
 INFO = Info(
     version="0.1.0",
     protocol_version=1,
-    grpc_endpoints=["127.0.0.1:50051"],
+    grpc_endpoints=("127.0.0.1:50051",),
     http_url="http://127.0.0.1:8080",
 )
 

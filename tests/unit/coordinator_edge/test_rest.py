@@ -4,11 +4,11 @@ import httpx
 import pytest
 from google.protobuf.descriptor import Descriptor
 
+from planaria import models
 from planaria.api.common.v1 import plan_pb2
 from planaria.api.coordinator.v1 import resources_pb2
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.job.job import JobError
-from planaria_coordinator.entrypoints.http import models
 from unit.coordinator_edge.fakes import FakeCoordinator, job
 
 SPEC = {"name": "small", "training": {"steps": 10}}

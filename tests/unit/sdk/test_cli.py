@@ -7,12 +7,12 @@ import pytest
 
 from unit.sdk.cli import Run
 from unit.sdk.fake_api import Answer, FakeApi
-from unit.sdk.samples import PLAN, RECOVERY, event, job, node
+from unit.sdk.samples import PLAN, RECOVERY, event, job, log_line, node, step_metrics
 
 METRICS = [
-    {"step": 0, "loss": 4.0, "evaluation_loss": 2.0, "tokens_per_second": 1234.0},
-    {"step": 1, "loss": 3.5, "evaluation_loss": None, "tokens_per_second": 1234.0},
-    {"step": 2, "loss": None, "evaluation_loss": 1.0, "tokens_per_second": 0.0},
+    step_metrics(0, loss=4.0, evaluation_loss=2.0, tokens_per_second=1234.0),
+    step_metrics(1, loss=3.5, evaluation_loss=None, tokens_per_second=1234.0),
+    step_metrics(2, loss=None, evaluation_loss=1.0, tokens_per_second=0.0),
 ]
 
 
@@ -40,8 +40,8 @@ READING: list[tuple[tuple[str, ...], str, dict[str, Any], str]] = [
     (
         ("jobs", "logs", "job-1"),
         "GET /jobs/job-1/logs",
-        {"lines": [{"sequence": 1, "time": None, "engine_id": "e", "text": "[x] hi"}]},
-        "- e [x] hi",
+        {"lines": [log_line(1, "[x] hi")]},
+        "e [x] hi",
     ),
     (
         ("nodes", "list"),

@@ -9,6 +9,7 @@ import pytest
 from planaria.cli.main import app
 from unit.sdk.cli import Run
 from unit.sdk.fake_api import Answer, FakeApi
+from unit.sdk.samples import INFO
 
 USAGE = [
     (("jobs", "lst"), "No such command 'lst'. Did you mean 'list'?"),
@@ -75,7 +76,7 @@ def test_a_defect_is_one_line_unless_asked(
 
 
 def test_version_answers_without_a_coordinator(run: Run, coordinator: FakeApi) -> None:
-    coordinator.answer("GET /info", Answer(body={"version": "0.1.0", "protocol_version": 1}))
+    coordinator.answer("GET /info", Answer(body=INFO))
     _, out, _ = run("version")
     assert out.splitlines()[1] == "server 0.1.0 (protocol 1)"
     status, out, _ = run("version", "--address", "http://127.0.0.1:1")

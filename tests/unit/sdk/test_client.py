@@ -6,14 +6,16 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 import planaria
 from planaria import Client, load_job_file
 from planaria.aio import AsyncClient
 from planaria.local import state as local_state
 from planaria.local.state import LocalCluster
+from planaria.models import Job
 from unit.sdk.fake_api import Answer, FakeApi, problem, stream
-from unit.sdk.samples import PLAN, RECOVERY, event, job, node
+from unit.sdk.samples import INFO, PLAN, RECOVERY, event, job, log_line, node, step_metrics
 
 OK = Answer(body=job())
 
@@ -25,7 +27,12 @@ def test_a_job_is_sent_whole_and_comes_back_typed(coordinator: FakeApi, job_file
         submitted = client.submit(spec, request_id="once")
     [request] = coordinator.requests
     assert request.headers["authorization"] == "Bearer the-token"
-    assert request.body == {"spec": spec.to_document(), "request_id": "once"}
+    assert request.body == {
+        "spec": spec.to_document(),
+        "request_id": "once",
+        "dry_run": False,
+        "resume_job_id": "",
+    }
     assert (submitted.id, submitted.state, submitted.loss) == ("job-1", "PENDING", None)
 
 
@@ -40,7 +47,7 @@ def test_every_change_can_be_repeated_safely(coordinator: FakeApi) -> None:
 
 
 CALLS: list[tuple[str, Any, Callable[[Client], object]]] = [
-    ("GET /info", {"version": "0.1.0", "protocol_version": 1}, lambda c: c.info().version),
+    ("GET /info", INFO, lambda c: c.info().version),
     ("GET /jobs", {"jobs": [job()]}, lambda c: c.list_jobs()[0].id),
     ("GET /jobs/job-1", job(), lambda c: c.get_job("job-1").tokens_per_second),
     ("POST /jobs/job-1:cancel", job(), lambda c: c.cancel_job("job-1").state),
@@ -52,7 +59,7 @@ CALLS: list[tuple[str, Any, Callable[[Client], object]]] = [
     ),
     (
         "GET /jobs/job-1/metrics",
-        {"metrics": [{"step": 0, "loss": 5.5}]},
+        {"metrics": [step_metrics(0)]},
         lambda c: c.job_metrics("job-1")[0].loss,
     ),
     (
@@ -62,7 +69,7 @@ CALLS: list[tuple[str, Any, Callable[[Client], object]]] = [
     ),
     (
         "GET /jobs/job-1/logs",
-        {"lines": [{"sequence": 1, "engine_id": "e", "text": "hello"}]},
+        {"lines": [log_line(1, "hello")]},
         lambda c: c.job_logs("job-1")[0].text,
     ),
     (
@@ -314,3 +321,11 @@ def test_both_clients_have_the_same_methods() -> None:
         return {name for name in vars(client) if not name.startswith("_")}
 
     assert methods(Client) == methods(AsyncClient)
+
+
+def test_a_field_of_a_newer_coordinator_is_ignored_and_a_missing_one_is_an_error() -> None:
+    assert Job.model_validate(job(field_to_come=1)).id == "job-1"
+    incomplete = job()
+    del incomplete["state"]
+    with pytest.raises(ValidationError, match="state"):
+        Job.model_validate(incomplete)

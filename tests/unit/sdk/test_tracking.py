@@ -15,7 +15,7 @@ from planaria.errors import ConflictError
 from planaria.job_file import load_job_file, parse_job
 from planaria.tracking import require_installed, track
 from unit.sdk.fake_api import Answer, FakeApi
-from unit.sdk.samples import job
+from unit.sdk.samples import job, step_metrics
 
 SPEC: dict[str, Any] = {
     "model": {"import_path": "m:layers"},
@@ -25,13 +25,7 @@ SPEC: dict[str, Any] = {
 
 
 def a_step(step: int) -> dict[str, Any]:
-    return {
-        "step": step,
-        "loss": 5.0 - step,
-        "learning_rate": 0.1,
-        "commit_time": "2026-01-01T00:00:00Z",
-        "model_flops_utilization": 0.5 if step else None,
-    }
+    return step_metrics(step, loss=5.0 - step, model_flops_utilization=0.5 if step else None)
 
 
 def evaluated(step: int, loss: float | None) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Query, Request
 
+from planaria.models import Info
 from planaria_common.clock import Clock
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.events import Events
 from planaria_coordinator.application.jobs.jobs import Jobs
 from planaria_coordinator.application.statistics import Statistics
-from planaria_coordinator.entrypoints.http.models import Info
 
 MAX_PAGE_SIZE: Final = 1000
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
+from planaria import models
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.ports import Page
 from planaria_coordinator.domain.job.event import Event
-from planaria_coordinator.entrypoints.http import models
+from planaria_coordinator.entrypoints.http import lists
 from planaria_coordinator.entrypoints.http.dependencies import (
     AfterSequence,
     EventsDep,
@@ -38,7 +39,7 @@ LastEventId = Annotated[
 ]
 
 
-@router.get("/events", response_model=models.EventList, responses=_RESPONSES)
+@router.get("/events", response_model=lists.EventList, responses=_RESPONSES)
 async def list_events(
     request: Request,
     events: EventsDep,
@@ -58,7 +59,7 @@ async def list_events(
     )
 
 
-@router.get("/jobs/{job_id}/events", response_model=models.EventList, responses=_RESPONSES)
+@router.get("/jobs/{job_id}/events", response_model=lists.EventList, responses=_RESPONSES)
 async def list_job_events(
     job_id: str,
     request: Request,

@@ -3,10 +3,11 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
+from planaria import models
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.recovery.recovery import Recovery
-from planaria_coordinator.entrypoints.http import models
+from planaria_coordinator.entrypoints.http import lists
 from planaria_coordinator.entrypoints.http.dependencies import JobsDep, PageSize, PageToken
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
@@ -37,7 +38,7 @@ async def create_job(
     return created.job
 
 
-@router.get("", response_model=models.JobList)
+@router.get("", response_model=lists.JobList)
 async def list_jobs(
     jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[Job]:
@@ -75,7 +76,7 @@ async def get_job_plan(job_id: str, jobs: JobsDep) -> GenerationRecord | models.
     return await jobs.plan(job_id) or models.JobPlan(plan=None, generation=0, reason="")
 
 
-@router.get("/{job_id}/metrics", response_model=models.MetricsList)
+@router.get("/{job_id}/metrics", response_model=lists.MetricsList)
 async def list_job_metrics(
     job_id: str, jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[StepMetrics]:
@@ -83,7 +84,7 @@ async def list_job_metrics(
     return await jobs.metrics(job_id, page_size=page_size, page_token=page_token)
 
 
-@router.get("/{job_id}/recoveries", response_model=models.RecoveryList)
+@router.get("/{job_id}/recoveries", response_model=lists.RecoveryList)
 async def list_job_recoveries(
     job_id: str, jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[Recovery]:
@@ -91,7 +92,7 @@ async def list_job_recoveries(
     return await jobs.recoveries(job_id, page_size=page_size, page_token=page_token)
 
 
-@router.get("/{job_id}/logs", response_model=models.LogLineList)
+@router.get("/{job_id}/logs", response_model=lists.LogLineList)
 async def list_job_logs(
     job_id: str, jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[LogLine]:

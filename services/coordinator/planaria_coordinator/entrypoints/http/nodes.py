@@ -2,9 +2,10 @@
 
 from fastapi import APIRouter
 
+from planaria import models
 from planaria_coordinator.application.ports import Page
 from planaria_coordinator.domain.engines.node import Node
-from planaria_coordinator.entrypoints.http import models
+from planaria_coordinator.entrypoints.http import lists
 from planaria_coordinator.entrypoints.http.dependencies import ClusterDep, PageSize, PageToken
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
@@ -12,7 +13,7 @@ router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 _NO_CHANGE = models.Change()
 
 
-@router.get("", response_model=models.NodeList)
+@router.get("", response_model=lists.NodeList)
 async def list_nodes(
     cluster: ClusterDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[Node]:

@@ -3,8 +3,9 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
+from planaria import models
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.entrypoints.http import models, prometheus
+from planaria_coordinator.entrypoints.http import prometheus
 from planaria_coordinator.entrypoints.http.dependencies import ProvidedDep
 
 router = APIRouter()
