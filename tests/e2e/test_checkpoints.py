@@ -122,7 +122,7 @@ def test_a_job_that_lost_every_engine_goes_on_on_2_and_on_5_nodes(
 
 
 @pytest.mark.slow
-def test_who_copies_long_behind_the_last_step_is_not_lost(
+def test_an_engine_that_copies_long_after_the_last_step_is_not_lost(
     cluster: Cluster, text: Path, tmp_path: Path, digest: str
 ) -> None:
     """The others have ended meanwhile, and everybody is told to stop. Guard: who copies reports."""
@@ -169,7 +169,7 @@ def test_the_coordinator_is_killed_before_the_seal(
 
 
 @pytest.mark.slow
-def test_a_writer_is_killed_and_only_whole_checkpoints_are_left(
+def test_a_killed_writer_leaves_only_complete_checkpoints(
     cluster: Cluster, text: Path, tmp_path: Path, digest: str
 ) -> None:
     """A node's engine dies before a file of step 8; a replacement takes its place."""
@@ -195,7 +195,7 @@ def test_a_writer_is_killed_and_only_whole_checkpoints_are_left(
 
 
 @pytest.mark.slow
-def test_a_disk_that_hangs_is_told_and_the_job_ends_with_its_last_checkpoint(
+def test_a_hanging_disk_is_reported_and_the_job_ends_with_its_last_checkpoint(
     cluster: Cluster, text: Path, tmp_path: Path, digest: str
 ) -> None:
     """A node's disk hangs in step 8 for ever: nobody waits for the deadline of anything else."""

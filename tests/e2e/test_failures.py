@@ -67,7 +67,7 @@ def niceness(path: Path) -> int:
     return int((path / "stat").read_text().rpartition(") ")[2].split()[16])
 
 
-def test_who_deals_with_failures_comes_first_and_who_trains_does_not(
+def test_processes_that_handle_failures_have_a_higher_priority_than_training(
     five_nodes: Cluster, spec: JobSpec, digest: str
 ) -> None:
     """Where cores are busy a recovery would wait for training, a dozen times."""
@@ -179,7 +179,7 @@ def test_the_coordinator_dies_in_the_middle_of_a_recovery(
 
 
 @pytest.mark.slow
-def test_an_engine_dies_and_that_its_node_is_lost_is_known_only_behind_the_recovery(
+def test_a_node_whose_loss_is_noticed_after_the_recovery_is_recorded_as_lost(
     five_nodes: Cluster, spec: JobSpec
 ) -> None:
     """The agent hangs: training goes on long before its silence tells."""
@@ -291,9 +291,7 @@ def test_a_drained_node_leaves_without_losing_a_microbatch(
     assert end.final_digest == digest
 
 
-def test_a_paused_job_stands_still_and_goes_on(
-    five_nodes: Cluster, spec: JobSpec, digest: str
-) -> None:
+def test_a_paused_job_stops_and_resumes(five_nodes: Cluster, spec: JobSpec, digest: str) -> None:
     job = five_nodes.client.submit(spec)
     five_nodes.wait_for_step(job.id, 3)
     five_nodes.client.pause_job(job.id)
@@ -305,7 +303,7 @@ def test_a_paused_job_stands_still_and_goes_on(
     assert end.final_digest == digest
 
 
-def test_a_cancelled_job_leaves_no_engine_behind(five_nodes: Cluster, spec: JobSpec) -> None:
+def test_a_cancelled_job_leaves_no_engine_running(five_nodes: Cluster, spec: JobSpec) -> None:
     job = five_nodes.client.submit(spec)
     five_nodes.wait_for_step(job.id, 1)
     five_nodes.client.cancel_job(job.id)

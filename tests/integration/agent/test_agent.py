@@ -178,7 +178,7 @@ async def test_the_end_of_an_engine_is_reported_with_its_last_words(node: Node) 
     assert exited.log_tail[-1] == "last words"
 
 
-async def test_an_engine_that_ended_before_it_was_ready_is_told_of_when_asked_for_again(
+async def test_an_engine_that_ended_before_it_was_ready_is_reported_when_requested_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator that died with the news asks again, and does not wait for its deadline."""
@@ -288,7 +288,7 @@ async def test_reports_outlive_the_agent_until_they_are_stored(node: Node) -> No
     assert first.WhichOneof("message") == "result"
 
 
-async def test_a_report_that_comes_again_over_the_same_agent_is_told_once(node: Node) -> None:
+async def test_a_repeated_report_over_the_same_agent_is_forwarded_once(node: Node) -> None:
     """The link broke and was opened again: the coordinator hears nothing of it."""
     await node.coordinator.send(node.prepare(str(node.text)))
     pid = (await node.coordinator.next("result")).prepared.engine.pid

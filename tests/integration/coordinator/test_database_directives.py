@@ -128,7 +128,7 @@ async def test_directives_wait_until_they_are_resolved_or_dropped(with_job: SqlD
         assert await work.directives.pending() == [sent[0], *sent[3:]]
 
 
-async def test_what_all_engines_are_told_is_kept_once(with_job: SqlDatabase) -> None:
+async def test_a_command_for_all_engines_is_stored_once(with_job: SqlDatabase) -> None:
     """And comes back for each of them, also when the one that has it is settled and pruned for."""
     command = COMMANDS[0]
     sent = [directive(number, command) for number in range(1, 4)]

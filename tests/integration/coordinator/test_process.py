@@ -93,7 +93,7 @@ async def test_the_grpc_services_can_be_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
-def test_a_port_in_use_is_one_line(tmp_path: Path, option: str) -> None:
+def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path, option: str) -> None:
     """The option that chooses another port is named; the exit status is that of wrong usage."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -115,7 +115,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, option: str) -> None:
         (["--heartbeat-interval-seconds=soon"], 2, "--heartbeat-interval-seconds"),
     ],
 )
-def test_what_is_wrong_is_one_line(
+def test_a_startup_error_is_reported_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, message: str
 ) -> None:
     """No stack trace: the setting, and what would be right."""

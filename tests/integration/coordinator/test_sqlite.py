@@ -153,7 +153,7 @@ async def add_job(database: SqlDatabase, job_id: str) -> None:
         await work.commit()
 
 
-async def test_who_is_cancelled_in_a_commit_leaves_when_it_is_over(
+async def test_a_caller_cancelled_during_a_commit_leaves_after_it(
     engine: SqliteEngine, database: SqlDatabase
 ) -> None:
     """However often: the next unit of work begins behind it, and finds no transaction open."""
@@ -199,7 +199,7 @@ async def test_a_decision_goes_before_what_else_is_to_be_stored(
 
 
 @pytest.mark.parametrize("urgent", [False, True])
-async def test_who_gives_up_waiting_holds_up_nobody(
+async def test_a_cancelled_wait_delays_no_other_writer(
     engine: SqliteEngine, database: SqlDatabase, *, urgent: bool
 ) -> None:
     """Neither in the line nor at the very moment at which the turn comes."""
@@ -222,7 +222,7 @@ async def test_who_gives_up_waiting_holds_up_nobody(
     await add_job(database, "job-2")
 
 
-async def test_who_is_cancelled_before_the_commit_leaves_nothing(
+async def test_a_caller_cancelled_before_the_commit_writes_nothing(
     database: SqlDatabase,
 ) -> None:
     """Also when what was written has reached the database."""

@@ -164,7 +164,7 @@ def test_a_writer_that_is_killed_leaves_a_gap_that_a_replica_fills(
         assert cluster.digest(ALONE) == expected.digest
 
 
-def test_a_disk_that_hangs_costs_no_step_and_replicas_write_in_its_place(
+def test_a_hanging_disk_costs_no_step_and_replicas_write_instead(
     tmp_path: Path, job: TrainingJob, zygote: Zygote, expected: ReferenceResult
 ) -> None:
     """c hangs in step 2's files: it takes no part in 4 and 5, and a and b write all of the last."""
@@ -206,7 +206,7 @@ def test_a_layer_that_has_moved_on_is_not_written_as_another_version(
     assert "layer 3 is not held in version 2" in late.failure.message
 
 
-def test_a_torn_file_is_never_part_of_a_whole_checkpoint(
+def test_a_torn_file_is_never_part_of_a_complete_checkpoint(
     tmp_path: Path, job: TrainingJob, zygote: Zygote
 ) -> None:
     root = tmp_path / "runs"
@@ -224,7 +224,7 @@ def test_a_torn_file_is_never_part_of_a_whole_checkpoint(
     assert not (root / "step-00000002").exists()
 
 
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_used_in_its_place(
+def test_a_damaged_checkpoint_is_refused_without_fallback(
     tmp_path: Path, job: TrainingJob, zygote: Zygote, checkpoint: Path
 ) -> None:
     """Each names the file and the layer: what is missing at once, a flipped bit when it is read."""
@@ -272,7 +272,7 @@ def test_a_disk_that_cannot_be_written_costs_the_checkpoint_and_no_step(
     assert f"cannot write {root / 'step-00000002.partial'}" in message
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(
     tmp_path: Path, job: TrainingJob, zygote: Zygote
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -310,7 +310,7 @@ def test_training_begins_from_a_hugging_face_folder_bit_for_bit(
         assert cluster.losses() == expected.losses
 
 
-def test_weights_that_differ_between_nodes_are_told_apart(
+def test_weights_that_differ_between_nodes_are_detected(
     tmp_path: Path, job: TrainingJob, zygote: Zygote
 ) -> None:
     """By what each engine says of them, as for data; and a folder without the model is refused."""

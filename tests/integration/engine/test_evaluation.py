@@ -107,7 +107,7 @@ def test_pipelines_of_different_cuts(cluster: EngineCluster, expected: Reference
     ],
     ids=lambda value: value["at"] if isinstance(value, dict) else str(value),
 )
-def test_a_step_that_evaluates_is_finished_by_a_whole_pipeline(
+def test_a_step_that_evaluates_is_finished_by_a_healthy_pipeline(
     cluster: EngineCluster, expected: ReferenceResult, step: int, failpoint: dict[str, object]
 ) -> None:
     """[1] What the broken pipeline evaluated is evaluated again, and nothing else."""

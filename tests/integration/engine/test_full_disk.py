@@ -60,7 +60,7 @@ def manifest(version: int, *layers: LayerEntry) -> Manifest:
     )
 
 
-def test_a_layer_that_does_not_fit_leaves_nothing_behind_but_those_that_did(disk: Path) -> None:
+def test_a_layer_that_does_not_fit_leaves_only_the_complete_ones(disk: Path) -> None:
     whole = seal(disk, manifest(2, write(disk, 2, 0), write(disk, 2, 1)), keep=1)
     write(disk, 4, 0)
     with pytest.raises(CheckpointError, match="No space left on device; free some space"):

@@ -22,7 +22,7 @@ GUARDS = (
     Guard(
         name="no engine commits before all engines have their sums",
         remove=on_engines(engines.commit_in_one_phase),
-        scenarios=(test_recovery.test_invariant_2_nobody_commits_before_everybody_has_the_sums,),
+        scenarios=(test_recovery.test_invariant_2_no_engine_commits_before_all_have_the_sums,),
     ),
     Guard(
         name="directives of older generations are refused",
@@ -38,14 +38,14 @@ GUARDS = (
     Guard(
         name="an engine that is rolled forward retains no work of the generation before",
         remove=on_engines(engines.retain_work_after_a_roll_forward),
-        scenarios=(test_around_the_commit.test_a_straggler_is_told_and_stands_still,),
+        scenarios=(test_around_the_commit.test_a_straggler_rolls_forward_and_parks,),
         is_slow=True,
     ),
     Guard(
         name="an engine that votes activates by its own commit only",
         remove=on_engines(engines.activate_by_hearsay),
         scenarios=(
-            test_around_the_commit.test_an_engine_of_the_exchange_takes_no_place_by_hearsay,
+            test_around_the_commit.test_an_engine_that_votes_does_not_switch_on_what_a_followed_layer_says,
         ),
         is_slow=True,
     ),
@@ -53,7 +53,7 @@ GUARDS = (
         name="layers of the old assignment are kept until the first commit in the new one",
         remove=on_engines(engines.drop_layers_at_once),
         scenarios=(
-            test_joining_and_leaving.test_layers_of_the_place_before_last_until_the_first_commit,
+            test_joining_and_leaving.test_layers_of_the_old_assignment_are_kept_until_the_first_commit,
         ),
         is_slow=True,
     ),
@@ -74,7 +74,7 @@ GUARDS = (
     Guard(
         name="evaluations of a lost pipeline are made again, and counted",
         remove=on_engines(engines.evaluate_in_the_first_round_only),
-        scenarios=(test_evaluation.test_a_step_that_evaluates_is_finished_by_a_whole_pipeline,),
+        scenarios=(test_evaluation.test_a_step_that_evaluates_is_finished_by_a_healthy_pipeline,),
         is_slow=True,
     ),
 )

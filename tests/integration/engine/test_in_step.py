@@ -92,7 +92,7 @@ def activate(
     ],
     ids=lambda failpoint: failpoint["at"],
 )
-def test_a_whole_pipeline_finishes_the_step_of_a_broken_one(
+def test_a_healthy_pipeline_finishes_the_step_of_a_broken_one(
     cluster: EngineCluster, expected: ReferenceResult, failpoint: dict[str, object]
 ) -> None:
     fatal = {"action": "kill", "step": FAILED_STEP, **failpoint}
@@ -112,7 +112,7 @@ def test_a_whole_pipeline_finishes_the_step_of_a_broken_one(
     finish(cluster, expected, followers={"a": LAYERS_OF_A})
 
 
-def test_a_group_that_lost_nobody_goes_on(
+def test_a_group_without_a_lost_member_continues(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
     """One of its members is armed to die if it makes any group anew.
@@ -260,7 +260,7 @@ def test_a_second_fence_overtakes_the_plan_of_the_first(
     finish(cluster, expected)
 
 
-def test_a_pipeline_that_is_told_in_time_does_not_run_empty(
+def test_a_pipeline_with_more_microbatches_in_time_does_not_drain(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
     """d comes to the first of the lost microbatches while c is before its last backward pass.
@@ -291,7 +291,7 @@ def test_a_pipeline_that_is_told_in_time_does_not_run_empty(
     finish(cluster, expected)
 
 
-def test_a_follower_keeps_up_and_may_take_a_place_again(
+def test_a_follower_keeps_up_and_can_be_assigned_again(
     cluster: EngineCluster, expected: ReferenceResult
 ) -> None:
     fatal = {"at": "backward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
@@ -313,7 +313,7 @@ def test_a_follower_keeps_up_and_may_take_a_place_again(
     finish(cluster, expected, regrown)
 
 
-def test_a_whole_pipeline_that_missed_a_commit_goes_on_behind_it(
+def test_a_healthy_pipeline_that_missed_a_commit_continues_after_it(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
     """a has passed the exchange of step 2 and told b nothing yet; c and d begin step 3 at once.
@@ -345,7 +345,7 @@ def test_a_whole_pipeline_that_missed_a_commit_goes_on_behind_it(
     finish(cluster, expected, plan)
 
 
-def test_a_follower_tells_of_a_step_when_those_who_were_to_are_gone(
+def test_a_follower_reports_a_step_when_its_reporters_are_lost(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
     """a dies, and b follows what it has. d has passed with b and c, and dies before it says so."""

@@ -44,7 +44,7 @@ def run_engine(tmp_path: Path, **changes: object) -> subprocess.CompletedProcess
     )
 
 
-def test_a_wrong_configuration_is_one_line(tmp_path: Path) -> None:
+def test_a_wrong_configuration_is_reported_in_one_line(tmp_path: Path) -> None:
     ended = run_engine(tmp_path, colour="red")
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
@@ -69,7 +69,7 @@ def test_an_engine_that_cannot_be_prepared_says_why(
         other.wait_until_dead("a")
 
 
-def test_a_prepared_engine_tells_what_it_found(cluster: EngineCluster) -> None:
+def test_a_prepared_engine_reports_what_it_found(cluster: EngineCluster) -> None:
     cluster.prepare("a")
     engine = cluster.engines["a"]
     prepared = cluster.wait_for_result("a", f"prepare-{engine.engine_id}").prepared
@@ -84,7 +84,7 @@ def test_a_prepared_engine_tells_what_it_found(cluster: EngineCluster) -> None:
     assert prepared.peak_flops_per_second > 1e8
 
 
-def test_what_an_engine_found_is_told_to_the_next_agent_too(cluster: EngineCluster) -> None:
+def test_what_an_engine_found_is_reported_to_the_next_agent_too(cluster: EngineCluster) -> None:
     """The agent that it was told may have died with it: the coordinator asks again."""
     cluster.prepare("a")
     engine = cluster.engines["a"]
@@ -161,7 +161,7 @@ def test_the_model_is_written_whole(
     assert all(torch.equal(written[name], expected.parameters[name]) for name in written)
 
 
-def test_a_model_that_cannot_be_written_names_the_place(cluster: EngineCluster) -> None:
+def test_a_model_that_cannot_be_written_names_the_folder(cluster: EngineCluster) -> None:
     cluster.prepare("a", "b")
     cluster.train(PLAN)
     cluster.wait_until_finished("a", "b")
@@ -170,7 +170,7 @@ def test_a_model_that_cannot_be_written_names_the_place(cluster: EngineCluster) 
     assert failure.metadata["path"] == "/proc/model"
 
 
-def test_an_engine_that_is_told_to_stop_is_not_reported_lost(cluster: EngineCluster) -> None:
+def test_an_engine_that_stops_on_request_is_not_reported_lost(cluster: EngineCluster) -> None:
     cluster.prepare("a", "b")
     cluster.train(PLAN)
     cluster.wait_until_finished("a", "b")

@@ -29,7 +29,7 @@ Plan = list[Pipeline]
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))]
 )
-def test_invariant_8_whoever_is_whole_finishes_the_step(
+def test_invariant_8_healthy_pipelines_finish_the_step(
     cluster: EngineCluster, expected: ReferenceResult, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -129,7 +129,7 @@ def test_an_exception_parks_the_engine_which_goes_on_in_the_next_generation(
     finish(cluster, BEFORE, expected)
 
 
-def test_a_stopped_engine_holds_up_nobody_who_is_told(
+def test_a_stopped_engine_does_not_delay_fenced_engines(
     cluster: EngineCluster, expected: ReferenceResult
 ) -> None:
     """SIGSTOP: nothing shows on the network; the survivors are woken by the fence alone."""
@@ -165,7 +165,7 @@ def test_invariant_4_a_stale_coordinator_changes_nothing(
     assert cluster.digest(BEFORE) == expected.digest
 
 
-def test_invariant_2_nobody_commits_before_everybody_has_the_sums(
+def test_invariant_2_no_engine_commits_before_all_have_the_sums(
     cluster: EngineCluster, expected: ReferenceResult
 ) -> None:
     """a dies in its last backward pass, when b and c have already summed layers 3 to 6.

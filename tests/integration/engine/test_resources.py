@@ -32,7 +32,7 @@ def cluster(zygote: Zygote, tmp_path: Path) -> Iterator[EngineCluster]:
         yield cluster
 
 
-def test_changes_of_the_plan_leave_nothing_behind(cluster: EngineCluster) -> None:
+def test_changes_of_the_plan_leak_nothing(cluster: EngineCluster) -> None:
     """Neither descriptors nor threads, whatever changes and however."""
     cluster.train(STRAIGHT)
     found: list[dict[str, int]] = []

@@ -35,9 +35,7 @@ def test_a_tied_embedding_survives_the_loss_of_its_first_stage(
         assert cluster.losses() == expected.losses
 
 
-def test_a_tied_embedding_is_followed_by_both_who_will_host_it(
-    tmp_path: Path, zygote: Zygote
-) -> None:
+def test_a_tied_embedding_is_followed_by_both_future_owners(tmp_path: Path, zygote: Zygote) -> None:
     """Two joiners of one pipeline take layer 0; a third engine leaves."""
     job = training_job(tmp_path / "job", family="gpt2", tie_word_embeddings=True)
     expected = job.run_reference()

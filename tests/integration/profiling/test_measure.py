@@ -91,7 +91,7 @@ def test_the_worker_measures_as_the_command_asks() -> None:
         profiler(spec(head_dim=15), MeasurementPlan(), lambda _fraction: None)
 
 
-def test_sequences_longer_than_the_model_are_one_line() -> None:
+def test_sequences_longer_than_the_model_are_reported_in_one_line() -> None:
     job = spec(family="gpt2")
     long = job.model_copy(update={"data": job.data.model_copy(update={"sequence_length": 4096})})
     with pytest.raises(PlanariaError, match=r"data.sequence_length: 4096 is more than"):
@@ -106,7 +106,7 @@ def test_a_layer_too_large_is_refused_before_it_takes_the_machine_down() -> None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_one_line() -> None:
+def test_a_missing_device_is_reported_in_one_line() -> None:
     with pytest.raises(PlanariaError, match="--device: cuda: torch finds no CUDA device"):
         measure_job(spec(), MeasurementPlan(accelerator_kind="cuda"))
 

@@ -69,7 +69,7 @@ def test_groups_sum_and_send(start_ranks: StartRanks) -> None:
     assert ranks[1].do("recv", generation="1", group="line", src=2, size=1) == [6]
 
 
-def test_a_killed_member_wakes_all_without_being_told(start_ranks: StartRanks) -> None:
+def test_a_killed_member_wakes_all_without_a_directive(start_ranks: StartRanks) -> None:
     """3 dies; 2 waits for it, 1 waits for 2, 0 for 1: all return. Guard: an error shuts the group
     (`Group._broken`)."""
     ranks = start_ranks(4)
@@ -107,7 +107,7 @@ def test_all_reduce_ends_when_shut(start_ranks: StartRanks, stopped: bool, kind:
     assert [one.error().kind for one in waiting] == ["GroupBroken"] * 3
 
 
-def test_one_shut_wakes_those_who_wait_for_it(start_ranks: StartRanks) -> None:
+def test_a_group_that_shuts_wakes_its_peers(start_ranks: StartRanks) -> None:
     """3 is stopped, only 2 is told: 1, which waits for 2, and 0, which waits for 1, return too.
     Guard: an error shuts the group. (Nobody but a fence wakes who waits for 3 itself.)"""
     ranks = start_ranks(4)
@@ -247,7 +247,7 @@ def test_connecting_is_bounded_without_a_fence(start_ranks: StartRanks, kind: Gr
     assert pending.error().kind == "UnavailableError"
 
 
-def test_a_dead_store_is_told(start_ranks: StartRanks) -> None:
+def test_a_dead_store_is_reported(start_ranks: StartRanks) -> None:
     """The engine whose store was named is dead. Guard: the probe before TCPStore connects."""
     ranks = start_ranks(2)
     address = ranks[1].do("open_store")
@@ -263,7 +263,7 @@ def test_a_dead_store_is_told(start_ranks: StartRanks) -> None:
     assert f"store: no answer from {address}" in error.message
 
 
-def test_a_store_that_dies_meanwhile_is_told(start_ranks: StartRanks) -> None:
+def test_a_store_that_dies_meanwhile_is_reported(start_ranks: StartRanks) -> None:
     """The engine whose store was named dies while the others meet there."""
     ranks = start_ranks(2)
     address = ranks[1].do("open_store")
@@ -330,7 +330,7 @@ def test_nothing_else_is_cut_in_a_storm(start_ranks: StartRanks) -> None:
     assert [one.result() for one in all_reduce(ranks, "all", "0")] == [[3]] * 3
 
 
-def test_generations_leave_nothing_behind(start_ranks: StartRanks) -> None:
+def test_generations_leak_nothing(start_ranks: StartRanks) -> None:
     """Descriptors and threads of shut groups are given back, without a garbage collection. Guard:
     `Group.shut` drops the last reference."""
     ranks = start_ranks(2)

@@ -75,7 +75,7 @@ def watch(lost: "queue.SimpleQueue[str]") -> Iterator[FailureDetector]:
         yield running
 
 
-def test_the_watch_reports_the_killed_and_nobody_else(
+def test_only_killed_peers_are_reported(
     start_ranks: StartRanks, watch: FailureDetector, lost: "queue.SimpleQueue[str]"
 ) -> None:
     """One leaves in order, one is stopped, one killed: only the last is lost; then the stopped one,

@@ -106,7 +106,7 @@ def test_nothing_else_is_open_in_the_thread(beacon: LivenessBeacon) -> None:
         assert num_descriptors_of_thread() == 2  # what it is handed by, and what it holds
 
 
-def test_farewell_is_said_to_everybody_who_is_there(beacon: LivenessBeacon) -> None:
+def test_the_farewell_reaches_every_connected_peer(beacon: LivenessBeacon) -> None:
     others = [hand_over(beacon) for _ in range(40)]  # more than there is room for at first
     gone = others[::3]
     for other in gone:

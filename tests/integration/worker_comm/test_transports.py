@@ -117,7 +117,7 @@ def test_sums_and_messages(start_ranks: StartRanks, way: Way) -> None:
 
 
 @pytest.mark.parametrize("operation", ["recv", "all_reduce"])
-def test_a_fence_wakes_who_waits_and_new_groups_stand(
+def test_a_fence_wakes_waiting_threads_and_new_groups_work(
     start_ranks: StartRanks, way: Way, operation: str
 ) -> None:
     ranks = start_ranks(2)
@@ -151,7 +151,7 @@ def test_the_death_of_a_peer_is_noticed(start_ranks: StartRanks, way: Way) -> No
 
 
 @pytest.mark.parametrize("way", [NCCL_ON_TWO_GPUS], indirect=True)
-def test_a_sum_goes_on_beside_a_computation(start_ranks: StartRanks, way: Way) -> None:
+def test_a_sum_continues_during_a_computation(start_ranks: StartRanks, way: Way) -> None:
     """At least half of the shorter one is hidden behind the other."""
     ranks = start_ranks(2)
     build(ranks, way, "1")

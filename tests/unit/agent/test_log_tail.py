@@ -5,7 +5,7 @@ from pathlib import Path
 from planaria_worker.agent.log_tail import MAX_LINES, LogTail, last_lines
 
 
-def test_a_line_comes_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_line_is_passed_on_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "engine.log"
     tail = LogTail(path)
     assert tail.new_lines() == []

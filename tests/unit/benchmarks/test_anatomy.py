@@ -158,7 +158,7 @@ def test_the_ends_of_steps_are_idle_without_a_kill_as_well(traces: list[EngineTr
     assert dissected(traces).usual_nobody_computed_seconds == pytest.approx(0.05)
 
 
-def test_time_in_which_nobody_computes_has_the_name_of_what_was_done(
+def test_time_without_computation_is_named_by_what_was_done(
     traces: list[EngineTrace],
 ) -> None:
     named = nobody_computes(traces, (9.0, 11.0))

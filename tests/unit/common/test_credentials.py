@@ -40,7 +40,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         read_token(link)
 
 
-def test_an_absent_or_empty_file_is_one_clear_line(tmp_path: Path) -> None:
+def test_an_absent_or_empty_file_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match=r"cannot be read \(No such file or directory\)"):
         read_token(tmp_path / "none")
     empty = tmp_path / "empty"

@@ -28,7 +28,7 @@ def test_other_addresses_need_a_token(host: str) -> None:
         require_credentials_beyond_loopback(host, None, flag="--host")
 
 
-def test_a_port_is_refused_while_somebody_listens() -> None:
+def test_a_port_in_use_is_refused() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()

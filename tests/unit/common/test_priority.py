@@ -33,7 +33,7 @@ permitted = pytest.mark.skipif(
 
 
 @permitted
-def test_who_comes_first_hands_it_down_and_others_keep_theirs() -> None:
+def test_a_higher_priority_is_inherited_and_others_keep_theirs() -> None:
     def first() -> list[int]:
         priority.come_first()
         return [niceness(), *in_thread(lambda: [niceness()])]
@@ -43,7 +43,7 @@ def test_who_comes_first_hands_it_down_and_others_keep_theirs() -> None:
 
 
 @permitted
-def test_standing_back() -> None:
+def test_a_thread_can_lower_its_priority_for_good_or_for_a_while() -> None:
     """For good, as a thread that was started by one that comes first; and while others start."""
 
     def child() -> list[int]:

@@ -74,7 +74,9 @@ def test_the_ready_line_is_all_of_standard_output(capsys: pytest.CaptureFixture[
     assert json.loads(facts) == {"grpc_address": "127.0.0.1:1", "pid": 7}
 
 
-def test_an_error_at_start_is_one_line_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_at_start_is_one_line_and_an_exit_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     async def fail(_settings: Settings) -> None:
         raise PlanariaError(ErrorReason.UNAVAILABLE, "the planner does not answer")
 
@@ -116,7 +118,7 @@ def test_logs_on_a_terminal_are_for_people() -> None:
     assert "node_id=node-2" in log.getvalue()
 
 
-def test_a_fake_clock_moves_only_when_told() -> None:
+def test_a_fake_clock_moves_only_on_request() -> None:
     clock = FakeClock()
     before, start = clock.monotonic(), clock.now()
     assert clock.monotonic() == before

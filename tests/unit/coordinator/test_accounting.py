@@ -51,7 +51,7 @@ def switched(story: TransitionHistory) -> Transition:
     )
 
 
-def test_engines_that_change_places_stand_each_for_itself() -> None:
+def test_engines_that_swap_assignments_are_accounted_separately() -> None:
     """Before its own commit an engine updates, behind its change it trains: neither is a pause."""
     story = TransitionHistory(cause=Cause.NODE_JOINED, start_time=at(0), first_open_time=at(1))
     run = first_run(num_steps=9)

@@ -116,7 +116,7 @@ async def test_an_engine_that_peers_saw_end_is_lost_before_its_agent_is_back() -
     await world.stop()
 
 
-async def test_an_engine_whose_end_was_told_twice_is_forgotten() -> None:
+async def test_an_engine_whose_end_is_reported_twice_is_forgotten() -> None:
     """Peers tell of it too, behind its agent: an agent that goes away later is no loss by that.
 
     Guard: `_unexplained`.
@@ -137,7 +137,7 @@ async def test_an_engine_whose_end_was_told_twice_is_forgotten() -> None:
     await world.stop()
 
 
-async def test_a_coordinator_that_stood_still_blames_nobody() -> None:
+async def test_a_coordinator_that_was_stopped_declares_no_node_lost() -> None:
     """After a stall of its own every node gets fresh grace."""
     world = await running_world(4)
     world.clock.advance(60)
@@ -147,7 +147,7 @@ async def test_a_coordinator_that_stood_still_blames_nobody() -> None:
     await world.stop()
 
 
-async def test_nobody_is_told_what_could_not_be_stored() -> None:
+async def test_a_directive_that_cannot_be_stored_is_not_sent() -> None:
     """A full disk delays a recovery; it does not lose or double it [10]."""
     world = await running_world(4)
     world.database.num_failing_commits = 2

@@ -102,7 +102,7 @@ async def test_files_that_are_written_in_the_next_generation() -> None:
     await world.stop()
 
 
-async def test_who_leaves_behind_the_commit_writes_its_layers_first() -> None:
+async def test_an_engine_that_leaves_at_the_commit_writes_its_layers_first() -> None:
     world = await switching("drain")
     shares = await change_over(world, say_taken)
     await write(world, 2, shares)
@@ -112,7 +112,7 @@ async def test_who_leaves_behind_the_commit_writes_its_layers_first() -> None:
     await world.stop()
 
 
-async def test_who_leaves_writes_its_layers_first_though_the_coordinator_dies() -> None:
+async def test_an_engine_that_leaves_writes_its_layers_first_even_if_the_coordinator_dies() -> None:
     """Guard: what is known of writers outlives a restart; its copies are nowhere else."""
     world = await switching("drain")
     shares = await change_over(world, say_taken)
@@ -167,7 +167,7 @@ async def test_a_writer_that_dies_while_the_plan_is_handed_over() -> None:
     await world.stop()
 
 
-async def test_places_that_are_made_ready_wait_for_no_copies() -> None:
+async def test_staging_does_not_wait_for_checkpoint_copies() -> None:
     """They are made beside them: who copies is given no more time than who does not."""
     world = await checkpointed_world(resilience={"fault_tolerance": 0})
     await world.train()

@@ -31,7 +31,7 @@ async def test_a_checkpoint_is_sealed_when_all_layers_are_written() -> None:
     await world.stop()
 
 
-async def test_a_full_disk_is_told_and_training_goes_on() -> None:
+async def test_a_full_disk_is_reported_and_training_continues() -> None:
     world = await checkpointed_world()
     await world.train()
     shares = announce(world, 2)
@@ -60,7 +60,7 @@ async def test_a_dead_writers_layers_are_written_by_replicas_that_still_have_the
     await world.stop()
 
 
-async def test_who_copies_for_a_checkpoint_may_take_its_place_late() -> None:
+async def test_an_engine_that_copies_for_a_checkpoint_may_activate_late() -> None:
     """n1 dies behind the commit of step 2. Who has no layers left to write is not waited for."""
     world = await checkpointed_world()
     await world.train()
@@ -77,7 +77,7 @@ async def test_who_copies_for_a_checkpoint_may_take_its_place_late() -> None:
     await world.stop()
 
 
-async def test_what_nobody_has_any_more_is_given_up_and_the_next_one_comes() -> None:
+async def test_a_version_that_no_engine_holds_is_given_up_and_the_next_one_is_written() -> None:
     world = await checkpointed_world()
     await world.train()
     announce(world, 2)

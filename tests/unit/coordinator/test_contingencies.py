@@ -46,7 +46,7 @@ async def test_two_losses_at_once_are_another_question() -> None:
     await world.stop()
 
 
-async def test_every_new_plan_is_planned_ahead_of() -> None:
+async def test_contingency_plans_follow_every_new_plan() -> None:
     """And again when losses have become much rarer than the plans were made for."""
     world = await world_that_plans_ahead()
     assert [len(query.nodes) for query in world.planner.questions_ahead] == [4]
@@ -82,7 +82,7 @@ async def test_plans_that_were_interrupted_are_asked_for_again() -> None:
     await world.stop()
 
 
-async def test_a_planner_that_cannot_plan_ahead_disturbs_nobody() -> None:
+async def test_a_planner_without_contingency_plans_disturbs_no_job() -> None:
     world = await running_world(4)
     world.begin_step()
     await world.kill_node("n1")

@@ -297,7 +297,7 @@ def test_a_plan_that_uses_an_accelerator_twice_is_refused() -> None:
 # -- profiles ----------------------------------------------------------------------------------
 
 
-def test_what_engines_measured_takes_the_place_of_estimates() -> None:
+def test_measurements_replace_estimates() -> None:
     """The median of the engines counts."""
     layers = requirements_of(JobSpec.model_validate(job_document()), "secret").layers
     engines = [

@@ -76,7 +76,7 @@ async def test_the_last_checkpoint_is_written_by_engines_that_have_evaluated_sin
     await world.stop()
 
 
-async def test_an_evaluation_outlives_whoever_would_have_reported_it() -> None:
+async def test_an_evaluation_outlives_its_reporter() -> None:
     """What a survivor's fence report says of its last commit is enough."""
     world = await evaluating_world()
     await world.train(2)

@@ -37,7 +37,7 @@ async def test_the_step_in_flight_is_finished_when_one_engine_had_passed() -> No
     await world.stop()
 
 
-async def test_nothing_that_whole_pipelines_have_computed_is_computed_again() -> None:
+async def test_nothing_that_healthy_pipelines_have_computed_is_recomputed() -> None:
     """The step in flight is finished by those who lost nobody [1, 8]."""
     world = await running_world(4)
     world.clock.advance(0.5)
@@ -52,7 +52,7 @@ async def test_nothing_that_whole_pipelines_have_computed_is_computed_again() ->
     await world.stop()
 
 
-async def test_the_step_in_flight_is_redone_when_no_pipeline_is_whole() -> None:
+async def test_the_step_in_flight_is_redone_when_every_pipeline_is_broken() -> None:
     """All or none: without a witness the step is computed again, and counted as redone [2, 9]."""
     world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
     world.clock.advance(0.5)
@@ -137,7 +137,7 @@ async def test_below_n0_the_job_waits_and_goes_on_by_itself() -> None:
     await world.stop()
 
 
-async def test_an_engine_that_died_alone_is_created_anew() -> None:
+async def test_an_engine_that_died_alone_is_restarted() -> None:
     world = await running_world(4)
     await lose_an_engine(world)
     await world.train(3)
@@ -160,7 +160,7 @@ async def test_communication_that_broke_just_before_a_pause_holds_it_up_no_longe
     await world.stop()
 
 
-async def test_communication_that_broke_with_everyone_alive_is_built_anew() -> None:
+async def test_communication_that_broke_with_all_engines_alive_is_rebuilt() -> None:
     """Nobody is lost; after too many times in a row the job says so and fails [10]."""
     world = await running_world(3)
     for attempt in range(4):

@@ -26,7 +26,7 @@ def engine_on(world: World, node_id: str) -> SimEngine:
     return next(iter(world.agents[node_id].engines.values()))
 
 
-async def test_only_the_wounded_stop_and_get_places_behind_the_step() -> None:
+async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> None:
     """One loss, two generations, one story [1, 2, 8, 9]."""
     world = await pairs()
     world.clock.advance(0.5)
@@ -74,7 +74,7 @@ async def test_only_the_wounded_stop_and_get_places_behind_the_step() -> None:
     await world.stop()
 
 
-async def test_standing_still_behind_the_step_is_a_pause_too() -> None:
+async def test_parking_after_the_step_counts_as_idle_time() -> None:
     """The fault took 0 s, and a place could not be made ready beside training."""
     world = await pairs()
     agent = world.agents["n1"]
@@ -143,7 +143,7 @@ async def test_the_planner_is_asked_once_and_before_anyone_has_reported() -> Non
 
 
 @pytest.mark.parametrize("node_id", ["n1", "n3", "n5"])
-async def test_another_loss_while_the_step_is_finished_keeps_what_is_still_whole(
+async def test_another_loss_while_the_step_is_finished_keeps_healthy_pipelines(
     node_id: str,
 ) -> None:
     """A keeper or a follower: the newest generation wins, and the story goes on [4, 5]."""
@@ -162,7 +162,7 @@ async def test_another_loss_while_the_step_is_finished_keeps_what_is_still_whole
     await world.stop()
 
 
-async def test_an_activate_that_only_one_engine_of_a_pipeline_heard_breaks_the_pipeline() -> None:
+async def test_an_activate_that_only_one_engine_of_a_pipeline_got_breaks_the_pipeline() -> None:
     """It has promised one exchange more than its neighbour: the count would not come out even."""
     world = await pairs(resilience={"fault_tolerance": 2})
     world.begin_step()
@@ -196,7 +196,7 @@ async def test_pipelines_one_step_behind_roll_forward_and_run_the_next_step() ->
     await world.stop()
 
 
-async def test_a_pause_wanted_while_the_step_is_finished_comes_behind_it() -> None:
+async def test_a_pause_requested_while_the_step_is_finished_takes_effect_after_it() -> None:
     world = await pairs()
     world.planner.is_open.clear()
     world.begin_step()
@@ -252,7 +252,7 @@ async def test_a_crash_of_the_coordinator_collects_again_and_keeps_the_step(kind
 
 
 @pytest.mark.parametrize("has_another", [False, True])
-async def test_a_node_is_told_as_lost_though_its_engine_was_seen_to_die_and_others_train(
+async def test_a_node_is_recorded_as_lost_even_if_its_engine_was_seen_to_die(
     has_another: bool,
 ) -> None:
     """That it is lost comes when the step is being finished and the next plan is asked for.
@@ -283,7 +283,7 @@ async def test_a_node_is_told_as_lost_though_its_engine_was_seen_to_die_and_othe
     ("has", "lost"),
     [("nothing", [("n0",)]), ("another engine", [()]), ("a place", [(), (), ("n0",)])],
 )
-async def test_a_node_is_told_as_lost_though_that_is_known_only_behind_the_recovery(
+async def test_a_node_whose_loss_is_known_only_after_the_recovery_is_recorded_as_lost(
     has: str, lost: list[tuple[str, ...]]
 ) -> None:
     """Its engine was seen to die; if it has another since, its loss is a new one."""

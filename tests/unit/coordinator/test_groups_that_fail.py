@@ -18,7 +18,7 @@ from unit.coordinator.test_finishing_a_step import engine_on, pairs
         pytest.param("n3", ErrorReason.ENGINE_FAILED, [5], id="a fault of its own"),
     ],
 )
-async def test_groups_that_cannot_be_made_stop_no_whole_pipeline(
+async def test_groups_that_cannot_be_made_stop_no_healthy_pipeline(
     node_id: str, reason: ErrorReason, kept: list[int]
 ) -> None:
     """Mostly another loss is on its way, whose news come later; if not, all begin anew [8]."""
@@ -43,7 +43,7 @@ async def test_groups_that_cannot_be_made_stop_no_whole_pipeline(
     await world.stop()
 
 
-async def test_where_no_step_is_finished_nobody_goes_on_without_groups() -> None:
+async def test_without_a_step_to_finish_no_engine_continues_without_groups() -> None:
     """With no pipeline left whole all take new places, and nobody computes."""
     world = await pairs(4)
     world.begin_step()
@@ -62,7 +62,7 @@ async def test_where_no_step_is_finished_nobody_goes_on_without_groups() -> None
     await world.stop()
 
 
-async def test_whole_pipelines_compute_while_groups_are_made_again() -> None:
+async def test_healthy_pipelines_compute_while_groups_are_rebuilt() -> None:
     """That time was lost for the others only [9]."""
     world = await pairs()
     before = (await world.job()).time_seconds
@@ -83,7 +83,7 @@ async def test_whole_pipelines_compute_while_groups_are_made_again() -> None:
     await world.stop()
 
 
-async def test_who_is_to_stand_still_does_so_when_groups_cannot_be_made() -> None:
+async def test_engines_park_for_a_change_even_if_groups_cannot_be_made() -> None:
     world = await pairs()
     world.begin_step()
     agent = world.agents["n3"]
@@ -100,7 +100,7 @@ async def test_who_is_to_stand_still_does_so_when_groups_cannot_be_made() -> Non
     await world.stop()
 
 
-async def test_groups_that_break_while_the_planner_is_asked_are_built_anew() -> None:
+async def test_groups_that_break_during_planning_are_rebuilt() -> None:
     """Nobody died, and yet nobody can sum: everyone is collected once more."""
     world = await pairs()
     world.planner.is_open.clear()

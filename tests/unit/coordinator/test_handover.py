@@ -13,7 +13,7 @@ def engine_on(world: World, node_id: str) -> SimEngine:
     return next(iter(world.agents[node_id].engines.values()))
 
 
-async def test_a_join_costs_nobody_anything() -> None:
+async def test_a_join_costs_no_engine_anything() -> None:
     """The job is running all the while, and its time is productive [8, 9]."""
     world = await running_world(3)
     before = (await world.job()).time_seconds
@@ -38,7 +38,7 @@ async def test_a_join_costs_nobody_anything() -> None:
     await world.stop()
 
 
-async def test_pipelines_that_stay_as_they_are_keep_what_they_have() -> None:
+async def test_unchanged_pipelines_keep_their_step() -> None:
     """n0-n2 and n1-n3 go on; two joiners make a third pipeline."""
     world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
     world.planner.appends_joiners = True
@@ -60,7 +60,7 @@ async def test_pipelines_that_stay_as_they_are_keep_what_they_have() -> None:
     await world.stop()
 
 
-async def test_a_drained_node_leaves_behind_a_commit() -> None:
+async def test_a_drained_node_leaves_at_a_commit() -> None:
     world = await running_world(4)
     await world.coordinator.cluster.drain("n1")
     await world.settle()
@@ -75,7 +75,7 @@ async def test_a_drained_node_leaves_behind_a_commit() -> None:
     await world.stop()
 
 
-async def test_a_coordinator_that_comes_back_while_places_are_made_ready_begins_again() -> None:
+async def test_a_coordinator_restarted_during_staging_begins_the_change_again() -> None:
     """Nobody was asked to change over: nobody is disturbed [7]."""
     world = await running_world(3)
     agent = await staging_join(world)
@@ -139,7 +139,7 @@ async def test_the_last_step_needs_no_change(phase: Phase) -> None:
     await world.stop()
 
 
-async def test_only_the_share_of_those_who_stood_still_is_lost() -> None:
+async def test_only_the_share_of_parked_engines_counts_as_lost() -> None:
     """Four of five engines compute while the fifth waits: a fifth of that time is lost [9]."""
     world = await running_world(6, resources={"min_nodes_per_pipeline": 2})
     world.begin_step()

@@ -10,7 +10,7 @@ from unit.coordinator.handover_world import hold, phase_of, release, staging_joi
 from unit.coordinator.simulation import running_world
 
 
-async def test_a_joiner_that_dies_while_its_place_is_made_ready_disturbs_nobody() -> None:
+async def test_a_joiner_that_dies_during_staging_disturbs_no_engine() -> None:
     world = await running_world(3)
     await staging_join(world)
     generation = world.run.generation
@@ -44,7 +44,7 @@ async def test_the_other_joiner_joins_without_the_one_that_died() -> None:
     await world.stop()
 
 
-async def test_a_place_that_cannot_be_made_ready_is_taken_standing_still() -> None:
+async def test_a_change_that_cannot_be_staged_is_made_with_engines_parked() -> None:
     """Somebody cannot do it beside training: the change is made all the same."""
     world = await running_world(3)
     agent = await staging_join(world)
@@ -65,7 +65,9 @@ async def test_a_place_that_cannot_be_made_ready_is_taken_standing_still() -> No
 
 
 @pytest.mark.parametrize(("node_id", "is_lost"), [("n1", False), ("n9", True)])
-async def test_who_makes_no_place_ready_in_time(node_id: str, is_lost: bool) -> None:
+async def test_a_joiner_that_does_not_stage_in_time_is_lost_and_others_are_parked(
+    node_id: str, is_lost: bool
+) -> None:
     """One that trains may be too busy: all stand still for it. A joiner has no such excuse."""
     world = await running_world(3)
     if node_id == "n9":
@@ -86,7 +88,7 @@ async def test_who_makes_no_place_ready_in_time(node_id: str, is_lost: bool) -> 
     await world.stop()
 
 
-async def test_a_loss_while_places_are_made_ready_is_met_as_any_loss() -> None:
+async def test_a_loss_during_staging_is_handled_like_any_loss() -> None:
     """And who was to join joins with the plan that follows it [4, 5]."""
     world = await running_world(4, resilience={"fault_tolerance": 2})
     await staging_join(world)
@@ -138,7 +140,7 @@ async def test_reports_tell_which_plan_is_in_force(num_passed: int, lost: str) -
     await world.stop()
 
 
-async def test_a_place_that_cannot_be_taken_has_everyone_asked() -> None:
+async def test_a_failed_switch_fences_every_engine() -> None:
     """Others may have taken theirs; nobody is lost, and the joiner takes part in the end."""
     world = await running_world(3)
     agent = await staging_join(world)

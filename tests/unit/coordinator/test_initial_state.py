@@ -51,7 +51,7 @@ async def test_before_the_first_commit_nothing_of_a_base_can_be_lost() -> None:
     await world.stop()
 
 
-async def test_lost_state_is_told_with_the_way_to_go_on() -> None:
+async def test_lost_state_is_reported_with_a_way_to_resume() -> None:
     world = await world_from(BASE, checkpoint={"path": "runs", "every_steps": 2})
     await world.train(2)
     await write(world, 52, announce(world, 52))
@@ -85,7 +85,7 @@ async def test_fresh_engines_alone_never_begin_a_job_again() -> None:
     await world.stop()
 
 
-async def test_a_newcomer_is_told_the_base_and_one_that_sees_another_is_refused() -> None:
+async def test_a_joiner_gets_the_initial_state_and_one_with_another_is_refused() -> None:
     world = await world_from(BASE)
     await world.train()
     other = await world.add_node("n9")

@@ -86,7 +86,7 @@ async def test_layers_that_a_fence_has_given_to_others_stay_with_them() -> None:
     await world.stop()
 
 
-async def test_a_late_engine_is_told_of_once_and_until_it_is_back() -> None:
+async def test_a_late_writer_is_reported_once_until_it_is_back() -> None:
     world, _, late = await world_at_two()
     await world.train(2)
     announce(world, 4)
@@ -134,7 +134,7 @@ async def test_a_replica_that_has_just_moved_on() -> None:
     await world.stop()
 
 
-async def test_when_all_disks_hang_the_version_is_dropped_and_nobody_asks_in_circles() -> None:
+async def test_when_all_disks_hang_the_version_is_dropped_without_further_requests() -> None:
     world, shares, _ = await world_at_two()
     for engine_id in shares:
         give_back(world, engine_id, 2)
@@ -187,7 +187,7 @@ async def test_the_end_of_a_job_does_not_wait_for_a_disk_that_hangs() -> None:
     await world.stop()
 
 
-async def test_given_back_while_everybody_is_being_fenced() -> None:
+async def test_layers_given_back_during_a_fence_are_reassigned() -> None:
     """One dies; who is late says so before it answers the fence, and others fill both gaps.
 
     Guard: what it had taken is said once more, while nobody writes that yet.
@@ -217,7 +217,7 @@ async def test_given_back_while_everybody_is_being_fenced() -> None:
     await world.stop()
 
 
-async def test_an_engine_that_has_no_next_place_writes_too() -> None:
+async def test_an_engine_without_a_next_assignment_writes_too() -> None:
     """It was not told of the generation that is being made ready, and must not hear of it so."""
     world = await checkpointed_world(resilience={"fault_tolerance": 0})
     for agent in world.agents.values():
@@ -260,7 +260,7 @@ async def test_a_silent_end_waits_for_the_deadline_of_the_job_file() -> None:
     await world.stop()
 
 
-async def test_a_version_that_waits_behind_others_is_not_given_up_for_it() -> None:
+async def test_a_version_queued_after_others_is_not_given_up() -> None:
     """A disk is slow with step 2: the files of the last step have their time when it gets there."""
     checkpoint = {"path": "runs", "every_steps": 2, "deadline_seconds": 5}
     world = await running_world(
@@ -283,7 +283,7 @@ async def test_a_version_that_waits_behind_others_is_not_given_up_for_it() -> No
     await world.stop()
 
 
-async def test_a_full_disk_is_not_tried_by_everybody() -> None:
+async def test_a_full_disk_is_not_tried_by_every_engine() -> None:
     """All write to the same storage."""
     world, shares, _ = await world_at_two()
     tell(world, world.engines()[next(iter(shares))], 2, FULL)

@@ -31,7 +31,7 @@ async def test_a_joiner_that_the_planner_leaves_idle_changes_nothing() -> None:
     await world.stop()
 
 
-async def test_who_was_left_idle_is_considered_with_the_next_joiner() -> None:
+async def test_an_idle_node_is_considered_with_the_next_joiner() -> None:
     world = await left_idle_joiner()
     await world.add_node("n8")
     await world.train(2)
@@ -50,7 +50,7 @@ async def test_a_joiner_of_no_use_does_not_have_the_idle_one_offered_again() -> 
     await world.stop()
 
 
-async def test_who_was_left_idle_is_considered_behind_a_loss() -> None:
+async def test_an_idle_node_is_considered_after_a_loss() -> None:
     world = await left_idle_joiner()
     await world.kill_node("n0")
     await world.train(3)
@@ -58,7 +58,7 @@ async def test_who_was_left_idle_is_considered_behind_a_loss() -> None:
     await world.stop()
 
 
-async def test_who_was_left_idle_is_considered_when_a_node_is_drained() -> None:
+async def test_an_idle_node_is_considered_when_a_node_is_drained() -> None:
     world = await left_idle_joiner()
     await world.coordinator.cluster.drain("n0")
     await world.settle()
@@ -67,7 +67,7 @@ async def test_who_was_left_idle_is_considered_when_a_node_is_drained() -> None:
     await world.stop()
 
 
-async def test_who_was_left_idle_and_was_lost_joins_afresh() -> None:
+async def test_an_idle_node_that_was_lost_joins_afresh() -> None:
     world = await left_idle_joiner()
     await world.kill_node("n9")
     await world.advance(20)

@@ -160,7 +160,7 @@ async def test_a_second_job_waits_for_the_nodes_of_the_first() -> None:
     await world.stop()
 
 
-async def test_a_paused_job_stands_still_after_a_commit_and_goes_on() -> None:
+async def test_a_paused_job_parks_after_a_commit_and_resumes() -> None:
     world = await running_world(3)
     await world.coordinator.jobs.pause(world.job_id)
     await world.settle()

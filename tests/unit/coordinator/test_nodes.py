@@ -38,7 +38,7 @@ async def test_a_joiner_enters_at_a_commit_and_nothing_is_redone() -> None:
     await world.stop()
 
 
-async def test_a_joiner_is_told_what_the_first_engines_have_counted() -> None:
+async def test_a_joiner_gets_the_operation_counts_of_the_first_engines() -> None:
     """The operations of the model are the same everywhere, and take a second to count."""
     world = await running_world(2)
     assert [agent.num_counts for agent in world.agents.values()] == [1, 1]
@@ -70,7 +70,7 @@ async def test_several_joiners_enter_together() -> None:
     await world.stop()
 
 
-async def test_a_joiner_that_dies_while_it_starts_disturbs_nobody() -> None:
+async def test_a_joiner_that_dies_while_it_starts_disturbs_no_engine() -> None:
     world = await running_world(3)
     generation = world.run.placement.generation if world.run.placement else 0
     agent = await world.add_node("n9", "prepare")

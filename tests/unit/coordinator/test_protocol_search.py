@@ -42,7 +42,7 @@ def test_two_losses_at_any_moments_of_a_step() -> None:
     assert search(model).num_ends > 200
 
 
-def test_a_loss_and_a_place_that_cannot_be_made_ready() -> None:
+def test_a_loss_and_an_assignment_that_cannot_be_staged() -> None:
     """The change is made standing still then, with copies."""
     model = Model(num_faults=1, num_crashes=0, num_failures=1, cluster=UNEVEN)
     search(model)
@@ -68,7 +68,7 @@ def test_a_loss_and_groups_that_cannot_be_made(
     assert {way.mode for way in ways if way.story.num_attempts} == set(QuiesceMode)
 
 
-def test_a_handover_whoever_is_slow() -> None:
+def test_a_handover_with_any_engine_slow() -> None:
     """Whoever hears of it late, or has its layers late: all train on in the new plan."""
     model = Model(num_faults=0, num_crashes=0, cluster=DRAINING, drains=True)
     assert search(model).num_ends > 100
@@ -124,7 +124,7 @@ def assert_somebody_joins(model: Model, found: Found) -> None:
 
 
 @pytest.mark.parametrize("cluster", [JOINING, REPLACING, GROWING])
-def test_a_join_whoever_is_slow(cluster: Cluster) -> None:
+def test_a_join_with_any_engine_slow(cluster: Cluster) -> None:
     """Nodes are given to the job at any moment, and each engine is ready at any later one."""
     model = Model(num_faults=0, num_crashes=0, cluster=cluster)
     found = search(model)

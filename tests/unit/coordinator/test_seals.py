@@ -61,7 +61,7 @@ def said(run: JobRun, report: Report) -> CheckpointReported:
     return CheckpointReported(engine_id=next(iter(run.engines)), version=2, report=report)
 
 
-def test_a_seal_that_nobody_answers_is_given_to_others_and_then_up(run: JobRun) -> None:
+def test_an_unanswered_seal_is_given_to_others_and_then_given_up(run: JobRun) -> None:
     for layer in ALL:
         decision = decided(run, said(run, written(layer)))
         run = decision.run

@@ -52,7 +52,7 @@ async def test_a_fault_tolerance_that_is_impossible_now_is_refused_at_submission
     await world.stop()
 
 
-async def test_a_scheduler_nobody_knows_is_refused() -> None:
+async def test_an_unknown_scheduler_is_refused() -> None:
     world = World()
     await world.start(2)
     error = await refusal(world, scheduler="mine")
@@ -161,7 +161,7 @@ async def test_a_job_that_has_ended_can_only_be_read() -> None:
     await world.stop()
 
 
-async def test_those_who_watch_over_the_cluster_see_all_that_is_alive() -> None:
+async def test_every_node_and_every_unfinished_job_is_listed() -> None:
     """Every node, and every job that has not ended."""
     world = await running_world(2, training={"steps": 1})
     assert (await world.job()).state is JobState.SUCCEEDED

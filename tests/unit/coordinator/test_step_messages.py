@@ -33,13 +33,13 @@ def message_of(command: Command) -> directive_pb2.Directive:
     return directive_message(directive, PlanMessages())
 
 
-def test_a_fence_names_those_who_are_lost() -> None:
+def test_a_fence_names_lost_engines() -> None:
     message = message_of(Quiesce(mode=QuiesceMode.FENCE, lost_engine_ids=("gone",)))
     assert message.quiesce.mode == directive_pb2.Quiesce.MODE_FENCE
     assert list(message.quiesce.lost_engine_ids) == ["gone"]
 
 
-def test_an_activate_says_who_keeps_what_and_who_follows() -> None:
+def test_an_activate_names_kept_microbatches_and_followers() -> None:
     stage = StageAssignment(engine_id="e", data_address="e:1", first_layer=0, num_layers=3)
     pipeline = PipelineAssignment(
         stages=(stage,), microbatches=(0, 1), step_microbatches=(0, 1, 2), keeps_step=True
@@ -63,7 +63,7 @@ def test_an_activate_says_who_keeps_what_and_who_follows() -> None:
     ]
 
 
-def test_a_place_to_be_made_ready_says_what_it_lacks() -> None:
+def test_an_assignment_to_stage_names_the_layers_it_lacks() -> None:
     stage = StageAssignment(engine_id="e", data_address="e:1", first_layer=0, num_layers=3)
     activate = message_of(
         Activate(
@@ -80,7 +80,7 @@ def test_a_place_to_be_made_ready_says_what_it_lacks() -> None:
     assert message_of(Switch()).WhichOneof("command") == "switch"
 
 
-def test_a_place_that_is_ready_says_when_and_whether_anything_was_copied() -> None:
+def test_a_staged_assignment_reports_times_and_copied_bytes() -> None:
     noon = Timestamp()
     noon.FromDatetime(NOON)
     message = report_pb2.Staged(
@@ -100,7 +100,7 @@ def test_a_place_that_is_ready_says_when_and_whether_anything_was_copied() -> No
     assert copied.copy_end_time == NOON
 
 
-def test_a_commit_behind_which_the_plan_changes_says_so() -> None:
+def test_a_commit_that_ends_the_plan_names_the_next_generation() -> None:
     record = CommitRecord(
         step=4, generation=6, gradient_norm=1.0, loss=1.0, num_tokens=8, next_generation=7
     )

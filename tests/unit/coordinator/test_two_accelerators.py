@@ -19,7 +19,7 @@ def nodes_with_a_place(world: World) -> set[str]:
     return {node_of(engine.id) for engine in world.members()}
 
 
-async def test_a_node_has_no_place_until_all_of_its_engines_are_back() -> None:
+async def test_a_node_is_assigned_only_when_all_its_engines_are_back() -> None:
     world = await world_of_pairs(3, nodes_per_pipeline=1)
     crashed, other = sorted(world.agents["n1"].engines)
     world.agents["n1"].held_kinds.add("prepare")

@@ -42,7 +42,7 @@ def test_it_is_not_known_before_every_engine_has_measured() -> None:
     assert model_flops_utilization(measured_run(1e3, 1e3, 2e3, 4e3), 1, step_seconds=0.0) is None
 
 
-def test_a_plan_that_engines_change_to_behind_a_commit_counts_for_what_it_computed() -> None:
+def test_utilization_counts_a_plan_from_the_commit_that_activates_it() -> None:
     run = measured_run(1e3, 1e3, 2e3, 4e3)
     assert run.placement is not None
     candidate = replace(run.placement, generation=2, peak_flops_per_second=4e3)
@@ -52,7 +52,7 @@ def test_a_plan_that_engines_change_to_behind_a_commit_counts_for_what_it_comput
     assert of_new == 2 * of_old
 
 
-async def test_it_is_known_of_a_step_that_is_told_of_behind_the_loss_of_a_node() -> None:
+async def test_utilization_is_known_for_a_step_reported_after_a_loss() -> None:
     """The engines that are gone took part in it."""
     world = await running_world(4)
     members = world.begin_step()

@@ -153,7 +153,7 @@ async def test_an_engine_that_starts_while_the_planner_refuses_a_plan_without_it
     "is_away",
     [pytest.param(False, id="engines start"), pytest.param(True, id="no engine starts")],
 )
-async def test_a_node_is_told_as_lost_though_it_is_known_only_when_the_job_waits(
+async def test_a_node_whose_loss_is_known_only_when_the_job_waits_is_recorded_as_lost(
     is_away: bool,
 ) -> None:
     """Its engine was seen to die, and the job waits for nodes since.
@@ -233,7 +233,7 @@ async def test_what_is_lost_while_engines_start_for_a_job_that_waits_is_the_same
         (JobState.RECOVERING, Cause.NODE_LOST, False),  # it is being told
     ],
 )
-def test_only_what_a_job_waits_with_is_told_when_it_goes_on(
+def test_only_what_a_job_waits_with_is_recorded_when_it_continues(
     state: JobState, cause: Cause, *, is_told_later: bool
 ) -> None:
     story = TransitionHistory(
@@ -259,7 +259,7 @@ async def test_a_job_that_waits_can_be_paused_though_the_nodes_that_were_to_join
     await world.stop()
 
 
-async def test_a_job_that_stands_still_on_purpose_waits_for_nothing() -> None:
+async def test_a_paused_job_waits_for_nothing() -> None:
     world = await pending_world()
     await world.coordinator.jobs.pause(world.job_id)
     await world.settle()
@@ -309,7 +309,7 @@ class Slow(BuiltInPolicy):
 
 
 @pytest.mark.parametrize("gives_nodes", [False, True])
-async def test_a_job_cancelled_while_its_scheduler_thinks_holds_up_nobody(
+async def test_a_job_cancelled_during_scheduling_delays_no_other_job(
     gives_nodes: bool,
 ) -> None:
     """Guard: `_grant` and `_explain` look again whether anybody would answer."""

@@ -138,7 +138,7 @@ def kept(
     return [pipeline.microbatches for pipeline in found]
 
 
-def test_a_whole_pipeline_keeps_what_it_says_it_has() -> None:
+def test_a_healthy_pipeline_keeps_the_microbatches_it_reports() -> None:
     assert kept({"a": report(), "c": report(), "d": report(parked=True)}) == [EVEN]
 
 
@@ -154,14 +154,14 @@ def test_a_whole_pipeline_keeps_what_it_says_it_has() -> None:
         (report(applied=4), report(applied=4), "it was another pipeline that they ran"),
     ],
 )
-def test_a_pipeline_that_is_not_quite_whole_keeps_nothing(
+def test_a_broken_pipeline_keeps_nothing(
     first: FenceReport, second: FenceReport | None, why: str
 ) -> None:
     reports = {"a": first} if second is None else {"a": first, "c": second}
     assert kept(reports) == [], why
 
 
-def test_a_pipeline_unchanged_since_an_older_generation_may_not_have_heard_of_the_newest() -> None:
+def test_an_unchanged_pipeline_may_report_an_older_generation() -> None:
     """Its engines have done equally many exchanges, whichever Activate they applied last."""
     placement = Placement(
         generation=5, plan=PLAN, places=PLACEMENT.places, reason="", first_generations=(3, 3)
@@ -170,7 +170,7 @@ def test_a_pipeline_unchanged_since_an_older_generation_may_not_have_heard_of_th
     assert kept({"a": report(applied=2), "c": report(applied=2)}, placement) == []
 
 
-def test_a_pipeline_that_is_told_the_end_of_its_step_runs_its_share_of_the_next() -> None:
+def test_a_pipeline_that_rolls_forward_runs_its_share_of_the_next_step() -> None:
     """What it had of the step before is committed: nothing of that is kept."""
     stale = (1, 3)
     assert kept({"a": report(steps=6, kept=stale), "c": report(steps=6, kept=stale)}) == [EVEN]

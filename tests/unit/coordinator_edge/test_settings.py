@@ -36,7 +36,7 @@ def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "localhost" in made.hosts
 
 
-def test_a_server_for_everybody_is_known_by_the_machines_name() -> None:
+def test_a_server_on_all_interfaces_advertises_the_host_name() -> None:
     """0.0.0.0 is no address that others could use."""
     everywhere = "0.0.0.0"  # noqa: S104 - nothing listens
     made = settings("--host", everywhere)

@@ -98,7 +98,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk.answer()
 
 
-def test_what_waits_behind_a_file_that_hangs_is_given_back(disk: Disk) -> None:
+def test_layers_queued_after_a_hanging_file_are_given_back(disk: Disk) -> None:
     disk.writer.write(part(2, 0, 1, 2))
     disk.writer.write(part(4, 0))
     first, hung, waiting = disk.listener.wait_for(3)

@@ -194,7 +194,7 @@ def test_sealing_twice_is_sealing_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", ["_verify", "verify_layer", "sync_folder"])
-def test_somebody_else_seals_it_meanwhile(
+def test_another_engine_may_seal_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     """A sealer that is cut off from the coordinator only, and so given up for lost."""
@@ -238,7 +238,7 @@ def test_a_folder_without_its_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path / "nowhere") == {}
 
 
-def test_a_removal_that_is_broken_off_leaves_nothing_that_looks_whole(
+def test_an_interrupted_removal_leaves_nothing_that_looks_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seal(tmp_path, write(tmp_path, 2), keep=1)

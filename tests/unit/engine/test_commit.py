@@ -28,7 +28,7 @@ def test_what_a_record_asks_for(
     assert roll_forward(RECORD, committed_steps=committed_steps, kept=kept) is expected
 
 
-def test_nobody_is_two_steps_behind() -> None:
+def test_no_engine_is_two_steps_behind() -> None:
     with pytest.raises(ValueError, match="step 6 cannot follow 5 committed steps"):
         roll_forward(RECORD, committed_steps=5, kept=None)
 

@@ -99,9 +99,7 @@ def test_a_snapshot_comes_before_what_was_waiting(engine: Engine, open_agent: Op
     assert [agent.next_event().result.directive_id for _ in range(3)] == ["0", "1", "2"]
 
 
-def test_snapshots_go_on_and_changes_are_told_at_once(
-    engine: Engine, open_agent: OpenAgent
-) -> None:
+def test_changes_are_reported_at_once(engine: Engine, open_agent: OpenAgent) -> None:
     agent = open_agent(engine.path)
     assert agent.receive() is not None
     engine.progress = 7
@@ -186,7 +184,9 @@ def test_what_is_not_the_protocol_is_hung_up_on(engine: Engine, open_agent: Open
         pass
 
 
-def test_who_takes_leave_waits_until_all_was_read(engine: Engine, open_agent: OpenAgent) -> None:
+def test_an_engine_ends_only_after_its_agent_has_read_everything(
+    engine: Engine, open_agent: OpenAgent
+) -> None:
     """A command that comes meanwhile must not fail: the agent would drop what it has yet to read.
 
     Guard: `_has_left`.
@@ -205,7 +205,7 @@ def test_who_takes_leave_waits_until_all_was_read(engine: Engine, open_agent: Op
     assert engine.control.take_leave(TIMEOUT_SECONDS)
 
 
-def test_who_has_nothing_to_say_leaves_at_once(engine: Engine) -> None:
+def test_an_engine_with_nothing_to_report_ends_at_once(engine: Engine) -> None:
     assert engine.control.take_leave(TIMEOUT_SECONDS)
 
 

@@ -178,7 +178,7 @@ def spec(name: str, *members: str) -> GroupSpec:
 class TestRetainIdle:
     """A fence ends what is under way across the pipelines; the rest can be taken up again."""
 
-    def test_what_is_idle_and_lost_nobody_outlives_the_fence(
+    def test_idle_groups_without_a_lost_member_outlive_the_fence(
         self, links: CurrentGroups, old: Generation
     ) -> None:
         links.retain_idle(["gone"])
@@ -200,7 +200,7 @@ class TestRetainIdle:
         assert old.across.is_shut
         assert links.idle_groups == []
 
-    def test_who_sees_a_pipeline_break_sets_the_rest_aside(
+    def test_a_broken_pipeline_retains_the_idle_groups(
         self, links: CurrentGroups, old: Generation
     ) -> None:
         links.peer_lost("b")
@@ -220,7 +220,7 @@ class TestRetainIdle:
         links.retain_idle([])
         assert (old.pipeline.is_retained, old.across.is_retained) == (False, True)
 
-    def test_it_is_taken_up_where_the_members_are_the_same(
+    def test_a_retained_group_is_reused_for_the_same_members(
         self, links: CurrentGroups, old: Generation
     ) -> None:
         """In whichever order the plan has them."""
@@ -232,7 +232,7 @@ class TestRetainIdle:
         assert new.fake.by_name["owners-3"].group_id == "1/last-ranks"
         assert old.shut == (False, True)
 
-    def test_two_with_the_same_members_are_told_apart_by_their_ids(self) -> None:
+    def test_groups_with_the_same_members_are_distinguished_by_id(self) -> None:
         links, fake = (
             CurrentGroups(),
             FakeCommunicators(FakeGroup("z", "a", "b"), FakeGroup("y", "b", "a")),
@@ -260,7 +260,7 @@ class TestRetainIdle:
         links.begin(cast(Communicators, new), sums=wanted, kept={"1/last-ranks", "1/owners-2"})
         assert new.by_name == {"owners-3": owners.heir, "last-ranks": brief.heir}
 
-    def test_what_is_not_kept_by_all_is_made_anew(
+    def test_a_group_that_not_all_members_kept_is_rebuilt(
         self, links: CurrentGroups, old: Generation
     ) -> None:
         links.retain_idle([])
@@ -286,9 +286,7 @@ class TestRetainIdle:
         assert kept.heir is not None
         assert kept.heir.is_shut
 
-    def test_what_is_retired_is_not_taken_up_any_more(
-        self, links: CurrentGroups, old: Generation
-    ) -> None:
+    def test_a_retired_group_is_not_reused(self, links: CurrentGroups, old: Generation) -> None:
         links.retain_idle([])
         links.hand_over(Generation("a", "c").communicators)
         links.shut_retired("the plan changed")

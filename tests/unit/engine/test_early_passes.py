@@ -273,7 +273,9 @@ def check(crew: Crew, expected: Undisturbed) -> None:
 
 
 @pytest.mark.parametrize("kind", [MemoryGroup, SlowGroup])
-def test_whenever_each_of_two_stages_is_told(plain: Undisturbed, kind: type[MemoryGroup]) -> None:
+def test_a_round_may_reach_two_stages_at_any_moment(
+    plain: Undisturbed, kind: type[MemoryGroup]
+) -> None:
     num_actions = 8  # of a stage with two microbatches: all places are tried
     for first in (*range(1, num_actions), AT_REST):
         for second in (*range(1, num_actions), AT_REST):
@@ -285,7 +287,7 @@ MOMENTS = st.one_of(st.integers(1, 30), st.just(AT_REST))
 
 @settings(max_examples=50, deadline=None, phases=(Phase.reuse, Phase.generate))
 @given(num_stages=st.integers(2, 4), data=st.data())
-def test_whenever_each_stage_is_told_and_told_again(
+def test_rounds_may_reach_every_stage_at_any_moment(
     plain: Undisturbed, num_stages: int, data: st.DataObject
 ) -> None:
     plans = data.draw(st.sampled_from([PLANS, (PLANS[0], ALL), ((3,), PLANS[1], ALL)]))
@@ -303,7 +305,7 @@ def test_the_pipeline_stays_full(plain: Undisturbed) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_is_told_does_not_wait_for_a_stage_that_is_not(
+def test_a_stage_with_the_next_round_does_not_wait_for_one_without(
     plain: Undisturbed, kind: type[MemoryGroup]
 ) -> None:
     """Guards: a stage begins another run only with what has come, since the one before may wait for

@@ -27,7 +27,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert EngineConfig.load(tmp_path / "config.json") == CONFIG
 
 
-def test_nobody_else_reads_the_secret(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_secret(tmp_path: Path) -> None:
     CONFIG.dump(tmp_path / "config.json")
     assert (tmp_path / "config.json").stat().st_mode & 0o777 == 0o600
 

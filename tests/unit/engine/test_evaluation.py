@@ -97,7 +97,7 @@ def test_the_choice_never_changes_and_follows_from_the_contents() -> None:
 CHOSEN = [54, 8, 37, 93, 15]
 
 
-def test_an_evaluation_takes_whole_microbatches() -> None:
+def test_an_evaluation_uses_whole_microbatches() -> None:
     some = evaluation(100, fraction=0.15)
     assert (some.plan.num_microbatches, some.plan.num_tokens) == (7, 14 * 8)
     assert some.rows(6).shape == (2, 9)

@@ -93,7 +93,7 @@ class Cluster:
 
 
 @given(plans(), st.booleans(), st.booleans())
-def test_a_whole_step_is_committed(
+def test_a_complete_step_is_committed(
     plan: tuple[list[PipelineAssignment], int, int], is_tied: bool, is_reproducible: bool
 ) -> None:
     pipelines, num_layers, num_microbatches = plan
@@ -185,7 +185,7 @@ def test_rounding_in_the_default_mode_is_no_divergence() -> None:
 
 
 @given(plans(), st.data())
-def test_all_park_behind_a_commit_or_none(
+def test_all_engines_park_after_a_commit_or_none(
     plan: tuple[list[PipelineAssignment], int, int], data: st.DataObject
 ) -> None:
     cluster = Cluster(*plan)
@@ -217,7 +217,7 @@ def test_invariant_4_a_verdict_of_another_generation_or_step_is_refused(
         Outcome.decode(verdict, generation=generation, step=step)
 
 
-def test_one_who_broke_off_is_seen_at_the_top() -> None:
+def test_an_engine_that_aborted_is_seen_at_the_top() -> None:
     form = exchange_format(4, 2)
     fenced = form.fenced(generation=GENERATION, step=STEP)
     whole = Cluster([pipeline(0, [2, 4], [0, 1])], 4, 2)
@@ -243,7 +243,7 @@ FOLLOWER = LayerClaim(squared_norm=4.0, num_counted=3, in_range=True)
         ({2: LayerClaim(squared_norm=4.0, num_counted=3, in_range=False)}, Verdict.OUT_OF_RANGE),
     ],
 )
-def test_a_follower_need_not_hold_everything_but_what_it_holds_must_be_whole(
+def test_a_follower_may_hold_few_microbatches_but_its_sums_must_be_complete(
     layers: dict[int, LayerClaim], verdict: Verdict
 ) -> None:
     cluster = Cluster([pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])], 4, 3)
@@ -285,7 +285,7 @@ def evaluated(
 
 @pytest.mark.parametrize("is_reproducible", [True, False])
 @given(st.lists(st.integers(0, 2**40), min_size=5, max_size=5), st.integers(0, 5))
-def test_an_evaluation_is_the_same_number_whoever_evaluated_what(
+def test_an_evaluation_does_not_depend_on_the_split_of_the_work(
     is_reproducible: bool, units: list[int], cut: int
 ) -> None:
     losses: dict[int, int | None] = dict(enumerate(units))

@@ -22,7 +22,7 @@ from planaria_worker.engine.step.training_step import RefusedStepError
         (MemoryError("no memory"), ErrorReason.ENGINE_FAILED, False),
     ],
 )
-def test_errors_are_told_apart(error: Exception, reason: ErrorReason, is_fatal: bool) -> None:
+def test_errors_are_classified(error: Exception, reason: ErrorReason, is_fatal: bool) -> None:
     fault = fault_of(error, step=7)
     assert (fault.reason, fault.is_fatal) == (reason, is_fatal)
     assert "\n" not in fault.message
@@ -34,6 +34,6 @@ def test_a_refused_step_names_the_layer() -> None:
     assert "step 7, layer 3" in fault.message
 
 
-def test_only_the_first_line_of_an_unexpected_error_is_told() -> None:
+def test_only_the_first_line_of_an_unexpected_error_is_reported() -> None:
     fault = fault_of(RuntimeError("first\nC++ stack"), step=7)
     assert fault.message == "step 7: RuntimeError: first"

@@ -31,7 +31,7 @@ def test_invariant_4_older_directives_are_refused(late: "object") -> None:
     assert (refusal.value.generation, refusal.value.newest) == (4, 5)
 
 
-def test_invariant_4_a_fenced_engine_takes_no_place_of_an_older_generation() -> None:
+def test_invariant_4_a_fenced_engine_activates_no_older_generation() -> None:
     """An Activate that waited in the queue while the engine was fenced is not carried out."""
     for fence_it in (Fence.fence, Fence.fence_at_commit):
         fence = Fence(3)
@@ -41,7 +41,7 @@ def test_invariant_4_a_fenced_engine_takes_no_place_of_an_older_generation() -> 
         fence.begin(4)
 
 
-def test_at_commit_goes_on_until_everybody_holds_the_mark() -> None:
+def test_a_quiesce_at_commit_lets_training_continue_until_all_hold_the_mark() -> None:
     fence = Fence(3)
     fence.begin(3)
     fence.fence_at_commit(4)
@@ -75,7 +75,7 @@ def test_an_immediate_fence_overtakes_a_patient_one() -> None:
         fence.pass_exchange(3, 4)
 
 
-def test_who_waits_for_the_engine_to_stand_still_is_called_once_it_does() -> None:
+def test_a_waiting_caller_is_notified_once_the_engine_parks() -> None:
     fence = Fence(3)
     calls: list[str] = []
     fence.when_idle(lambda: calls.append("idle already"))
@@ -117,7 +117,7 @@ def test_invariant_4_a_late_roll_forward_is_refused() -> None:
         fence.begin_commit(3)
 
 
-def test_a_fenced_engine_may_go_on_with_what_it_promised() -> None:
+def test_a_fenced_engine_may_continue_its_retained_work() -> None:
     """It computes, and is busy with it; but it passes nothing."""
     fence = Fence(3)
     fence.fence(4)
@@ -131,7 +131,7 @@ def test_a_fenced_engine_may_go_on_with_what_it_promised() -> None:
     assert calls == ["idle"]
 
 
-def test_an_engine_with_a_promise_to_keep_parks_at_a_commit_and_not_at_once() -> None:
+def test_an_engine_with_retained_work_parks_at_a_commit() -> None:
     """Its task waits behind another one, which ends meanwhile."""
     fence = Fence(3)
     fence.begin(3)
@@ -184,7 +184,7 @@ def test_fence_and_passage_exclude_each_other() -> None:
         assert len(passed) == 1
 
 
-def test_who_waits_for_a_halted_place_is_called_within_its_last_pass() -> None:
+def test_a_waiting_caller_is_notified_within_the_last_pass() -> None:
     """Between two passes it may be about to commit."""
     fence = Fence(3)
     calls: list[str] = []
@@ -200,7 +200,7 @@ def test_who_waits_for_a_halted_place_is_called_within_its_last_pass() -> None:
     assert calls[2:] == ["standing still"]
 
 
-def test_who_waits_for_a_halted_place_is_called_where_copies_begin() -> None:
+def test_a_waiting_caller_is_notified_before_copies_begin() -> None:
     """Fenced within an update: what comes behind it, copies for a checkpoint, may last long."""
     fence = Fence(3)
     calls: list[str] = []

@@ -130,9 +130,7 @@ def test_a_step_is_never_left_out(source: Source, followed: FollowedLayers) -> N
         followed.take_sum(gap)
 
 
-def test_a_layer_that_is_begun_anew_stays_the_same_object(
-    source: Source, followed: FollowedLayers
-) -> None:
+def test_a_restarted_layer_stays_the_same_object(source: Source, followed: FollowedLayers) -> None:
     """A stage that was built on it need not be built again."""
     before = followed.states[1].parameters
     send(source, followed)
@@ -159,7 +157,9 @@ def test_layers_that_are_taken_do_not_change_any_more(
         send(source, followed)
 
 
-def test_who_waits_learns_that_nothing_will_come(source: Source, followed: FollowedLayers) -> None:
+def test_a_waiting_follower_learns_that_its_source_is_gone(
+    source: Source, followed: FollowedLayers
+) -> None:
     followed.become_current([1])
     followed.fail(KeyError("gone"))
     with pytest.raises(KeyError):

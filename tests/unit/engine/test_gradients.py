@@ -173,7 +173,7 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
     assert at_last == {context.view.engine_id: context.progress.finished for context in places}
 
 
-def test_a_sum_with_a_gradient_out_of_range_is_not_whole(tmp_path: Path) -> None:
+def test_a_sum_with_a_gradient_out_of_range_is_not_complete(tmp_path: Path) -> None:
     """Were it kept for the next attempt, nobody might be left who knows."""
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
     places = take_places(job, [pipeline(0, [2, 5], [0, 1, 3]), pipeline(1, [3, 5], [2, 4])])
@@ -194,7 +194,7 @@ def test_a_sum_with_a_gradient_out_of_range_is_not_whole(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("is_forward", [True, False])
-def test_a_pass_that_nobody_needs_any_more_ends_between_two_layers(
+def test_an_aborted_pass_ends_between_two_layers(
     tmp_path: Path, is_forward: bool, checkpointed: bool
 ) -> None:
     """Whoever lost its pipeline takes part again before its pass would have been over."""
@@ -289,7 +289,7 @@ def test_reproducible_mode_has_one_sum_and_one_norm(tmp_path: Path, model: dict[
                 assert torch.equal(ours.parameters, theirs.parameters)
 
 
-def test_a_peer_is_waited_for_behind_the_device(
+def test_a_peer_is_waited_for_after_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What hangs on a device must not look like a peer that is late: the watchdog tells them apart

@@ -99,7 +99,7 @@ def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_an_unchanged_pipeline_goes_from_promise_to_promise(world: HandoverHarness) -> None:
+def test_an_unchanged_pipeline_replaces_its_retained_work(world: HandoverHarness) -> None:
     staged = world.stage()
     assert world.handover.renew(world.training_state.context, staged, RECORD)  # type: ignore[arg-type]
     assert world.training_state.retained_work == NEW
@@ -109,7 +109,7 @@ def test_an_unchanged_pipeline_goes_from_promise_to_promise(world: HandoverHarne
     )
 
 
-def test_invariant_4_a_fence_that_comes_first_leaves_the_place_untaken(
+def test_invariant_4_an_earlier_fence_prevents_the_switch(
     world: HandoverHarness,
 ) -> None:
     """Also when it comes after the place was looked up."""
@@ -123,7 +123,7 @@ def test_invariant_4_a_fence_that_comes_first_leaves_the_place_untaken(
     assert world.training_state.retained_work == OLD
 
 
-def test_invariant_4_a_fence_while_groups_are_built_leaves_the_new_place_untaken(
+def test_invariant_4_a_fence_while_groups_are_built_prevents_the_switch(
     world: HandoverHarness,
 ) -> None:
     """A report that was given at the fence knows nothing of its promise."""
@@ -135,14 +135,14 @@ def test_invariant_4_a_fence_while_groups_are_built_leaves_the_new_place_untaken
     assert world.training_state.retained_work is None
 
 
-def test_a_halted_engine_takes_no_promise(world: HandoverHarness) -> None:
+def test_a_halted_engine_retains_no_work(world: HandoverHarness) -> None:
     staged = world.stage()
     world.training_state.retained_work = None
     assert not world.handover.renew(world.training_state.context, staged, RECORD)  # type: ignore[arg-type]
     assert world.training_state.retained_work is None
 
 
-def test_a_place_is_taken_with_its_promise(world: HandoverHarness) -> None:
+def test_an_engine_switches_together_with_its_retained_work(world: HandoverHarness) -> None:
     staged = world.stage(keeps_step=False)
     world.training_state.context = world.training_state.retained_work = None
     taken = world.handover.take(staged, RECORD)
@@ -164,20 +164,20 @@ def test_a_place_is_taken_with_its_promise(world: HandoverHarness) -> None:
     ],
     ids=["its own", "another generation's", "nobody's", "the last step"],
 )
-def test_a_place_belongs_to_one_generation_and_not_behind_the_last_step(
+def test_a_staged_change_belongs_to_one_generation_and_ends_with_the_last_step(
     world: HandoverHarness, change: dict[str, int], is_there: bool
 ) -> None:
     staged = world.stage()
     assert (world.handover.behind(replace(RECORD, **change)) is staged) == is_there
 
 
-def test_a_place_is_taken_once(world: HandoverHarness) -> None:
+def test_an_engine_switches_once(world: HandoverHarness) -> None:
     staged = world.stage()
     staged.claim()
     assert world.handover.behind(RECORD) is None
 
 
-def test_only_who_is_not_in_the_exchange_joins_by_what_it_follows(world: HandoverHarness) -> None:
+def test_only_engines_that_do_not_vote_join_by_what_they_follow(world: HandoverHarness) -> None:
     staged = world.stage(keeps_step=False)
     world.handover._followed(staged, RECORD)
     assert world.joined == []
@@ -192,7 +192,7 @@ def test_a_commit_ends_only_older_generations() -> None:
     assert not replace(RECORD, generation=NEXT).ends_generation
 
 
-def test_invariant_4_no_place_is_made_where_the_engine_may_still_commit(
+def test_invariant_4_no_context_is_built_while_the_engine_may_still_commit(
     world: HandoverHarness,
 ) -> None:
     trains: Any = context(GENERATION)

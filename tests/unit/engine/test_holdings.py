@@ -18,7 +18,7 @@ from planaria_worker.engine.reduction.complete_sums import (
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
-def test_every_piece_is_added_whole_by_one_or_locally_by_all(num_whole: list[int]) -> None:
+def test_every_piece_is_added_complete_by_one_or_locally_by_all(num_whole: list[int]) -> None:
     """Whoever has a piece whole has its own part of it no more."""
     holder = find_holder(num_whole)
     for start in range(4):
@@ -37,7 +37,7 @@ def test_of_those_that_have_as_much_the_first_adds_it() -> None:
     assert find_holder([0, 0]) == NOBODY
 
 
-def test_a_layer_without_parameters_is_nobodys() -> None:
+def test_a_layer_without_parameters_has_no_owner() -> None:
     (bucket,) = cut_into_buckets([2], {2: 0}, 4)
     assert bucket == (Piece(layer=2, start=0, end=0),)
     assert part_of(0, bucket[0], NOBODY) is Part.LOCAL

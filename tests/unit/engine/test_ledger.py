@@ -91,7 +91,7 @@ TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=80, stateful_step_count=20)
 
 
-def test_what_holds_a_microbatch_twice_is_not_whole() -> None:
+def test_a_sum_with_a_microbatch_twice_is_not_complete() -> None:
     """Two pipelines computed it: a plan that is wrong."""
     world = SmallJob()
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_what_holds_a_microbatch_twice_is_not_whole() -> None:
 
 
 @pytest.mark.parametrize("cut_off", [0, 1])
-def test_what_was_whole_in_one_generation_is_what_the_next_one_sums(cut_off: int) -> None:
+def test_complete_sums_of_one_generation_are_the_input_of_the_next(cut_off: int) -> None:
     """Wherever it was left, and whichever of two owners lacks it."""
     world = SmallJob()
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_a_ledger_knows_what_a_microbatch_takes() -> None:
     assert progress.behind(5, 2).usual_microbatch_seconds == 0.5
 
 
-def test_one_slow_step_says_nothing_of_a_place_and_several_do() -> None:
+def test_one_slow_step_means_nothing_and_several_do() -> None:
     """Who is given more for it keeps that until the next plan."""
     progress = ledger_behind(StepProgress(step=0, generation=1), 1.5)
     for slow in range(1, NUM_RECENT_STEPS):

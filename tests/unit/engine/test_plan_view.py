@@ -70,7 +70,7 @@ def test_one_engine_needs_no_group() -> None:
 
 
 @given(plans(), st.booleans())
-def test_every_layer_is_summed_by_all_who_hold_it(
+def test_every_layer_is_summed_by_all_its_holders(
     plan: tuple[list[PipelineAssignment], int, int], is_tied: bool
 ) -> None:
     pipelines, num_layers, num_microbatches = plan
@@ -165,7 +165,7 @@ def follower(index: int, layers: Sequence[int]) -> FollowerAssignment:
 
 
 @given(plans(), st.booleans(), st.data())
-def test_followers_are_owners_for_everybody_alike(
+def test_followers_are_owners_for_every_engine_alike(
     plan: tuple[list[PipelineAssignment], int, int], is_tied: bool, data: st.DataObject
 ) -> None:
     pipelines, num_layers, num_microbatches = plan

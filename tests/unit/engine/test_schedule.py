@@ -42,7 +42,9 @@ def test_each_microbatch_goes_forward_then_backward_once(
 
 
 @given(**SHAPES)
-def test_memory_is_bounded_by_the_stages_behind(num_stages: int, num_microbatches: int) -> None:
+def test_memory_is_bounded_by_the_number_of_later_stages(
+    num_stages: int, num_microbatches: int
+) -> None:
     for stage in range(num_stages):
         in_flight = most = 0
         for action in one_forward_one_backward(tuple(range(num_microbatches)), stage, num_stages):

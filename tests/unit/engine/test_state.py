@@ -45,7 +45,7 @@ def test_a_layer_that_is_being_changed_is_not_held(store: LayerStore) -> None:
     assert store.held() == {0: 2, 1: 2, 2: 3, 3: 2}
 
 
-def test_a_layer_whose_update_failed_is_never_whole_again(store: LayerStore) -> None:
+def test_a_layer_whose_update_failed_is_never_valid_again(store: LayerStore) -> None:
     with pytest.raises(RuntimeError), store.updating(2, 3):
         raise RuntimeError("half-way")
     assert store.version(2) is None
@@ -73,7 +73,7 @@ def test_invariant_2_a_step_is_applied_to_each_layer_once(job: Job, store: Layer
     assert changed == {0: True, 1: False, 2: True, 3: True}
 
 
-def test_what_is_copied_is_the_whole_state(job: Job, store: LayerStore) -> None:
+def test_a_copy_holds_the_whole_state(job: Job, store: LayerStore) -> None:
     for tensor in store.tensors(1).values():
         tensor.add_(1.0)
     copy = empty_state(job.layouts[1])
@@ -87,7 +87,7 @@ def test_a_copy_of_something_else_is_refused(job: Job, store: LayerStore) -> Non
         fill(empty_state(job.layouts[0]), store.tensors(1))
 
 
-def test_a_copy_that_is_complete_behind_a_fence_is_not_installed(job: Job) -> None:
+def test_a_copy_that_completes_after_a_fence_is_not_installed(job: Job) -> None:
     """Nothing interrupts what has arrived: it is asked for once more when it is to be installed."""
     store, fence = LayerStore(), Fence(1)
     work = LayerTasks(

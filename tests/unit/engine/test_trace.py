@@ -34,7 +34,7 @@ def test_invariant_9_spans_of_a_step_leave_no_gap(tmp_path: Path) -> None:
     assert spans[1]["microbatch"] == 2
 
 
-def test_a_fence_is_told_with_its_generation(tmp_path: Path) -> None:
+def test_a_fence_is_traced_with_its_generation(tmp_path: Path) -> None:
     Fence(3, traced(tmp_path)).fence(4)
     (event,) = lines(tmp_path)
     assert (event["event"], event["generation"]) == ("fence", 4)

@@ -36,7 +36,7 @@ def make_loop(**parts: Any) -> TrainingLoop:
     )
 
 
-def test_a_place_is_gone_when_another_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_context_is_freed_when_another_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sums and buffers would be in use for as long as nothing breaks. Guard: whoever lets the
     loop train has no place in hand."""
     training_state: Any = SimpleNamespace(context=TrainingContext(), committed_steps=0)
@@ -64,7 +64,7 @@ def test_a_place_is_gone_when_another_is_taken(monkeypatch: pytest.MonkeyPatch) 
     assert in_memory == [True, False]
 
 
-def test_who_is_halted_while_it_copies_for_a_checkpoint_takes_no_other_place() -> None:
+def test_an_engine_halted_while_it_copies_for_a_checkpoint_does_not_switch() -> None:
     """Its report was sent meanwhile, and groups of another generation may be in the making."""
     fence = Fence(1)
     fence.begin(1)

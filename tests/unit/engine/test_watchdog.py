@@ -112,7 +112,7 @@ def waiting(blocked: Blocked) -> None:
     Work(group, EndlessPending(blocked), "receiving", 60.0).wait()
 
 
-def test_a_hang_is_reported_with_its_place() -> None:
+def test_a_hang_is_reported_with_the_function_it_is_in() -> None:
     with stuck_in(computing) as seen:
         seen.vitals.committed_steps = 7
         assert seen.look(LOOKS_PER_DEADLINE - 1) is None
@@ -123,12 +123,12 @@ def test_a_hang_is_reported_with_its_place() -> None:
     assert fault.message.startswith("step 7: nothing was finished for 5.0 s; it is in ")
 
 
-def test_who_waits_for_a_peer_does_not_hang() -> None:
+def test_waiting_for_a_peer_is_no_hang() -> None:
     with stuck_in(waiting) as seen:
         assert seen.look(3 * LOOKS_PER_DEADLINE) is None
 
 
-def test_who_has_waited_for_long_is_given_time_when_it_goes_on() -> None:
+def test_after_a_long_wait_the_deadline_starts_again() -> None:
     """It was told that the peer is gone, and has finished nothing for as long as it waited."""
     with stuck_in(waiting) as waits, stuck_in(computing) as computes:
         waits.look(3 * LOOKS_PER_DEADLINE)
@@ -137,14 +137,14 @@ def test_who_has_waited_for_long_is_given_time_when_it_goes_on() -> None:
         assert waits.look(1) is not None
 
 
-def test_who_advances_does_not_hang() -> None:
+def test_an_engine_that_advances_does_not_hang() -> None:
     with stuck_in(computing) as seen:
         seen.look(LOOKS_PER_DEADLINE - 1)
         seen.stopwatch.lap("forward")
         assert seen.look(LOOKS_PER_DEADLINE) is None
 
 
-def test_who_does_not_train_does_not_hang() -> None:
+def test_an_engine_that_does_not_train_does_not_hang() -> None:
     with stuck_in(computing) as seen:
         seen.vitals.enter(EngineState.ENGINE_STATE_PARKED)
         assert seen.look(3 * LOOKS_PER_DEADLINE) is None

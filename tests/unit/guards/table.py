@@ -71,7 +71,7 @@ COMMIT = (
     Guard(
         name="all engines park after a commit, or none",
         remove=commit.believe_the_highest_mark,
-        scenarios=(test_exchange.test_all_park_behind_a_commit_or_none,),
+        scenarios=(test_exchange.test_all_engines_park_after_a_commit_or_none,),
     ),
     Guard(
         name="a fenced engine commits nothing of an older generation",
@@ -86,7 +86,7 @@ COMMIT = (
         remove=commit.install_late_copies,
         scenarios=(
             test_fence.test_a_late_copy_is_not_installed,
-            test_state.test_a_copy_that_is_complete_behind_a_fence_is_not_installed,
+            test_state.test_a_copy_that_completes_after_a_fence_is_not_installed,
         ),
     ),
     Guard(
@@ -97,7 +97,7 @@ COMMIT = (
     Guard(
         name="a halted engine reports within its last pass, where it cannot commit any more",
         remove=commit.report_before_the_last_pass,
-        scenarios=(test_fence.test_who_waits_for_a_halted_place_is_called_within_its_last_pass,),
+        scenarios=(test_fence.test_a_waiting_caller_is_notified_within_the_last_pass,),
     ),
     Guard(
         name="an engine rolls forward only with the sums of the record's step and generation",
@@ -120,29 +120,29 @@ SUMS = (
     Guard(
         name="complete sums are known, and added once",
         remove=sums.forget_complete_sums,
-        scenarios=(test_ledger.test_what_was_whole_in_one_generation_is_what_the_next_one_sums,),
+        scenarios=(test_ledger.test_complete_sums_of_one_generation_are_the_input_of_the_next,),
     ),
     Guard(
         name="a complete sum takes in nothing more",
         remove=sums.add_to_complete_sums,
-        scenarios=(test_numerics.test_what_is_whole_takes_in_nothing_more,),
+        scenarios=(test_numerics.test_a_complete_sum_accepts_nothing_more,),
     ),
     Guard(
         name="only a sum that holds every microbatch once is complete",
         remove=sums.take_any_sum_for_complete,
-        scenarios=(test_ledger.test_what_holds_a_microbatch_twice_is_not_whole,),
+        scenarios=(test_ledger.test_a_sum_with_a_microbatch_twice_is_not_complete,),
     ),
     Guard(
         name="no sum starts before its owners have said which sums they have complete",
         remove=sums.hear_nobody_before_sums_start,
-        scenarios=(test_ledger.test_what_was_whole_in_one_generation_is_what_the_next_one_sums,),
+        scenarios=(test_ledger.test_complete_sums_of_one_generation_are_the_input_of_the_next,),
     ),
     Guard(
         name="a complete sum is saved before its buffer is used again",
         remove=sums.leave_sums_abroad,
         scenarios=(
             test_gradients.test_layers_that_travel_apart_have_the_same_sums,
-            test_ledger.test_what_was_whole_in_one_generation_is_what_the_next_one_sums,
+            test_ledger.test_complete_sums_of_one_generation_are_the_input_of_the_next,
         ),
         raises=(RefusedStepError,),
     ),
@@ -157,13 +157,13 @@ SUMS = (
     Guard(
         name="a sum with a gradient out of range is not complete",
         remove=sums.overlook_gradients_out_of_range,
-        scenarios=(test_gradients.test_a_sum_with_a_gradient_out_of_range_is_not_whole,),
+        scenarios=(test_gradients.test_a_sum_with_a_gradient_out_of_range_is_not_complete,),
     ),
     Guard(
         name="the sums that the last layer completes wait for the end of the pass",
         remove=sums.start_sums_within_the_pass,
         scenarios=(
-            test_launches.test_all_ranks_start_in_one_order_and_nobody_waits_for_ever,
+            test_launches.test_all_ranks_start_in_one_order_without_deadlock,
             test_launches.test_what_the_last_layer_completes_waits_for_the_end_of_the_pass,
         ),
     ),
@@ -175,7 +175,9 @@ SUMS = (
     Guard(
         name="a stage begins the next round early only with input that has come",
         remove=sums.begin_rounds_without_input,
-        scenarios=(test_early_passes.test_who_is_told_does_not_wait_for_a_stage_that_is_not,),
+        scenarios=(
+            test_early_passes.test_a_stage_with_the_next_round_does_not_wait_for_one_without,
+        ),
         raises=(queue.Empty,),
         is_slow=True,
     ),
@@ -226,7 +228,7 @@ LAYERS = (
         name="a follower is first sent a layer of one version",
         remove=layers.send_layers_of_two_versions,
         scenarios=(
-            test_following_peers.test_a_step_committed_while_a_layer_is_read_is_in_it_or_behind_it,
+            test_following_peers.test_a_step_committed_while_a_layer_is_read_is_in_it_or_sent_after_it,
         ),
         is_slow=True,
     ),
@@ -244,7 +246,7 @@ LAYERS = (
         name="a checkpoint is renamed before it is removed",
         remove=layers.remove_checkpoints_in_place,
         scenarios=(
-            test_checkpointing.test_a_removal_that_is_broken_off_leaves_nothing_that_looks_whole,
+            test_checkpointing.test_an_interrupted_removal_leaves_nothing_that_looks_complete,
         ),
     ),
     Guard(
@@ -255,7 +257,7 @@ LAYERS = (
     Guard(
         name="a checkpoint that another engine has sealed meanwhile is sealed",
         remove=layers.seal_once_only,
-        scenarios=(test_checkpointing.test_somebody_else_seals_it_meanwhile,),
+        scenarios=(test_checkpointing.test_another_engine_may_seal_meanwhile,),
         raises=(CheckpointError,),
     ),
 )
@@ -264,7 +266,7 @@ COORDINATOR = (
     Guard(
         name="a decision is stored before anybody is told of it",
         remove=coordinator.act_before_it_is_stored,
-        scenarios=(test_agents_away.test_nobody_is_told_what_could_not_be_stored,),
+        scenarios=(test_agents_away.test_a_directive_that_cannot_be_stored_is_not_sent,),
     ),
     Guard(
         name="a lost node is stored as lost before jobs hear of it",
@@ -318,8 +320,8 @@ COORDINATOR = (
         name="groups that cannot be made the first time stop no healthy pipeline",
         remove=coordinator.stop_whole_pipelines_at_once,
         scenarios=(
-            test_groups_that_fail.test_groups_that_cannot_be_made_stop_no_whole_pipeline,
-            test_groups_that_fail.test_whole_pipelines_compute_while_groups_are_made_again,
+            test_groups_that_fail.test_groups_that_cannot_be_made_stop_no_healthy_pipeline,
+            test_groups_that_fail.test_healthy_pipelines_compute_while_groups_are_rebuilt,
         ),
     ),
     Guard(
@@ -331,14 +333,14 @@ COORDINATOR = (
         name="a node is reported as lost even if its engine was seen to die first",
         remove=coordinator.forget_nodes_of_dead_engines,
         scenarios=(
-            test_finishing_a_step.test_a_node_is_told_as_lost_though_its_engine_was_seen_to_die_and_others_train,
+            test_finishing_a_step.test_a_node_is_recorded_as_lost_even_if_its_engine_was_seen_to_die,
         ),
     ),
     Guard(
         name="a node is reported as lost even after the recovery from its engine's death",
         remove=coordinator.forget_nodes_after_the_recovery,
         scenarios=(
-            test_finishing_a_step.test_a_node_is_told_as_lost_though_that_is_known_only_behind_the_recovery,
+            test_finishing_a_step.test_a_node_whose_loss_is_known_only_after_the_recovery_is_recorded_as_lost,
         ),
     ),
     Guard(
@@ -347,7 +349,7 @@ COORDINATOR = (
         scenarios=(
             test_late_writers.test_what_a_late_engine_has_said_is_said_again,
             test_late_writers.test_layers_that_a_fence_has_given_to_others_stay_with_them,
-            test_late_writers.test_given_back_while_everybody_is_being_fenced,
+            test_late_writers.test_layers_given_back_during_a_fence_are_reassigned,
         ),
         raises=(KeyError,),
     ),

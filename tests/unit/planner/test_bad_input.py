@@ -283,7 +283,7 @@ BAD_COMMANDS: dict[str, tuple[list[str], int, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_COMMANDS)
-def test_a_bad_command_is_one_line_and_a_status(profile_path: Path, case: str) -> None:
+def test_a_bad_command_is_one_line_and_an_exit_status(profile_path: Path, case: str) -> None:
     options, expected, message = BAD_COMMANDS[case]
     given = {"--profile": str(profile_path), "--nodes": "3", "--microbatches": "6"}
     given.update(zip(options[::2], options[1::2], strict=True))

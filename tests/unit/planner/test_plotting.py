@@ -81,7 +81,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     assert "neither .svg nor .png" in message
 
 
-def test_a_folder_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_in_one_line(tmp_path: Path) -> None:
     status, message = planaria_plan(tmp_path, "nowhere/plan.svg")
     assert status == 2
     assert message.endswith("plan.svg: No such file or directory\n")

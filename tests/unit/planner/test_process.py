@@ -22,7 +22,7 @@ async def start(*arguments: str, **environment: str) -> asyncio.subprocess.Proce
 
 
 @pytest.mark.integration
-async def test_it_says_where_it_is_and_ends_when_told_to() -> None:
+async def test_the_service_prints_its_address_and_ends_on_sigterm() -> None:
     process = await start("--port", "0", PLANARIA_PLANNER_LOG_FORMAT="json")
     assert process.stdout is not None
     try:
@@ -48,7 +48,7 @@ async def test_it_says_where_it_is_and_ends_when_told_to() -> None:
         (["--token-file", "/nowhere/token"], 1, "token file /nowhere/token cannot be read"),
     ],
 )
-async def test_what_it_cannot_do_is_one_line_and_a_status(
+async def test_a_bad_setting_is_one_line_and_an_exit_status(
     tmp_path: Path, arguments: list[str], status: int, message: str
 ) -> None:
     process = await start(*arguments)

@@ -44,7 +44,7 @@ def small_job(**changes: int) -> Problem:
     return Problem(profile=equal_layers(8), **{**arguments, **changes})
 
 
-def test_a_lost_node_leaves_the_whole_pipelines_alone() -> None:
+def test_a_lost_node_leaves_healthy_pipelines_unchanged() -> None:
     """With little time to the next change, only the broken pipeline changes."""
     problem = small_job()
     nodes = nodes_named(*"abcdefg")
@@ -151,7 +151,7 @@ def test_a_joiner_is_used_when_there_is_time_and_left_idle_when_not() -> None:
     assert late.chosen.plan.iteration_seconds < soon.chosen.plan.iteration_seconds
 
 
-def test_without_a_holder_a_layer_is_copied_from_nobody() -> None:
+def test_a_layer_without_a_holder_has_no_copy_source() -> None:
     """A layer that no node holds has no source: it must come from a checkpoint."""
     problem = small_job(fault_tolerance=0)
     answer = reconfigure(problem, nodes_named("a", "b"), [], {}, horizon_seconds=LONG)
@@ -223,7 +223,7 @@ def test_a_refusal_says_how_many_nodes_there_must_be() -> None:
         instantiate(problem, nodes_named(*names[1:]))
 
 
-def test_plans_made_ahead_are_those_made_on_the_spot() -> None:
+def test_contingency_plans_equal_plans_made_on_request() -> None:
     """For every single loss; where the loss leaves too few nodes, so does the plan made ahead."""
     for fault_tolerance, names in [(1, "abcdefg"), (0, "ab")]:
         problem = small_job(fault_tolerance=fault_tolerance)

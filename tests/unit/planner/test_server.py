@@ -147,7 +147,7 @@ async def contingencies(
     return [one async for one in planner.PlanContingencies(request, metadata=bearer("secret"))]
 
 
-async def test_plans_for_every_loss_ahead(planner: "PlannerServiceAsyncStub") -> None:
+async def test_contingency_plans_for_every_loss(planner: "PlannerServiceAsyncStub") -> None:
     problem = small_problem(fault_tolerance=0)
     first = await planner.Instantiate(
         pb.InstantiateRequest(problem=problem, nodes=plan_nodes(*"ab"))

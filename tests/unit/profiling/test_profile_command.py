@@ -93,7 +93,7 @@ def test_a_table_says_what_it_assumes(job: str, capsys: pytest.CaptureFixture[st
     assert "a100-80 in bfloat16, at 40% of its FLOP/s, 80% of its memory's" in out
 
 
-def test_a_hugging_face_configuration_stands_for_a_job(
+def test_a_hugging_face_configuration_can_be_profiled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.json"
@@ -163,7 +163,7 @@ def test_a_busy_machine_is_noticed(
         (["--accelerator", "t4", "-o", "/no/such/folder/p.json"], "--output: /no/such/folder/p"),
     ],
 )
-def test_bad_options_are_one_line(
+def test_bad_options_are_reported_in_one_line(
     job: str, arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["profile", job, *arguments]) == 2
@@ -174,7 +174,7 @@ def test_bad_options_are_one_line(
 
 
 @pytest.mark.parametrize("mode", [[], ["--accelerator", "h100"]])
-def test_a_missing_job_file_is_one_line(
+def test_a_missing_job_file_is_reported_in_one_line(
     mode: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["profile", "no-such.yaml", *mode]) == 2

@@ -72,7 +72,7 @@ def test_the_readme_of_a_part_is_short(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PARTS, ids=lambda p: p.parent.name)
-def test_what_the_readme_of_a_part_tells_to_read_exists(page: Path) -> None:
+def test_files_named_by_the_readme_of_a_part_exist(page: Path) -> None:
     """Files move; the table that leads to them moves along."""
     table = page.read_text(encoding="utf-8").partition("## Where to start reading")[2]
     cells = re.findall(r"^\| (`[^|]*) \|", table, flags=re.MULTILINE)

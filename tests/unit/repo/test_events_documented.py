@@ -41,7 +41,7 @@ def test_every_event_is_documented() -> None:
     assert _told() - _documented() == set()
 
 
-def test_no_event_is_documented_that_is_never_told() -> None:
+def test_no_event_is_documented_that_is_never_recorded() -> None:
     """Each type is written in the coordinator, or follows from a state."""
     source = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
     literal = {name for name in _documented() if f'"{name}"' in source}

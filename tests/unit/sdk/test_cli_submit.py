@@ -84,7 +84,7 @@ def follow_answers(coordinator: FakeApi, **end: Any) -> None:
     coordinator.answer("GET /jobs/job-1/events", Answer(body=rest))
 
 
-def test_follow_tells_the_story_to_its_end(run: Run, coordinator: FakeApi, job_file: Path) -> None:
+def test_follow_prints_the_job_to_its_end(run: Run, coordinator: FakeApi, job_file: Path) -> None:
     follow_answers(coordinator, state="SUCCEEDED", step=10, final_digest="abcd")
     status, out, err = run("submit", job_file, "--follow")
     assert (status, err) == (0, "")
@@ -122,7 +122,9 @@ def test_following_events_ends_with_the_job(run: Run, coordinator: FakeApi) -> N
     assert [json.loads(line)["sequence"] for line in out.splitlines()] == [1, 2]
 
 
-def test_a_bad_job_file_is_one_line_for_each_problem_and_status_2(run: Run, job_file: Path) -> None:
+def test_a_bad_job_file_is_one_line_for_each_problem_and_exit_status_2(
+    run: Run, job_file: Path
+) -> None:
     job_file.write_text(job_file.read_text().replace("steps: 10", "stepz: 10"))
     assert run("submit", job_file) == (
         2,

@@ -174,7 +174,7 @@ def test_unknown_fields_of_a_newer_coordinator_are_ignored(coordinator: FakeApi)
         assert client.get_job("job-1").id == "job-1"
 
 
-def test_nobody_there_says_what_to_do() -> None:
+def test_an_unreachable_coordinator_is_reported_with_a_cure() -> None:
     with Client("http://127.0.0.1:1") as client, pytest.raises(planaria.UnavailableError) as caught:
         client.list_jobs()
     assert str(caught.value) == (
@@ -262,7 +262,7 @@ def test_a_followed_stream_goes_on_where_it_broke(coordinator: FakeApi) -> None:
     assert asked == ["0", "2", "2"]
 
 
-def test_following_begins_where_it_is_told_to(coordinator: FakeApi) -> None:
+def test_following_begins_at_the_given_event(coordinator: FakeApi) -> None:
     coordinator.answer("STREAM /jobs/job-1/events", stream(event(8)))
     with Client() as client:
         assert next(client.events(job_id="job-1", after_sequence=7, follow=True)).sequence == 8

@@ -196,7 +196,7 @@ def test_bad_input_names_the_field_and_what_would_be_right(
     assert refusals(changes)[0] == message
 
 
-def test_a_misspelt_field_is_told_before_its_absence() -> None:
+def test_a_misspelt_field_is_reported_before_its_absence() -> None:
     assert refusals({"training.stepz": 1, "training.steps": MISSING}) == [
         "training.stepz: unknown field; did you mean steps?",
         "training.steps: is missing, and has no default",

@@ -130,7 +130,7 @@ def test_a_second_up_on_a_running_cluster_is_refused(data_dir: Path, capsys: Cap
     assert main(["down"]) == 0
 
 
-def test_up_after_a_crash_of_the_machine_starts_anew(data_dir: Path, tmp_path: Path) -> None:
+def test_up_after_a_crash_of_the_machine_starts_everything(data_dir: Path, tmp_path: Path) -> None:
     """The state file is still there; its pids are gone, or belong to somebody else."""
     assert up(data_dir) == 0
     for started in wait_started(tmp_path, 5):
@@ -189,7 +189,7 @@ def test_absent_parts_are_named_with_the_pip_command(
     )
 
 
-def test_a_database_url_is_not_shown_to_everybody(data_dir: Path, tmp_path: Path) -> None:
+def test_a_database_url_is_not_shown_to_other_users(data_dir: Path, tmp_path: Path) -> None:
     url = "postgresql://user:secret@host/db"
     assert up(data_dir, "--database-url", url) == 0
     for started in read_started(tmp_path):
@@ -199,7 +199,7 @@ def test_a_database_url_is_not_shown_to_everybody(data_dir: Path, tmp_path: Path
     assert main(["down"]) == 0
 
 
-def test_a_damaged_state_file_is_one_clear_line(data_dir: Path, capsys: Capture) -> None:
+def test_a_damaged_state_file_is_reported_in_one_line(data_dir: Path, capsys: Capture) -> None:
     data_dir.mkdir()
     (data_dir / "up.json").write_text("{")
     assert main(["down", "--data-dir", str(data_dir)]) == 1

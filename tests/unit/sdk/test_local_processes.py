@@ -65,7 +65,7 @@ def test_one_that_ignores_sigterm_is_killed(spawn: Spawn) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
-def test_whoever_got_the_pid_later_is_left_alone(spawn: Spawn) -> None:
+def test_a_process_that_reuses_the_pid_is_not_killed(spawn: Spawn) -> None:
     process = spawn(SLEEPS)
     earlier = ProcessIdentity(pid=process.pid, start_ticks=identity(process).start_ticks - 1)
     assert not is_alive(earlier)

@@ -73,7 +73,7 @@ async def test_a_wrong_token_is_an_access_error(server: GrpcServer) -> None:
     assert isinstance(await fail(server, "", token="wrong"), planaria.AccessError)
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_an_unreachable_server_is_unavailable() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         stub = job_service_pb2_grpc.JobServiceStub(channel)
         with pytest.raises(planaria.UnavailableError) as caught, rpc.errors():

@@ -70,7 +70,7 @@ def test_tensorboard_has_every_step_once_after_any_number_of_starts(
     assert scalars(tmp_path / "job-1", "model_flops_utilization") == [(1, 0.5), (2, 0.5)]
 
 
-def test_the_evaluation_behind_the_last_step_is_waited_for_and_is_no_step_of_training(
+def test_the_evaluation_after_the_last_step_is_tracked_but_is_no_training_step(
     coordinator: FakeApi, tmp_path: Path
 ) -> None:
     """The job has all its steps before it: its last row comes later."""

@@ -364,6 +364,6 @@ def test_a_closed_server_lets_go(server: CopyServer) -> None:
     assert server.address in refusal([server.address])
 
 
-def test_a_source_that_hangs_is_left_before_whoever_copies_is_given_up() -> None:
+def test_a_hanging_source_is_dropped_before_the_copying_engine_is_declared_lost() -> None:
     """Else an engine that is well is lost for a source that is not."""
     assert Limits().directive_seconds > 2 * STALL_TIMEOUT_SECONDS

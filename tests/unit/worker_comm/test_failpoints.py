@@ -29,7 +29,7 @@ def test_unset_nothing_fails(environment: dict[str, str]) -> None:
     Failpoints.from_environment(environment).hit("forward", step=0, microbatch=0)
 
 
-def test_fails_once_at_its_place_step_and_microbatch() -> None:
+def test_a_failpoint_fires_once_at_its_place_step_and_microbatch() -> None:
     points = failpoints({"at": "forward", "action": "raise", "step": 3, "microbatch": 1})
 
     points.hit("forward", step=2, microbatch=1)

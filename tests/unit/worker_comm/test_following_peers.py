@@ -132,7 +132,9 @@ def test_a_layer_is_followed_by_every_step_committed_since(source: MemoryLayers)
         assert follower.records[2:] == [record(VERSION), record(VERSION + 1, next_generation=3)]
 
 
-def test_a_step_committed_while_a_layer_is_read_is_in_it_or_behind_it(source: MemoryLayers) -> None:
+def test_a_step_committed_while_a_layer_is_read_is_in_it_or_sent_after_it(
+    source: MemoryLayers,
+) -> None:
     """The first look meets a commit: what was read is of neither step, and is read again."""
     feed = CommitFeed()
     looks = 0
@@ -304,7 +306,7 @@ def test_small_sums_are_kept_while_they_are_small_together() -> None:
         assert subscription.given_up() == [0]
 
 
-def test_who_has_left_is_sent_nothing() -> None:
+def test_a_follower_that_left_is_sent_nothing() -> None:
     feed = CommitFeed()
     with feed.subscribe() as subscription:
         subscription.follow(0)

@@ -133,7 +133,9 @@ def wait_in_thread(work: Work) -> tuple[threading.Thread, list[str]]:
     return thread, raised
 
 
-def test_who_waits_for_a_lost_operation_is_woken(fake: FakeProcessGroup, group: SumGroup) -> None:
+def test_a_thread_waiting_for_a_lost_operation_is_woken(
+    fake: FakeProcessGroup, group: SumGroup
+) -> None:
     """gloo may never end an operation whose connection was cut. Guard: no wait within gloo is
     without a way out (`_poll`)."""
     thread, raised = wait_in_thread(start(group))
@@ -271,7 +273,7 @@ class TestRetain:
         assert (taken.name, taken.group_id) == ("again", group.group_id)
         taken.shut()
 
-    def test_whoever_still_has_it_can_do_nothing_with_it(
+    def test_a_shut_group_can_no_longer_be_used(
         self, group: SumGroup, fake: FakeProcessGroup
     ) -> None:
         """Guard: a group of its own for each generation. Its training thread may be on its way."""

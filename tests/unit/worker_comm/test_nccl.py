@@ -258,7 +258,7 @@ def test_peers_that_do_not_come_in_time(
     assert fake.made[0].is_aborting.wait(BOUND_SECONDS)
 
 
-def test_who_shuts_a_group_waits_for_no_abort(
+def test_shutting_a_group_does_not_wait_for_the_abort(
     link: PipelineLink, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the thread that answers the agent. Who waits is woken before the abort is over, too."""

@@ -209,7 +209,7 @@ def test_each_loss_is_reported_once_for_each_watch(
     assert losses.is_empty()
 
 
-def test_who_is_no_longer_watched_is_not_reported(
+def test_a_peer_no_longer_watched_is_not_reported(
     watch: FailureDetector, losses: Losses, peers: list[Peer]
 ) -> None:
     """Generations change: the connection to a former peer is closed by us, others are kept."""
@@ -227,7 +227,7 @@ def test_who_is_no_longer_watched_is_not_reported(
     assert losses.is_empty()
 
 
-def test_a_failing_callback_or_address_costs_nobody_else(
+def test_a_failing_callback_or_address_affects_no_other_peer(
     watch: FailureDetector, losses: Losses, peers: list[Peer]
 ) -> None:
     """Guard: `_guarded`."""

@@ -61,7 +61,7 @@ def test_generations_do_not_meet(server: StoreServer) -> None:
     assert gather(newer, "a") == {"a": "new"}
 
 
-def test_after_the_deadline_those_who_came_are_known(server: StoreServer) -> None:
+def test_after_the_deadline_the_members_that_came_are_known(server: StoreServer) -> None:
     rendezvous = connect(server)
     rendezvous.publish("a", "1")
     assert gather(rendezvous, "a", "b", seconds=0) == {"a": "1"}
@@ -74,7 +74,7 @@ def test_waiting_can_be_interrupted(server: StoreServer) -> None:
         connect(server).gather(["a"], deadline=float("inf"), interrupted=interrupted)
 
 
-def test_where_nobody_listens_is_told_at_once() -> None:
+def test_a_refused_connection_is_reported_at_once() -> None:
     address = f"{HOST}:{free_port()}"
     with pytest.raises(UnavailableError, match=f"no answer from {address}"):
         Rendezvous.connect(address, "job/1/", timeout_seconds=1e6)

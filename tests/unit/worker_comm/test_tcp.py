@@ -353,7 +353,7 @@ def test_strangers_are_turned_away(elsewhere: ThreadPoolExecutor) -> None:
         group.shut()
 
 
-def test_strangers_hold_up_nobody(elsewhere: ThreadPoolExecutor) -> None:
+def test_unknown_callers_delay_no_member(elsewhere: ThreadPoolExecutor) -> None:
     """They called first and say nothing, or little, and are more than are heard. Guard: callers are
     heard side by side."""
     connectors = listen(2)
@@ -387,7 +387,7 @@ def test_a_token_may_come_in_pieces(elsewhere: ThreadPoolExecutor) -> None:
         waiting.result(BOUND_SECONDS).cut()
 
 
-def test_nothing_is_sent_behind_a_part_of_a_message(elsewhere: ThreadPoolExecutor) -> None:
+def test_nothing_is_sent_after_a_partial_message(elsewhere: ThreadPoolExecutor) -> None:
     """The neighbour would take it for the rest. Guard: the writer ends the connection."""
     links = connect_links(elsewhere, listen(2, timeout_seconds=0.1))
     work = links[0].isend(torch.zeros(LARGE), 1)
@@ -403,7 +403,7 @@ def test_nothing_is_sent_behind_a_part_of_a_message(elsewhere: ThreadPoolExecuto
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["cut", "in time"])
-def test_who_waits_for_a_neighbour_is_not_held(
+def test_waiting_for_a_neighbour_ends_on_a_cut_or_the_timeout(
     elsewhere: ThreadPoolExecutor, is_told: bool
 ) -> None:
     (connector,) = listen(1)
@@ -421,7 +421,9 @@ def test_who_waits_for_a_neighbour_is_not_held(
         waiting.result(BOUND_SECONDS / 2)
 
 
-def test_nothing_is_left_behind(build_links: BuildLinks, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_closed_link_leaks_nothing(
+    build_links: BuildLinks, elsewhere: ThreadPoolExecutor
+) -> None:
     """Without a garbage collection, though a thread was blocked in a connection."""
     gc.disable()
     try:

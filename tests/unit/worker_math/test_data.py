@@ -105,7 +105,9 @@ def test_a_hugging_face_tokenizer_gives_its_ids(corpus: Path, tmp_path: Path) ->
     assert dataset.file.tokens[:8].tolist() == [0, 0, 0, 1, 2, 300, 0, 0]
 
 
-def test_content_hash_tells_contents_apart_but_not_places(corpus: Path, tmp_path: Path) -> None:
+def test_the_content_hash_depends_on_contents_and_not_on_paths(
+    corpus: Path, tmp_path: Path
+) -> None:
     here = matching_files(str(corpus / "*.txt"))
     other = tmp_path / "elsewhere"
     other.mkdir()
@@ -138,7 +140,7 @@ def test_content_hash_tells_contents_apart_but_not_places(corpus: Path, tmp_path
         ),
     ],
 )
-def test_wrong_data_is_one_clear_line(
+def test_wrong_data_is_reported_in_one_line(
     corpus: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as error:

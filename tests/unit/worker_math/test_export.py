@@ -64,7 +64,7 @@ def test_a_missing_layer_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     config = small_model("llama")
     with pytest.raises(ExportError, match=r"output\.path: cannot write .*/file/model"):

@@ -49,7 +49,7 @@ def test_parameters_are_on_meta_and_buffers_are_real() -> None:
     assert len(model.source_digest) == 64
 
 
-def test_initial_values_follow_from_the_seed_and_the_place_alone() -> None:
+def test_initial_values_follow_from_the_seed_and_the_layer_alone() -> None:
     torch.manual_seed(1)
     once = [initial_state(own(), layer, seed=7) for layer in range(7)]
     torch.manual_seed(2)
@@ -261,7 +261,7 @@ def test_what_cannot_be_trained_is_refused_by_name(
         output_shapes(import_model(define(function), {}), (2, 5))
 
 
-def test_a_module_that_is_not_there_is_told_from_one_that_is_broken(
+def test_a_missing_module_is_distinguished_from_a_broken_one(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ImportedModelError, match=r"there is no module nowhere\.at_all"):

@@ -184,7 +184,7 @@ def test_the_layer_out_of_range_is_named() -> None:
 
 @pytest.mark.parametrize("accumulation", [FloatingPoint(), FixedPoint(40, 60)])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_what_is_whole_takes_in_nothing_more(
+def test_a_complete_sum_accepts_nothing_more(
     accumulation: FloatingPoint | FixedPoint, share: float
 ) -> None:
     """What is computed behind an attempt is added to what is local still, wherever that begins."""

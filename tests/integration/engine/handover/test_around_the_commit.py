@@ -65,7 +65,7 @@ def test_an_engine_that_dies_around_the_commit_leaves_one_plan_or_the_other(
     finish(cluster, expected, plan)
 
 
-def test_a_joiner_that_dies_behind_the_commit_leaves_promises_of_the_next_plan(
+def test_a_joiner_that_dies_after_the_commit_leaves_retained_work_of_the_next_plan(
     cluster: EngineCluster, expected: ReferenceResult, go: Path
 ) -> None:
     """The unchanged pipelines are whole, in the new generation, with its microbatches."""
@@ -91,7 +91,7 @@ def test_a_joiner_that_dies_behind_the_commit_leaves_promises_of_the_next_plan(
     finish(cluster, expected, keeping)
 
 
-def test_a_fence_between_the_commit_and_the_new_place_finds_no_promise(
+def test_a_fence_between_the_commit_and_the_switch_finds_no_retained_work(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
     """c is about to take another place; its report is that of the commit, and it stays without."""
@@ -114,7 +114,7 @@ def test_a_fence_between_the_commit_and_the_new_place_finds_no_promise(
     finish(cluster, expected, plan)
 
 
-def test_a_straggler_is_told_and_stands_still(
+def test_a_straggler_rolls_forward_and_parks(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
     """b has passed the exchange and told a nothing yet: a promised for the plan before."""
@@ -139,7 +139,7 @@ def test_a_straggler_is_told_and_stands_still(
     finish(cluster, expected, plan)
 
 
-def test_a_fence_during_the_update_finds_no_promise_of_the_next_plan(
+def test_a_fence_during_the_update_finds_no_retained_work_of_the_next_plan(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
     """b has passed the commit, and is fenced before it could go on behind it."""
@@ -159,7 +159,7 @@ def test_a_fence_during_the_update_finds_no_promise_of_the_next_plan(
     finish(cluster, expected, BOTH)
 
 
-def test_an_engine_of_the_exchange_takes_no_place_by_hearsay(
+def test_an_engine_that_votes_does_not_switch_on_what_a_followed_layer_says(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
     """c hears of the commit from b, whose layers it follows; in its own pipeline d dies before c
@@ -187,7 +187,7 @@ def test_an_engine_of_the_exchange_takes_no_place_by_hearsay(
 
 
 @pytest.mark.slow
-def test_layers_that_do_not_come_behind_the_commit_are_a_fault(
+def test_layers_that_do_not_arrive_after_the_commit_are_a_fault(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
     """c has the commit, and its source does not send it the sums: it does not wait for ever."""

@@ -70,7 +70,7 @@ def test_a_node_leaves_and_another_takes_over_its_layers(
 
 
 @pytest.mark.slow
-def test_plans_change_one_behind_the_other(
+def test_plans_change_one_after_the_other(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
     """A join, and behind the next commit a drain; old groups last as long as they are needed."""
@@ -132,7 +132,7 @@ def test_a_joiner_needs_no_switch_of_its_own(
 
 
 @pytest.mark.slow
-def test_behind_the_last_step_nobody_takes_another_place(
+def test_after_the_last_step_no_engine_switches(
     cluster: EngineCluster, expected: ReferenceResult, go: Path
 ) -> None:
     cluster.prepare(*"abcde", failpoints={"a": [held(go, NUM_STEPS - 1)]})
@@ -182,7 +182,7 @@ def test_replicas_are_equal_in_the_default_mode_too(tmp_path: Path, zygote: Zygo
         cluster.digest(WITH_E)  # all replicas have the same, or it fails
 
 
-def test_layers_of_the_place_before_last_until_the_first_commit(
+def test_layers_of_the_old_assignment_are_kept_until_the_first_commit(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
     """Whoever takes them over may not have them yet: until then they are replicas like any."""

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lack", ["other stages", "no pipeline", "layers"])
-def test_an_engine_refuses_a_place_that_it_cannot_stage(
+def test_an_assignment_that_cannot_be_staged_is_refused(
     cluster: EngineCluster, go: Path, lack: str
 ) -> None:
     begin(cluster, go, joining="e")
@@ -51,7 +51,7 @@ def test_an_engine_refuses_a_place_that_it_cannot_stage(
     cluster.wait_until_finished(*"abcd")
 
 
-def test_a_joiner_that_falls_behind_begins_its_layers_again(
+def test_a_joiner_that_falls_behind_restarts_its_layers(
     job: TrainingJob, expected: ReferenceResult, zygote: Zygote, tmp_path: Path
 ) -> None:
     """Its sources keep no sum for it: whatever is committed, they send the layer as it is then."""
@@ -158,7 +158,7 @@ def test_an_engine_that_dies_in_staging_is_a_loss_like_any(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["follow", "switch"])
-def test_a_joiner_that_is_stopped_is_left_behind(
+def test_a_stopped_joiner_does_not_hold_up_the_others(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, place: str
 ) -> None:
     """In staging it holds up nobody; behind the commit it is lost like any engine."""
