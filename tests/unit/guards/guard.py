@@ -16,6 +16,9 @@ Remove = Callable[[pytest.MonkeyPatch], None]
 SECONDS = 120
 """How long a scenario without its guard may hang; it has failed then, too."""
 
+_NOT_NEEDED = ("cacheprovider", "xdist", "unraisableexception", "threadexception")
+"""Plugins of pytest: the last two collect garbage before and after each run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
@@ -104,8 +107,9 @@ def run(scenario: Callable[..., object]) -> Failures:
     path = sys.modules[scenario.__module__].__file__
     names = scenario.__qualname__.rpartition("<locals>.")[2].split(".")  # hypothesis wraps tests
     node = "::".join([str(path), *names])
-    options = ["-x", "-q", "-m", "", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]
-    options += ["--hypothesis-profile=first-failure", f"--timeout={SECONDS}"]
+    options = ["-x", "-q", "-m", "", "--tb=short", f"--timeout={SECONDS}"]
+    options += ["--hypothesis-profile=first-failure"]
+    options += [f"-pno:{plugin}" for plugin in _NOT_NEEDED]
     pytest.main([*options, node], plugins=[failures])
     return failures
 
