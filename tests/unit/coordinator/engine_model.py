@@ -60,7 +60,6 @@ class EngineModel:
         engine_id: str,
         plans: Plans,
         num_steps: int,
-        rules: Rules | None = None,
         *,
         now: Callable[[], datetime] = lambda: NOON,
         make_record: Callable[[int, int, int], CommitRecord] = plain_record,
@@ -71,14 +70,12 @@ class EngineModel:
             engine_id: its name in plans.
             plans: those of its job.
             num_steps: commits of the job.
-            rules: what it guarantees.
             now: its clock.
             make_record: the record of a step, its generation and the next one.
         """
         self.id = engine_id
         self.plans = plans
         self.num_steps = num_steps
-        self.rules = rules or Rules()
         self._now = now
         self._make_record = make_record
 
@@ -150,9 +147,7 @@ class EngineModel:
         goes_on = (
             trains and is_fence and bool(chain) and not set(chain) & set(command.lost_engine_ids)
         )
-        member = member._replace(
-            is_fenced=self.rules.fence, is_parked=member.is_parked or not goes_on
-        )
+        member = member._replace(is_fenced=Rules.fence, is_parked=member.is_parked or not goes_on)
         kept = self.assigned(member) if goes_on else frozenset()
         return member, self.report(member, kept, parked=not goes_on)
 
@@ -235,7 +230,7 @@ class EngineModel:
             generation=before.generation,
             plan=number,
             steps=command.committed_steps,
-            sums=0 if self.rules.void_sums else before.sums,
+            sums=0 if Rules.void_sums else before.sums,
             layers=tuple(h if k in needed else None for k, h in enumerate(before.layers)),
             record=before.record,
         )
@@ -248,7 +243,7 @@ class EngineModel:
                 raise ViolationError(f"{self.id} computes what is not counted [1]")
         elif not has_groups:
             member = before._replace(is_parked=True, sums=0)
-        elif not self.rules.clear_broken:
+        elif not Rules.clear_broken:
             member = member._replace(gradients=before.gradients)
         if not has_groups:
             return member._replace(is_fenced=True), Lack.GROUPS
@@ -348,12 +343,12 @@ class EngineModel:
         histories: list[History] = [followed.history for followed in member.followed]
         if member.plan < 0 and not member.is_parked:  # it has passed the commit itself
             has_all = all(len(history) == member.steps for history in histories)
-            return has_all or not self.rules.follow_to_the_commit
+            return has_all or not Rules.follow_to_the_commit
         if not member.is_parked or not histories or not all(histories):
             return False
         generation = self.plans[member.staged].generation
         told = [history[-1][1] == generation for history in histories]
-        has_all = all(told) if self.rules.follow_to_the_commit else any(told)
+        has_all = all(told) if Rules.follow_to_the_commit else any(told)
         return has_all and len(histories[0]) < self.num_steps
 
     def switch(self, before: Member) -> Member:
@@ -363,8 +358,8 @@ class EngineModel:
         if before.is_parked:  # a joiner
             longest = max((followed.history for followed in before.followed), key=len)
             steps, layers = len(longest), (None,) * len(layers)
-            record = (steps - 1, *longest[-1]) if self.rules.joiner_is_witness else None
-        if not self.rules.keep_old_layers:
+            record = (steps - 1, *longest[-1]) if Rules.joiner_is_witness else None
+        if not Rules.keep_old_layers:
             layers = tuple(h if layer in owned else None for layer, h in enumerate(layers))
         followed = {each.layer: each.history for each in before.followed}
         return Member(

@@ -1,6 +1,6 @@
 """What the model of an engine knows: its plan, its layers, the step in flight, the next plan."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import NamedTuple
@@ -16,9 +16,8 @@ class ViolationError(AssertionError):
     """The protocol allowed what must never happen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What engines guarantee; tests switch off each in turn to see that it is needed."""
+    """What engines guarantee; `unit.guards.protocol` switches off one at a time."""
 
     void_sums: bool = True
     """An Activate voids the sums of attempts that did not commit."""

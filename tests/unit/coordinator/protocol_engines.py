@@ -33,8 +33,7 @@ STAGED = Staged(
 class Engines(ABC):
     """What engines may do next."""
 
-    def __init__(self, cluster: Cluster, rules: Rules, num_steps: int, *, reorders: bool) -> None:
-        self.rules = rules
+    def __init__(self, cluster: Cluster, num_steps: int, *, reorders: bool) -> None:
         self.reorders = reorders
         self.num_steps = num_steps
         self.nodes = tuple(cluster.engine_ids)
@@ -43,7 +42,7 @@ class Engines(ABC):
         self.runs: list[JobRun] = []
         """What the coordinator knew, by number."""
         self.plans = Plans()
-        self.models = [EngineModel(each, self.plans, num_steps, rules) for each in self.ids]
+        self.models = [EngineModel(each, self.plans, num_steps) for each in self.ids]
 
     @abstractmethod
     def _coordinator_hears(self, state: State, index: int) -> State:
@@ -88,7 +87,7 @@ class Engines(ABC):
         assert member is not None
         if isinstance(command, Stop):
             return self._remove(self._answer(state, index, "stop", generation, Stopped()), index)
-        if generation < member.generation and self.rules.refuse_stale:
+        if generation < member.generation and Rules.refuse_stale:
             return state  # refused: nobody waits for the answer any more [4]
         member, answer = self.models[index].carry_out(
             member,
@@ -173,7 +172,7 @@ class Engines(ABC):
     def _sum_is_complete(self, state: State, index: int, member: Member, plan: EnginePlan) -> bool:
         mine = dict(plan.layers)[self.ids[index]]
         owners = {self.index[e] for e, layers in plan.layers if layers & mine}
-        if not self.rules.followers_sum:
+        if not Rules.followers_sum:
             owners &= {self.index[e] for chain in plan.chains for e in chain} | {index}
         joined = {j[2] for j in state.joined if j[:2] == (member.plan, member.steps)}
         return owners <= joined
@@ -202,14 +201,14 @@ class Engines(ABC):
 
     def _all_have_voted(self, state: State, member: Member, plan: EnginePlan) -> bool:
         wanted = {self.index[e] for e, _ in plan.layers}
-        if not self.rules.followers_sum:
+        if not Rules.followers_sum:
             wanted = {self.index[e] for chain in plan.chains for e in chain}
         return wanted <= self._votes(state, member).keys()
 
     def _commit(self, state: State, index: int, member: Member) -> State:
         marks = set(self._votes(state, member).values())
         next_generation = marks.pop() if len(marks) == 1 else 0
-        if not self.rules.all_hold_the_mark:
+        if not Rules.all_hold_the_mark:
             next_generation = member.mark
         committed, report = self.models[index].commit(member, next_generation)
         state = self._put_member(state, index, committed)

@@ -41,7 +41,6 @@ from unit.coordinator.engine_state import (
     NOON,
     Lack,
     Member,
-    Rules,
     Said,
     Start,
     ViolationError,
@@ -110,8 +109,6 @@ class Model(Engines):
         num_faults: int,
         num_crashes: int,
         num_steps: int = 2,
-        rules: Rules | None = None,
-        stores: bool = True,
         reorders: bool = False,
         cluster: Cluster = EVEN,
         drains: bool = False,
@@ -124,18 +121,16 @@ class Model(Engines):
             num_faults: how many nodes may die.
             num_crashes: how often the coordinator may crash.
             num_steps: of the job.
-            rules: what engines keep to.
-            stores: whether the coordinator's decisions outlive it.
             reorders: whether directives of one engine may overtake one another.
             cluster: the nodes.
             drains: whether the first node is to be freed.
             num_failures: how often an engine may be unable to make its place ready.
             num_lacks: how often one may be unable to make its groups, whoever lives.
         """
-        super().__init__(cluster, rules or Rules(), num_steps, reorders=reorders)
+        super().__init__(cluster, num_steps, reorders=reorders)
         self.cluster = cluster
         self.num_faults = num_faults
-        self.keeps_stored = num_crashes > 0 and stores
+        self.keeps_stored = num_crashes > 0
         self.questions: list[PlanQuery] = []
         self._run_numbers: dict[Any, int] = {}
         self._question_numbers: dict[PlanQuery, int] = {}
