@@ -230,13 +230,13 @@ def recovery_lines(recovery: Recovery) -> str:
     phases = ", ".join(
         f"{phase.name} {phase.duration_seconds * 1e3:.0f} ms" for phase in recovery.phases
     )
+    figures = ", ".join(f"{name} {s * 1e3:.0f} ms" for name, s in recovery.figures.items())
     return (
         f"[bold]{recovery.cause} ({changed})[/]: templates of {before} nodes -> {after} nodes\n"
         f"  {phases}\n"
         f"  copied {recovery.copied_bytes / 1e6:.1f} MB, "
         f"redid {recovery.redone_microbatches} microbatches, "
-        f"paused for {recovery.pause_seconds * 1e3:.0f} ms, "
-        f"all in their places after {recovery.seconds * 1e3:.0f} ms"
+        f"{figures}"
     )
 
 

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from benchmarks.common.intervals import Interval, length, union
@@ -23,15 +23,15 @@ class Anatomy:
     """
 
     seconds_to_noticed: float
-    """From the kill until somebody noticed, as the coordinator recorded it."""
-    seconds_to_all_fenced: float
-    """From the kill until the last survivor had seen the new generation."""
-    seconds_to_all_active: float
-    """From the kill until every survivor can take part in the step's sums again."""
-    recovery_seconds: float
-    """From the kill until all of them are where they can compute and commit."""
-    reported_pause_seconds: float
-    """What the coordinator recorded: from when the loss was noticed."""
+    """From the kill until some engine or agent saw it: what the coordinator takes for the fault."""
+    fence_seconds: float
+    """From the kill until the last survivor was fenced."""
+    resume_seconds: float
+    """From the kill until all survivors take part in the step again."""
+    regrow_seconds: float
+    """From the kill until every survivor has a pipeline again."""
+    recorded_seconds: dict[str, float] = field(default_factory=dict)
+    """The coordinator's figures: detect, fence, resume, regrow, idle, lost, as far as known."""
     nobody_computed_seconds: dict[str, float]
     """Within the recovery, by what most engines did instead."""
     usual_nobody_computed_seconds: float
@@ -89,10 +89,10 @@ def dissect(traces: Sequence[EngineTrace], hurt: Hurt, recovery: Recovery) -> An
     begun = [times_computed(traces, number) for number in (step, step + 1)]
     return Anatomy(
         seconds_to_noticed=_noticed(recovery) - hurt.time,
-        seconds_to_all_fenced=max(fences) - hurt.at,
-        seconds_to_all_active=max(active) - hurt.at,
-        recovery_seconds=end - hurt.at,
-        reported_pause_seconds=recovery.pause_seconds,
+        fence_seconds=max(fences) - hurt.at,
+        resume_seconds=max(active) - hurt.at,
+        regrow_seconds=end - hurt.at,
+        recorded_seconds=recovery.figures,
         nobody_computed_seconds=nobody_computes(
             [engine for engine in traces if engine is not engines[hurt.node_id]], window
         ),

@@ -77,10 +77,12 @@ def summarize(figures: Sequence[Anatomy], control: float) -> dict[str, dict[str,
     """Return median, 95th percentile and maximum of every figure."""
     columns: dict[str, Iterable[float]] = {
         "kill to noticed, s": (f.seconds_to_noticed for f in figures),
-        "kill to all fenced, s": (f.seconds_to_all_fenced for f in figures),
-        "kill to all taking part in the step again, s": (f.seconds_to_all_active for f in figures),
-        "kill to the last survivor computing again, s": (f.recovery_seconds for f in figures),
-        "pause_seconds as recorded, s": (f.reported_pause_seconds for f in figures),
+        "fence_seconds": (f.fence_seconds for f in figures),
+        "resume_seconds": (f.resume_seconds for f in figures),
+        "regrow_seconds": (f.regrow_seconds for f in figures),
+        "resume_seconds as recorded": (
+            f.recorded_seconds["resume"] for f in figures if "resume" in f.recorded_seconds
+        ),
         "nobody computed, s": (sum(f.nobody_computed_seconds.values()) for f in figures),
         "the same in as long a time of undisturbed steps, s": (
             f.usual_nobody_computed_seconds for f in figures

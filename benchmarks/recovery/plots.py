@@ -7,9 +7,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 _CURVES = {
-    "seconds_to_all_fenced": "all fenced",
-    "seconds_to_all_active": "all taking part in the step again",
-    "recovery_seconds": "last survivor computing again",
+    "fence_seconds": "fence: the last survivor is fenced",
+    "resume_seconds": "resume: all survivors take part in the step",
+    "regrow_seconds": "regrow: every survivor has a pipeline",
 }
 
 

@@ -198,9 +198,26 @@ class Recovery(Body):
     redone_microbatches: int = Field(description="Microbatches computed a second time.")
     copied_bytes: int = Field(description="Bytes copied between engines.")
     phases: tuple[RecoveryPhase, ...] = Field(description="They may overlap.")
-    pause_seconds: float = Field(
-        description="From the fault until the last engine that had to stop could take part in "
-        "steps again; those who lost their pipeline are idle until end_time."
+    detect_seconds: float | None = Field(
+        description="From the fault until the loss was noticed. This and the next three are null "
+        "when nothing was lost."
+    )
+    fence_seconds: float | None = Field(
+        description="From the fault until the last survivor was fenced."
+    )
+    resume_seconds: float | None = Field(
+        description="From the fault until all survivors took part in the step again; null when "
+        "the recovery ended before that, as for the next one."
+    )
+    regrow_seconds: float | None = Field(
+        description="From the fault until every survivor had a pipeline again."
+    )
+    idle_seconds: float | None = Field(
+        description="How long nobody computed; null when that is not known."
+    )
+    lost_seconds: float | None = Field(
+        description="The length of the step that was hit minus the median of the next 3 to 10 "
+        "whole steps on the plan that finished it; null until they are done, or without them."
     )
     lost_accelerator_seconds: dict[str, float] = Field(description="By kind: idle, redone.")
     start_time: Time = Field(description="When the fault happened, as near as it is known.")
@@ -211,6 +228,19 @@ class Recovery(Body):
     pipeline_sizes_before: tuple[int, ...] = Field(description="Nodes of each pipeline before.")
     pipeline_sizes_after: tuple[int, ...] = Field(description="Nodes of each pipeline after.")
     reason: str = Field(description="Why this plan, in words.")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures that are known, in s: detect, fence, resume, regrow, idle, lost."""
+        named = {
+            "detect": self.detect_seconds,
+            "fence": self.fence_seconds,
+            "resume": self.resume_seconds,
+            "regrow": self.regrow_seconds,
+            "idle": self.idle_seconds,
+            "lost": self.lost_seconds,
+        }
+        return {name: seconds for name, seconds in named.items() if seconds is not None}
 
     @property
     def seconds(self) -> float:

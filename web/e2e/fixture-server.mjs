@@ -139,7 +139,12 @@ const RECOVERIES = [
       { name: "quiesce", start_time: at(31.1), duration_seconds: 0.031 },
       { name: "copy", start_time: at(31.2), duration_seconds: 0.21 },
     ],
-    pause_seconds: 0.42,
+    detect_seconds: 0.056,
+    fence_seconds: 0.087,
+    resume_seconds: 0.42,
+    regrow_seconds: 0.5,
+    idle_seconds: 0,
+    lost_seconds: null,
     lost_accelerator_seconds: { idle: 0.5, redone: 1.1 },
     start_time: at(31),
     end_time: at(31.5),
@@ -164,7 +169,7 @@ const EVENTS = [
   event(1, 0, "job_created", "job-1 was submitted"),
   event(2, 6, "job_running", "job-1 trains on 5 nodes as pipelines of 2 and 3 nodes"),
   event(3, 31, "node_lost", "node-3 was lost: its process ended"),
-  event(4, 31.5, "recovery_finished", "job-1 trains on in generation 2 after a pause of 0.42 s"),
+  event(4, 31.5, "recovery_finished", "job-1 trains on in generation 2"),
 ];
 
 const list = (name, items) => ({ [name]: items, next_page_token: "" });

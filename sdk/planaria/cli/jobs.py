@@ -11,6 +11,7 @@ from planaria._calls import Call
 from planaria._connection import read
 from planaria._words import counted
 from planaria.cli import options
+from planaria.cli.job_report import event_text
 from planaria.cli.output import (
     console,
     evaluation_text,
@@ -22,7 +23,6 @@ from planaria.cli.output import (
     state_text,
 )
 from planaria.cli.plans import print_plan
-from planaria.cli.story import event_text
 from planaria.client import Client
 from planaria.models import Job, Recovery, StepMetrics
 
@@ -113,12 +113,28 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
         out.print()
         print_table(
             (
-                *("#", "CAUSE", "LOST", "JOINED", "PAUSE", "ALL IN PLACE"),
+                *("#", "CAUSE", "LOST", "JOINED"),
+                *_FIGURES.values(),
                 *("COPIED", "REDONE", "PIPELINES OF NODES"),
             ),
             (_recovery_row(recovery) for recovery in recoveries),
             empty="",
         )
+
+
+_FIGURES = {
+    "detect": "DETECT",
+    "fence": "FENCE",
+    "resume": "RESUME",
+    "regrow": "REGROW",
+    "idle": "IDLE",
+    "lost": "LOST TIME",
+}
+"""Figures of a recovery and their columns."""
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
 
 
 def _recovery_row(recovery: Recovery) -> tuple[str, ...]:
@@ -128,8 +144,7 @@ def _recovery_row(recovery: Recovery) -> tuple[str, ...]:
         recovery.cause,
         ", ".join(recovery.nodes_lost) or "-",
         ", ".join(recovery.nodes_joined) or "-",
-        f"{recovery.pause_seconds:.2f} s",
-        f"{recovery.seconds:.2f} s",
+        *(_seconds(recovery.figures.get(name)) for name in _FIGURES),
         f"{recovery.copied_bytes / 1e6:.1f} MB",
         str(recovery.redone_microbatches),
         f"{'+'.join(map(str, before))} -> {'+'.join(map(str, after))}",

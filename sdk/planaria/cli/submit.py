@@ -13,9 +13,9 @@ from planaria import _calls, tracking
 from planaria._connection import read
 from planaria.aio import AsyncClient
 from planaria.cli import options
+from planaria.cli.job_report import JobReport, Say
 from planaria.cli.output import console, print_error, print_json, print_note
 from planaria.cli.plans import print_plan
-from planaria.cli.story import Say, Story
 from planaria.client import Client
 from planaria.errors import InvalidArgumentError
 from planaria.job import ImportedSpec, JobSpec
@@ -153,7 +153,7 @@ def _follow(address: str | None, job_id: str, as_json: bool) -> None:
 
 async def _tell(address: str | None, job_id: str, say: Say) -> tuple[Job, object]:
     async with AsyncClient(address) as client:
-        await Story(client, job_id, say).tell()
+        await JobReport(client, job_id, say).tell()
         call = _calls.get_job(job_id)
         body = await client.fetch(call)
         return read(call, body), body

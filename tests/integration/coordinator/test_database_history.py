@@ -86,12 +86,28 @@ async def test_recoveries(with_job: SqlDatabase) -> None:
         rest = await work.recoveries.page("job-1", page_size=2, page_token=page.next_page_token)
         assert [recovery.id for recovery in rest.items] == [3]
         await work.commit()
+    async with with_job.unit_of_work() as work:
+        await work.recoveries.save_lost_seconds("job-1", 3, 1.5)
+        await work.recoveries.save(replace(RECOVERY, id=3, cause="node_joined"))
+        newest = await work.recoveries.newest("job-1")
+        await work.commit()
+    assert newest is not None
+    assert (newest.id, newest.lost_seconds) == (3, 1.5)
 
     totals = await with_job.totals()
     assert totals.jobs == {JobState.RUNNING: 1}
     assert totals.recoveries["node_lost"] == RecoveryTotals(
-        count=2, pause_seconds=0.5, copied_bytes=2000, redone_microbatches=8
+        count=2,
+        detect_seconds=0.2,
+        fence_seconds=0.3,
+        resume_seconds=0.5,
+        regrow_seconds=1.0,
+        idle_seconds=0.0,
+        lost_seconds=0.0,
+        copied_bytes=2000,
+        redone_microbatches=8,
     )
+    assert totals.recoveries["node_joined"].lost_seconds == 1.5
     assert set(totals.recoveries) == {"node_lost", "node_joined"}
 
 
@@ -104,6 +120,7 @@ async def test_a_step_is_recorded_once(with_job: SqlDatabase) -> None:
         page = await work.step_metrics.page("job-1", page_size=10, page_token="")
         assert page.items == (metrics(0), metrics(1), metrics(2))
         assert await work.step_metrics.newest("job-1", 2) == [metrics(1), metrics(2)]
+        assert await work.step_metrics.since("job-1", 1, 1) == [metrics(1)]
 
 
 async def test_logs_are_bounded_per_job(database: SqlDatabase) -> None:

@@ -99,7 +99,16 @@ def traces() -> list[EngineTrace]:
 def dissected(traces: list[EngineTrace], kill: Hurt = KILL) -> Anatomy:
     noticed = datetime.fromtimestamp(1000.55, UTC)
     recovery = Recovery.model_construct(
-        id=1, cause="node_lost", pause_seconds=0.1, start_time=noticed, generation=3
+        id=1,
+        cause="node_lost",
+        start_time=noticed,
+        generation=3,
+        detect_seconds=0.01,
+        fence_seconds=0.05,
+        resume_seconds=0.1,
+        regrow_seconds=0.2,
+        idle_seconds=0.0,
+        lost_seconds=None,
     )
     return dissect(traces, kill, recovery)
 
@@ -107,9 +116,9 @@ def dissected(traces: list[EngineTrace], kill: Hurt = KILL) -> Anatomy:
 def test_times_count_from_the_kill(traces: list[EngineTrace]) -> None:
     anatomy = dissected(traces)
     assert anatomy.seconds_to_noticed == pytest.approx(0.05)
-    assert anatomy.seconds_to_all_fenced == pytest.approx(0.1)
-    assert anatomy.seconds_to_all_active == pytest.approx(0.2)
-    assert anatomy.recovery_seconds == pytest.approx(0.2)  # nobody who lives had to stop
+    assert anatomy.fence_seconds == pytest.approx(0.1)
+    assert anatomy.resume_seconds == pytest.approx(0.2)
+    assert anatomy.regrow_seconds == pytest.approx(0.2)  # nobody who lives had to stop
 
 
 def test_the_tenth_engine_of_a_job_is_later_than_its_second(traces: list[EngineTrace]) -> None:
@@ -138,7 +147,7 @@ def test_the_recovery_lasts_until_the_wounded_compute_again(traces: list[EngineT
     broken = pipeline_of(*(stage_on(node, layer, 1) for layer, node in enumerate("cd")))
     plan = plan_of(*KILL.plan.pipelines[:2], broken)
     anatomy = dissected([*traces, wounded], replace(KILL, plan=plan))
-    assert anatomy.recovery_seconds == pytest.approx(0.7)
+    assert anatomy.regrow_seconds == pytest.approx(0.7)
 
 
 def test_the_step_that_was_hit_is_compared_with_one_that_others_do_from_its_start(

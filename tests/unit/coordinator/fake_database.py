@@ -235,7 +235,22 @@ class _Recoveries(_Table):
         others = [
             r for r in self.t.recoveries if (r.job_id, r.id) != (recovery.job_id, recovery.id)
         ]
-        self.t.recoveries[:] = sorted((*others, recovery), key=lambda r: r.id)
+        known = await self._find(recovery.job_id, recovery.id)
+        lost_seconds = known.lost_seconds if known is not None else recovery.lost_seconds
+        saved = replace(recovery, lost_seconds=lost_seconds)
+        self.t.recoveries[:] = sorted((*others, saved), key=lambda r: r.id)
+
+    async def save_lost_seconds(self, job_id: str, recovery_id: int, seconds: float) -> None:
+        for index, each in enumerate(self.t.recoveries):
+            if (each.job_id, each.id) == (job_id, recovery_id):
+                self.t.recoveries[index] = replace(each, lost_seconds=seconds)
+
+    async def newest(self, job_id: str) -> Recovery | None:
+        return next((r for r in reversed(self.t.recoveries) if r.job_id == job_id), None)
+
+    async def _find(self, job_id: str, recovery_id: int) -> Recovery | None:
+        found = (r for r in self.t.recoveries if (r.job_id, r.id) == (job_id, recovery_id))
+        return next(found, None)
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
         found = [r for r in self.t.recoveries if r.job_id == job_id]
@@ -250,6 +265,10 @@ class _Steps(_Table):
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[StepMetrics]:
         found = [s for (job, _), s in sorted(self.t.steps.items()) if job == job_id]
         return _page(found, page_size, page_token)
+
+    async def since(self, job_id: str, step: int, limit: int) -> Sequence[StepMetrics]:
+        found = [s for (job, _), s in sorted(self.t.steps.items()) if job == job_id]
+        return [s for s in found if s.step >= step][:limit]
 
     async def newest(self, job_id: str, limit: int) -> Sequence[StepMetrics]:
         return [s for (job, _), s in sorted(self.t.steps.items()) if job == job_id][-limit:]

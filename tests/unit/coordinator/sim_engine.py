@@ -1,6 +1,7 @@
 """An engine of the simulation: the model of one engine, with directives by id and a clock."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason
@@ -24,6 +25,7 @@ from planaria_coordinator.domain.engines.outcome import (
     Digested,
     Exported,
     Failure,
+    FenceReport,
     Outcome,
     Staged,
     Stopped,
@@ -50,6 +52,7 @@ class SimEngine:
     activates: dict[int, Activate] = field(default_factory=dict)
     """By number of the plan."""
     results: dict[str, Outcome] = field(default_factory=dict)
+    compute_end_time: datetime | None = None
 
     @property
     def id(self) -> str:
@@ -154,6 +157,8 @@ class SimEngine:
                 copy_end_time=now if command.layers else None,
                 num_communicators=1,
             )
+        if isinstance(said, FenceReport):
+            return replace(said, compute_end_time=self.compute_end_time)
         return said  # type: ignore[return-value]
 
     def _end_of_job(self, command: Command) -> Outcome | None:
@@ -198,6 +203,7 @@ class SimEngine:
         self.member = self.member._replace(
             gradients=self.model.assigned(self.member), sums=self.active_generation
         )
+        self.compute_end_time = self.clock.now()
         self.progress += 1
 
     def commit(self, record: CommitRecord) -> Outcome | None:
@@ -205,7 +211,10 @@ class SimEngine:
         if record.step != self.committed_steps:
             self.violations.append(f"{self.id} commits {record.step} at {self.committed_steps}")
         self.member, report = self.model.commit(self.member, record.next_generation)
+        self.compute_end_time = self.clock.now()
         self.progress += 1
+        if isinstance(report, FenceReport):
+            report = replace(report, compute_end_time=self.compute_end_time)
         return report
 
     def switch(self) -> Outcome | None:

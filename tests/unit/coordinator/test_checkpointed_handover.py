@@ -73,7 +73,7 @@ async def change_over(world: World, say: Say) -> Shares:
 
 async def assert_it_goes_on(world: World, change: str) -> None:
     assert world.run.transition is None
-    assert world.recoveries[-1].pause_seconds == 0.0
+    assert world.recoveries[-1].idle_seconds == 0.0
     assert len(world.members()) == (6 if change == "join" else 3)
     while (await world.job()).step < 4:
         await world.train()

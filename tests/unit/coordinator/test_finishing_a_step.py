@@ -55,7 +55,11 @@ async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> N
     assert not any(e.active and e.active.followers for e in world.members())
     (recovery,) = world.recoveries
     assert recovery.cause == "node_lost"
-    assert recovery.pause_seconds == pytest.approx(0.25)
+    assert recovery.detect_seconds == recovery.fence_seconds == 0.0
+    assert recovery.resume_seconds == pytest.approx(0.25)
+    assert recovery.regrow_seconds == pytest.approx(3.25)
+    assert recovery.idle_seconds == 0.0
+    assert recovery.hit_step == 1
     assert (recovery.end_time - recovery.start_time).total_seconds() == pytest.approx(3.25)
     assert recovery.lost_accelerator_seconds["idle"] == pytest.approx(3.25)
     assert recovery.lost_accelerator_seconds["redone"] == 1.0
@@ -74,7 +78,7 @@ async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> N
     await world.stop()
 
 
-async def test_parking_after_the_step_counts_as_idle_time() -> None:
+async def test_stopping_after_the_step_delays_the_regrowth() -> None:
     """The fault took 0 s, and a place could not be made ready beside training."""
     world = await pairs()
     agent = world.agents["n1"]
@@ -95,8 +99,9 @@ async def test_parking_after_the_step_counts_as_idle_time() -> None:
     agent.release()
     await world.settle()
     (recovery,) = world.recoveries
-    assert recovery.pause_seconds == pytest.approx(0.25)
-    assert (recovery.end_time - recovery.start_time).total_seconds() > 2.0
+    assert recovery.idle_seconds == 0.0, "all but one have their assignments at once"
+    assert recovery.regrow_seconds is not None
+    assert recovery.regrow_seconds > 2.0
     await world.stop()
 
 

@@ -30,7 +30,8 @@ async def test_a_join_costs_no_engine_anything() -> None:
     assert grown == {"productive"}
     (recovery,) = world.recoveries
     assert (recovery.cause, recovery.nodes_joined) == ("node_joined", ("n9",))
-    assert recovery.pause_seconds == 0.0
+    assert recovery.idle_seconds == 0.0
+    assert recovery.resume_seconds is None
     assert recovery.lost_accelerator_seconds == {"idle": 0.0, "redone": 0.0}
     assert recovery.copied_bytes == 600
     assert {"plan", "copy", "rebuild", "resume"} == {phase.name for phase in recovery.phases}
@@ -68,7 +69,7 @@ async def test_a_drained_node_leaves_at_a_commit() -> None:
     assert (await world.job()).state is JobState.RUNNING
     await world.train(2)
     (recovery,) = world.recoveries
-    assert (recovery.cause, recovery.pause_seconds) == ("node_drained", 0.0)
+    assert (recovery.cause, recovery.idle_seconds) == ("node_drained", 0.0)
     assert recovery.redone_microbatches == 0
     assert not world.agents["n1"].engines
     assert (await world.job()).step == 3
@@ -87,7 +88,7 @@ async def test_a_coordinator_restarted_during_staging_begins_the_change_again() 
     assert "recovery_started" not in world.event_types()
     assert "fence_complete" not in world.event_types()
     (recovery,) = world.recoveries
-    assert (recovery.nodes_joined, recovery.pause_seconds) == (("n9",), 0.0)
+    assert (recovery.nodes_joined, recovery.idle_seconds) == (("n9",), 0.0)
     await world.stop()
 
 

@@ -118,7 +118,9 @@ async def test_each_loss_while_the_job_finishes_is_a_story_of_its_own() -> None:
     await world.kill_node("n1")
     _, second = world.recoveries
     assert second.nodes_lost == ("n1",)
-    assert second.pause_seconds < 5.0
+    assert second.resume_seconds is None, "the job was over"
+    assert second.fence_seconds is not None
+    assert second.fence_seconds < 5.0
     for agent in world.agents.values():
         agent.release()
     await world.settle()

@@ -221,7 +221,12 @@ async def test_what_is_lost_while_engines_start_for_a_job_that_waits_is_the_same
     assert (await world.job()).state is JobState.RUNNING
     (recovery,) = world.recoveries
     assert sorted(recovery.nodes_lost) == ["n0", "n2", "n4", "n5"]
-    assert recovery.pause_seconds > 12
+    assert recovery.resume_seconds is not None
+    assert recovery.fence_seconds is not None
+    assert recovery.fence_seconds < 12 < recovery.resume_seconds
+    assert recovery.regrow_seconds == recovery.resume_seconds
+    assert recovery.idle_seconds is not None
+    assert recovery.idle_seconds > 12
     await world.stop()
 
 

@@ -42,7 +42,12 @@ RECOVERY = Recovery(
     generation=2,
     start_time=NOON,
     end_time=NOON,
-    pause_seconds=0.25,
+    detect_seconds=0.1,
+    fence_seconds=0.15,
+    resume_seconds=0.25,
+    regrow_seconds=0.5,
+    idle_seconds=0.0,
+    hit_step=7,
     nodes_lost=("a",),
     phases=(RecoveryPhase(name="detect", start_time=NOON, duration_seconds=0.1),),
     redone_microbatches=4,
@@ -315,7 +320,15 @@ class FakeStatistics:
             jobs={JobState.RUNNING: 1},
             recoveries={
                 "node_lost": RecoveryTotals(
-                    count=2, pause_seconds=0.5, copied_bytes=1000, redone_microbatches=4
+                    count=2,
+                    detect_seconds=0.2,
+                    fence_seconds=0.3,
+                    resume_seconds=0.5,
+                    regrow_seconds=1.0,
+                    idle_seconds=0.0,
+                    lost_seconds=1.5,
+                    copied_bytes=1000,
+                    redone_microbatches=4,
                 )
             },
             num_events=3,

@@ -72,7 +72,8 @@ async def test_metrics(client: httpx.AsyncClient, coordinator: FakeCoordinator) 
     assert samples["nodes", "LOST"] == 1
     assert samples["heartbeat_age_seconds", "a"] == 2.0
     assert samples["recoveries_total", "node_lost"] == 2
-    assert samples["recovery_pause_seconds_total", "node_lost"] == 0.5
+    assert samples["recovery_resume_seconds_total", "node_lost"] == 0.5
+    assert samples["recovery_lost_seconds_total", "node_lost"] == 1.5
     assert samples["job_step", "job-1"] == 3
     assert samples["job_tokens_per_second", "job-1"] == 100.0
     assert samples["events_total",] == 3

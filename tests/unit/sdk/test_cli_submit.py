@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planaria.cli.story import Progress, event_text
+from planaria.cli.job_report import Progress, event_text
 from planaria.job_file import load_job_file
 from planaria.models import Event, Job
 from unit.sdk.cli import Run
@@ -92,8 +92,9 @@ def test_follow_prints_the_job_to_its_end(run: Run, coordinator: FakeApi, job_fi
     assert lines[0] == "job-1"
     assert "RUNNING  step 3/10  loss 5.2500  1,234 tokens/s" in lines
     assert sum("event 1 [of node_lost]" in line for line in lines) == 1, "told once"
-    recovery = "          copied 2.5 MB between engines, computed 2 microbatches again"
-    assert lines.count(recovery) == 1
+    figures = "detect 10 ms, fence 50 ms, resume 125 ms, regrow 500 ms, idle 0 ms"
+    cost = "copied 2.5 MB between engines, computed 2 microbatches again"
+    assert lines.count(f"          {figures}, {cost}") == 1
     assert lines[-1] == "final digest abcd"
 
 

@@ -1,7 +1,19 @@
-import { between, bytes, clock, count, seconds } from "../services/format";
+import { bytes, clock, count, seconds } from "../services/format";
 import type { Recovery } from "../services/jobs";
 
 const join = (names: readonly string[]) => (names.length > 0 ? names.join(", ") : "—");
+
+const known = (value: number | null) => (value === null ? "—" : seconds(value));
+
+/** Figures in the order in which they pass; the first four count from the fault. */
+const FIGURES = [
+  ["Detect", "detect_seconds", "From the fault until the loss was noticed"],
+  ["Fence", "fence_seconds", "From the fault until the last survivor was fenced"],
+  ["Resume", "resume_seconds", "From the fault until all survivors took part in the step again"],
+  ["Regrow", "regrow_seconds", "From the fault until every survivor had a pipeline again"],
+  ["Idle", "idle_seconds", "How long nobody computed"],
+  ["Lost", "lost_seconds", "The step that was hit minus the median of the next whole ones"],
+] as const;
 
 /** What each change of plan cost, the newest first. */
 export function Recoveries({ recoveries }: { recoveries: readonly Recovery[] }) {
@@ -11,13 +23,16 @@ export function Recoveries({ recoveries }: { recoveries: readonly Recovery[] }) 
         <tr>
           <th scope="col">When</th>
           <th scope="col">Cause</th>
-          <th scope="col">Lost</th>
-          <th scope="col">Joined</th>
+          <th scope="col">Nodes lost</th>
+          <th scope="col">Nodes joined</th>
           <th scope="col">Nodes of the pipelines</th>
           <th scope="col">Copied</th>
           <th scope="col">Redone</th>
-          <th scope="col">Pause</th>
-          <th scope="col">All in place</th>
+          {FIGURES.map(([name, , meaning]) => (
+            <th key={name} scope="col" title={meaning}>
+              {name}
+            </th>
+          ))}
           <th scope="col">Phases</th>
         </tr>
       </thead>
@@ -49,8 +64,9 @@ function Row({ recovery }: { recovery: Recovery }) {
         {count(recovery.redone_microbatches)}{" "}
         {recovery.redone_microbatches === 1 ? "microbatch" : "microbatches"}
       </td>
-      <td>{recovery.end_time ? seconds(recovery.pause_seconds) : "goes on"}</td>
-      <td>{recovery.end_time ? seconds(between(recovery.start_time, recovery.end_time)) : "—"}</td>
+      {FIGURES.map(([name, field]) => (
+        <td key={name}>{known(recovery[field])}</td>
+      ))}
       <td>
         <ul className="plain">
           {recovery.phases.map((phase) => (

@@ -7,11 +7,6 @@ export function seconds(value: number): string {
   return `${Math.round(value * 1000)} ms`;
 }
 
-/** Seconds from one time to another. */
-export function between(start: string, end: string): number {
-  return (Date.parse(end) - Date.parse(start)) / 1000;
-}
-
 /** Whole seconds, minutes or hours since a moment, both in milliseconds. */
 export function age(sinceMs: number, nowMs: number): string {
   const passed = Math.max(0, Math.round((nowMs - sinceMs) / 1000));

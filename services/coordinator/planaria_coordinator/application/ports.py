@@ -182,7 +182,15 @@ class RecoveryRepository(Protocol):
     """Recoveries of jobs."""
 
     async def save(self, recovery: Recovery) -> None:
-        """Insert, or replace the one of this id."""
+        """Insert, or replace the one of this id; its `lost_seconds` stay as they are."""
+        ...
+
+    async def save_lost_seconds(self, job_id: str, recovery_id: int, seconds: float) -> None:
+        """Add what is known only some steps after the recovery."""
+        ...
+
+    async def newest(self, job_id: str) -> Recovery | None:
+        """Return the newest, None before the first."""
         ...
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
@@ -199,6 +207,10 @@ class StepMetricsRepository(Protocol):
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[StepMetrics]:
         """List by step, the oldest first."""
+        ...
+
+    async def since(self, job_id: str, step: int, limit: int) -> Sequence[StepMetrics]:
+        """List steps from one on, the oldest first."""
         ...
 
     async def newest(self, job_id: str, limit: int) -> Sequence[StepMetrics]:

@@ -9,10 +9,15 @@ from planaria_coordinator.domain.job.job import JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryTotals:
-    """What the recoveries of one cause came to."""
+    """What the recoveries of one cause came to; an unknown figure adds nothing."""
 
     count: int
-    pause_seconds: float
+    detect_seconds: float
+    fence_seconds: float
+    resume_seconds: float
+    regrow_seconds: float
+    idle_seconds: float
+    lost_seconds: float
     copied_bytes: int
     redone_microbatches: int
 

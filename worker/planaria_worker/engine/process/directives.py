@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -68,6 +68,7 @@ class Directives:
         self._layer_work = layer_work
         self._checkpointer = checkpointer
         self._store = resources.store
+        self._stopwatch = resources.stopwatch
         self._vitals = vitals
         self._answer = answer
         self._stop = stop
@@ -161,6 +162,10 @@ class Directives:
         else:
             report.applied_generation = retained_work.generation
             report.kept_microbatches.extend(retained_work.kept(committed_steps))
+        idle_seconds = self._stopwatch.idle_seconds
+        if idle_seconds is not None:
+            compute_end = self._clock.now() - timedelta(seconds=idle_seconds)
+            report.compute_end_time.CopyFrom(convert.timestamp(compute_end))
         self._failpoints.hit("report", committed_steps)
         self._finish(directive, fence_report=report)
 

@@ -25,6 +25,7 @@ class Stopwatch:
         self._last = now()
         self._step = 0
         self._seconds: dict[str, float] = {}
+        self._compute_end: float | None = None
         self.laps = 0
         self.longest_seconds = 0.0
 
@@ -43,7 +44,16 @@ class Stopwatch:
         self.laps += 1
         if kind in _COMPUTING:
             self.longest_seconds = max(self.longest_seconds, seconds)
+            self._compute_end = now
         return seconds
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """Seconds since the last pass or update was finished; None before the first.
+
+        An aborted pass does not count: its result is thrown away.
+        """
+        return None if self._compute_end is None else self._now() - self._compute_end
 
     @property
     def seconds(self) -> dict[str, float]:

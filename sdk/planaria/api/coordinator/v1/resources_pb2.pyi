@@ -586,7 +586,12 @@ class Recovery(_message.Message):
     REDONE_MICROBATCHES_FIELD_NUMBER: _builtins.int
     COPIED_BYTES_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
-    PAUSE_SECONDS_FIELD_NUMBER: _builtins.int
+    DETECT_SECONDS_FIELD_NUMBER: _builtins.int
+    FENCE_SECONDS_FIELD_NUMBER: _builtins.int
+    RESUME_SECONDS_FIELD_NUMBER: _builtins.int
+    REGROW_SECONDS_FIELD_NUMBER: _builtins.int
+    IDLE_SECONDS_FIELD_NUMBER: _builtins.int
+    LOST_SECONDS_FIELD_NUMBER: _builtins.int
     LOST_ACCELERATOR_SECONDS_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
@@ -603,9 +608,23 @@ class Recovery(_message.Message):
     """Microbatches computed a second time."""
     copied_bytes: _builtins.int
     """Bytes copied between engines."""
-    pause_seconds: _builtins.float
-    """Seconds from the fault until the last surviving engine that had to stop could take part in
-    steps again; those who lost their pipeline are idle until end_time.
+    detect_seconds: _builtins.float
+    """Seconds from the fault until the loss was noticed. This and the next three are absent when
+    nothing was lost.
+    """
+    fence_seconds: _builtins.float
+    """Seconds from the fault until the last survivor was fenced."""
+    resume_seconds: _builtins.float
+    """Seconds from the fault until all survivors took part in the step again; absent when the recovery
+    ended before that, as is the next one.
+    """
+    regrow_seconds: _builtins.float
+    """Seconds from the fault until every survivor had a pipeline again."""
+    idle_seconds: _builtins.float
+    """Seconds in which nobody computed; absent when that is not known."""
+    lost_seconds: _builtins.float
+    """Seconds of the step that was hit minus the median of the next 3 to 10 whole steps on the plan
+    that finished it; absent until they are done, or without them.
     """
     reason: _builtins.str
     """Why this plan, in words."""
@@ -652,7 +671,12 @@ class Recovery(_message.Message):
         redone_microbatches: _builtins.int = ...,
         copied_bytes: _builtins.int = ...,
         phases: _abc.Iterable[Global___RecoveryPhase] | None = ...,
-        pause_seconds: _builtins.float = ...,
+        detect_seconds: _builtins.float | None = ...,
+        fence_seconds: _builtins.float | None = ...,
+        resume_seconds: _builtins.float | None = ...,
+        regrow_seconds: _builtins.float | None = ...,
+        idle_seconds: _builtins.float | None = ...,
+        lost_seconds: _builtins.float | None = ...,
         lost_accelerator_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
@@ -660,11 +684,34 @@ class Recovery(_message.Message):
         pipeline_sizes_after: _abc.Iterable[_builtins.int] | None = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_detect_seconds", b"_detect_seconds", "_fence_seconds", b"_fence_seconds", "_idle_seconds", b"_idle_seconds", "_lost_seconds", b"_lost_seconds", "_regrow_seconds", b"_regrow_seconds", "_resume_seconds", b"_resume_seconds", "detect_seconds", b"detect_seconds", "end_time", b"end_time", "fence_seconds", b"fence_seconds", "idle_seconds", b"idle_seconds", "lost_seconds", b"lost_seconds", "regrow_seconds", b"regrow_seconds", "resume_seconds", b"resume_seconds", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "copied_bytes", b"copied_bytes", "end_time", b"end_time", "generation", b"generation", "id", b"id", "lost_accelerator_seconds", b"lost_accelerator_seconds", "nodes_joined", b"nodes_joined", "nodes_lost", b"nodes_lost", "pause_seconds", b"pause_seconds", "phases", b"phases", "pipeline_sizes_after", b"pipeline_sizes_after", "pipeline_sizes_before", b"pipeline_sizes_before", "reason", b"reason", "redone_microbatches", b"redone_microbatches", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_detect_seconds", b"_detect_seconds", "_fence_seconds", b"_fence_seconds", "_idle_seconds", b"_idle_seconds", "_lost_seconds", b"_lost_seconds", "_regrow_seconds", b"_regrow_seconds", "_resume_seconds", b"_resume_seconds", "cause", b"cause", "copied_bytes", b"copied_bytes", "detect_seconds", b"detect_seconds", "end_time", b"end_time", "fence_seconds", b"fence_seconds", "generation", b"generation", "id", b"id", "idle_seconds", b"idle_seconds", "lost_accelerator_seconds", b"lost_accelerator_seconds", "lost_seconds", b"lost_seconds", "nodes_joined", b"nodes_joined", "nodes_lost", b"nodes_lost", "phases", b"phases", "pipeline_sizes_after", b"pipeline_sizes_after", "pipeline_sizes_before", b"pipeline_sizes_before", "reason", b"reason", "redone_microbatches", b"redone_microbatches", "regrow_seconds", b"regrow_seconds", "resume_seconds", b"resume_seconds", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__detect_seconds: _TypeAlias = _typing.Literal["detect_seconds"]  # noqa: Y015
+    _WhichOneofArgType__detect_seconds: _TypeAlias = _typing.Literal["_detect_seconds", b"_detect_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__fence_seconds: _TypeAlias = _typing.Literal["fence_seconds"]  # noqa: Y015
+    _WhichOneofArgType__fence_seconds: _TypeAlias = _typing.Literal["_fence_seconds", b"_fence_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__idle_seconds: _TypeAlias = _typing.Literal["idle_seconds"]  # noqa: Y015
+    _WhichOneofArgType__idle_seconds: _TypeAlias = _typing.Literal["_idle_seconds", b"_idle_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__lost_seconds: _TypeAlias = _typing.Literal["lost_seconds"]  # noqa: Y015
+    _WhichOneofArgType__lost_seconds: _TypeAlias = _typing.Literal["_lost_seconds", b"_lost_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__regrow_seconds: _TypeAlias = _typing.Literal["regrow_seconds"]  # noqa: Y015
+    _WhichOneofArgType__regrow_seconds: _TypeAlias = _typing.Literal["_regrow_seconds", b"_regrow_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__resume_seconds: _TypeAlias = _typing.Literal["resume_seconds"]  # noqa: Y015
+    _WhichOneofArgType__resume_seconds: _TypeAlias = _typing.Literal["_resume_seconds", b"_resume_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__detect_seconds) -> _WhichOneofReturnType__detect_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fence_seconds) -> _WhichOneofReturnType__fence_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_seconds) -> _WhichOneofReturnType__idle_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lost_seconds) -> _WhichOneofReturnType__lost_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__regrow_seconds) -> _WhichOneofReturnType__regrow_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resume_seconds) -> _WhichOneofReturnType__resume_seconds | None: ...
 
 Global___Recovery: _TypeAlias = Recovery  # noqa: Y015
 

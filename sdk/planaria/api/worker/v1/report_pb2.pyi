@@ -494,6 +494,7 @@ class FenceReport(_message.Message):
     KEPT_MICROBATCHES_FIELD_NUMBER: _builtins.int
     IDLE_GROUPS_FIELD_NUMBER: _builtins.int
     MICROBATCH_SECONDS_FIELD_NUMBER: _builtins.int
+    COMPUTE_END_TIME_FIELD_NUMBER: _builtins.int
     committed_steps: _builtins.int
     """Number of steps it has committed."""
     step_compute_seconds: _builtins.float
@@ -538,6 +539,10 @@ class FenceReport(_message.Message):
         members name can go on in the generation that follows.
         """
 
+    @_builtins.property
+    def compute_end_time(self) -> _timestamp_pb2.Timestamp:
+        """When it finished its last pass or update; absent before the first."""
+
     def __init__(
         self,
         *,
@@ -552,10 +557,11 @@ class FenceReport(_message.Message):
         kept_microbatches: _abc.Iterable[_builtins.int] | None = ...,
         idle_groups: _abc.Iterable[Global___IdleGroup] | None = ...,
         microbatch_seconds: _builtins.float = ...,
+        compute_end_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fence_time", b"fence_time", "last_commit", b"last_commit", "park_time", b"park_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compute_end_time", b"compute_end_time", "fence_time", b"fence_time", "last_commit", b"last_commit", "park_time", b"park_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_generation", b"applied_generation", "committed_steps", b"committed_steps", "fence_time", b"fence_time", "finished_microbatches", b"finished_microbatches", "idle_groups", b"idle_groups", "kept_microbatches", b"kept_microbatches", "last_commit", b"last_commit", "layers", b"layers", "microbatch_seconds", b"microbatch_seconds", "park_time", b"park_time", "step_compute_seconds", b"step_compute_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_generation", b"applied_generation", "committed_steps", b"committed_steps", "compute_end_time", b"compute_end_time", "fence_time", b"fence_time", "finished_microbatches", b"finished_microbatches", "idle_groups", b"idle_groups", "kept_microbatches", b"kept_microbatches", "last_commit", b"last_commit", "layers", b"layers", "microbatch_seconds", b"microbatch_seconds", "park_time", b"park_time", "step_compute_seconds", b"step_compute_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -202,7 +202,18 @@ class SqlRecoveries:
         self._transaction = transaction
 
     async def save(self, recovery: Recovery) -> None:
-        insert_or_replace(self._transaction, RECOVERIES, row_of(recovery, RECOVERIES))
+        row = row_of(recovery, RECOVERIES)
+        insert_or_replace(self._transaction, RECOVERIES, row, keep=("lost_seconds",))
+
+    async def save_lost_seconds(self, job_id: str, recovery_id: int, seconds: float) -> None:
+        statement = update(RECOVERIES).where(
+            RECOVERIES.c.job_id == job_id, RECOVERIES.c.id == recovery_id
+        )
+        write(self._transaction, statement.values(lost_seconds=seconds))
+
+    async def newest(self, job_id: str) -> Recovery | None:
+        query = select(RECOVERIES).where(RECOVERIES.c.job_id == job_id)
+        return await find_first(self._transaction, Recovery, query.order_by(RECOVERIES.c.id.desc()))
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
         return await self._listing.page(
@@ -234,6 +245,15 @@ class SqlStepMetrics:
             page_size=page_size,
             page_token=page_token,
         )
+
+    async def since(self, job_id: str, step: int, limit: int) -> Sequence[StepMetrics]:
+        query = (
+            select(STEP_METRICS)
+            .where(STEP_METRICS.c.job_id == job_id, STEP_METRICS.c.step >= step)
+            .order_by(STEP_METRICS.c.step)
+            .limit(limit)
+        )
+        return await find_all(self._transaction, StepMetrics, query)
 
     async def newest(self, job_id: str, limit: int) -> Sequence[StepMetrics]:
         query = (

@@ -81,11 +81,13 @@ def insert_rows(transaction: Transaction, table: Table, rows: Sequence[Mapping[s
         write(transaction, inserting(table), rows)
 
 
-def insert_or_replace(transaction: Transaction, table: Table, row: Mapping[str, Any]) -> None:
-    """Insert a row; when its primary key exists, overwrite the other columns."""
+def insert_or_replace(
+    transaction: Transaction, table: Table, row: Mapping[str, Any], *, keep: tuple[str, ...] = ()
+) -> None:
+    """Insert a row; when its primary key exists, overwrite the other columns but those to keep."""
 
     def upsert(connection: Connection) -> None:
-        connection.execute(_replacing(table, connection.dialect.name), row)
+        connection.execute(_replacing(table, connection.dialect.name, keep), row)
 
     transaction.write(upsert)
 
@@ -130,9 +132,13 @@ def updating(column: Column[str]) -> Update:
 
 
 @cache
-def _replacing(table: Table, dialect: str) -> Insert:
+def _replacing(table: Table, dialect: str, keep: tuple[str, ...]) -> Insert:
     statement = _insert(table, dialect)
-    rest = {each.name: statement.excluded[each.name] for each in table.c if not each.primary_key}
+    rest = {
+        each.name: statement.excluded[each.name]
+        for each in table.c
+        if not each.primary_key and each.name not in keep
+    }
     return statement.on_conflict_do_update(index_elements=table.primary_key, set_=rest)
 
 

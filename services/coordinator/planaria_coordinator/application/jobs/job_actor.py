@@ -10,6 +10,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.dispatcher import Dispatcher
 from planaria_coordinator.application.changes import Changes
+from planaria_coordinator.application.jobs.lost_time import LostTimeMeter
 from planaria_coordinator.application.jobs.projection import NUM_STEPS_FOR_RATE, project
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.ports import (
@@ -102,6 +103,7 @@ class JobActor:
             planner=dependencies.planner,
             retry_seconds=dependencies.options.planner_retry_seconds,
         )
+        self._lost_time = LostTimeMeter(dependencies.database, job.id)
         self._num_open = 0
         self._indexed: Mapping[str, Engine] = {}
         self._engines_by_node: dict[str, list[Engine]] = {}
@@ -185,7 +187,16 @@ class JobActor:
                 await work.jobs.save(self.view())
                 await work.commit()
                 self._forget_steps(steps)
+            await self._measure_lost_time()
+        elif self.run.state.is_terminal:
+            await self._measure_lost_time()
         return newest_signal is None or newest_signal.done()
+
+    async def _measure_lost_time(self) -> None:
+        if self._newest:
+            has_ended = self.run.state.is_terminal
+            if await self._lost_time.measure(self._newest[-1].step, has_ended=has_ended):
+                self.changes.notify()
 
     async def _write_steps(self, work: UnitOfWork) -> Sequence[StepMetrics]:
         steps = tuple(self._new_steps.values())
@@ -281,6 +292,9 @@ class JobActor:
             await work.commit()
             self._forget_steps(steps)
             self.run = decision.run
+        for action in decision.actions:
+            if isinstance(action, RecordRecovery):
+                self._lost_time.note(action.recovery)
 
     async def _write(self, work: UnitOfWork, action: Action) -> None:
         match action:

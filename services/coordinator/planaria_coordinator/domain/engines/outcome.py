@@ -78,6 +78,8 @@ class FenceReport:
     """In which nothing is under way, and that have lost nobody."""
     microbatch_seconds: float = 0.0
     """What one took it in the quickest of the last steps in its place; 0 before there is one."""
+    compute_end_time: datetime | None = None
+    """When it finished its last pass or update; None: it never has."""
     kind: Literal["fence_report"] = "fence_report"
 
 

@@ -128,7 +128,7 @@ def note_activation(turn: Turn, pending: Pending, outcome: Activated) -> None:
     others = tuple(engine_id for engine_id in story.redone_by if engine_id != pending.engine_id)
     turn.note(
         activated={**turn.transition.activated, pending.engine_id: outcome},
-        story=replace(story, redone_by=others),
+        story=replace(story, redone_by=others, has_activated=True),
     )
 
 

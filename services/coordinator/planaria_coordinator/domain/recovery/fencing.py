@@ -112,6 +112,7 @@ def _decide_version(turn: Turn) -> None:
         holdings={e: layers_of_version(report.layers, target) for e, report in reports.items()},
         has_switched=has_switched(run.candidate, reports),
     )
+    _note_fence(turn)
     turn.change(committed_steps=target)
     record = witness_record(reports, target)
     if record is not None:
@@ -128,6 +129,26 @@ def _decide_version(turn: Turn) -> None:
         _roll_forward(turn, record, behind)
     else:
         version_reached(turn)
+
+
+def _note_fence(turn: Turn) -> None:
+    """Note when the last survivor was fenced, and at the first fence, which step was hit.
+
+    Engines that are collected again, and have not activated in between, were fenced before. Where
+    engines got another plan since the last commit, that is in the length of this step, too.
+    """
+    transition, run = turn.transition, turn.run
+    story = transition.story
+    if transition.mode is QuiesceMode.AT_COMMIT or not transition.reports:
+        return
+    if story.fence_time is None and run.last_commit_time is not None:
+        began = run.placement.resume_time if run.placement else None
+        is_clean = began is None or began <= run.last_commit_time
+        story = replace(story, hit_step=transition.target_steps if is_clean else None)
+    if story.fence_time is None or story.has_activated:
+        fence_time = max(report.fence_time for report in transition.reports.values())
+        story = replace(story, fence_time=fence_time, has_activated=False)
+    turn.note(story=story)
 
 
 def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:

@@ -207,7 +207,8 @@ def _merged_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
     if story.cause is Cause.FINISHED:
         return fault_history(turn, fault_time)
     if is_planned_change(turn.transition):  # the fault is what counts now
-        story = replace(story, start_time=min(fault_time, turn.now.time))
+        now = turn.now.time
+        story = replace(story, start_time=min(fault_time, now), first_open_time=now)
     cause = story.cause if story.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST
     return replace(story, cause=cause, num_attempts=0)
 

@@ -159,7 +159,8 @@ def open_again(
     transition = turn.transition
     story = carried_history(turn)
     if is_planned_change(transition) and mode is not QuiesceMode.AT_COMMIT:
-        story = replace(story, start_time=turn.now.time)  # from now on somebody stands still
+        # From now on engines stop for it.
+        story = replace(story, start_time=turn.now.time, first_open_time=turn.now.time)
     if counts:
         story = replace(story, num_attempts=story.num_attempts + 1)
     awaited: tuple[str, ...] = ()

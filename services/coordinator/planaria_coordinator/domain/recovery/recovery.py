@@ -29,8 +29,20 @@ class Recovery:
     """When the fault happened, as near as it is known."""
     end_time: datetime
     """When the last survivor that had lost its pipeline had a place again."""
-    pause_seconds: float
-    """From the fault until the last surviving engine that had to stop could take part in steps."""
+    detect_seconds: float | None = None
+    """From the fault until the loss was noticed; this and the next three: None without a loss."""
+    fence_seconds: float | None = None
+    """From the fault until the last survivor was fenced."""
+    resume_seconds: float | None = None
+    """From the fault until all survivors took part in the step again."""
+    regrow_seconds: float | None = None
+    """From the fault until every survivor had a pipeline again."""
+    idle_seconds: float | None = None
+    """How long nobody computed."""
+    lost_seconds: float | None = None
+    """The step that was hit minus the median of the next whole ones; known some steps later."""
+    hit_step: int | None = None
+    """The step that was hit."""
     nodes_lost: tuple[str, ...] = ()
     nodes_joined: tuple[str, ...] = ()
     redone_microbatches: int = 0

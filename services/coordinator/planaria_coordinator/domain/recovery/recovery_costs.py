@@ -1,10 +1,9 @@
-"""What a recovery cost, from the engines' own timestamps.
+"""The record of a recovery: its figures, its phases and what it cost, from the engines' timestamps.
 
-A recovery in which whole pipelines finish the step in flight takes two generations: the story
-brings along what the first of them took. It pauses training until all who are left take part in
-the step again; those who lost their pipeline are idle until they have another place, which is its
-end. A change that everybody makes behind a commit stops only those who take another place, between
-that commit and the moment they have it.
+A recovery in which healthy pipelines finish the step in flight takes two generations: the history
+carries what the first of them took. Engines that lost their pipeline are idle until they have
+another one, which is the end of the recovery. An online change stops only engines whose assignment
+changes, between the commit and the moment they have the new one.
 """
 
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from datetime import datetime
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.recovery.recovery import Recovery, RecoveryPhase
+from planaria_coordinator.domain.recovery.recovery_figures import hit_step, recovery_figures
 from planaria_coordinator.domain.recovery.transition import Transition
 
 
@@ -24,7 +24,8 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
     start = story.start_time
     if _is_planned(transition):
         start = min((stopped[e] for e in _had_to_stop(transition)), default=end)
-    idle_seconds = sum(
+    figures = recovery_figures(transition)
+    idle_engine_seconds = sum(
         _seconds(stop_time, _resume_time(transition, engine_id, end))
         for engine_id, stop_time in stopped.items()
         if engine_id in run.engines
@@ -36,35 +37,22 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
         generation=transition.generation,
         start_time=start,
         end_time=max(start, end),
-        pause_seconds=_pause_seconds(transition, start, end),
+        detect_seconds=figures.detect_seconds,
+        fence_seconds=figures.fence_seconds,
+        resume_seconds=figures.resume_seconds,
+        regrow_seconds=figures.regrow_seconds,
+        idle_seconds=figures.idle_seconds,
+        hit_step=hit_step(transition),
         nodes_lost=story.nodes_lost,
         nodes_joined=story.nodes_joined,
         redone_microbatches=story.redone_microbatches,
         copied_bytes=story.copied_bytes + transition.copied_bytes,
         phases=phases_of(transition),
-        lost_accelerator_seconds={"idle": idle_seconds, "redone": story.redone_seconds},
+        lost_accelerator_seconds={"idle": idle_engine_seconds, "redone": story.redone_seconds},
         pipeline_sizes_before=story.sizes_before,
         pipeline_sizes_after=transition.target.plan.sizes if transition.target else (),
         reason=transition.target.reason if transition.target else "",
     )
-
-
-def _pause_seconds(transition: Transition, start: datetime, end: datetime) -> float:
-    """How long engines could not compute that had to stop: by the fault, then behind a commit.
-
-    Behind a commit each stands for itself, between its own update and its next place: the longest
-    of them counts, not the time from the first to the last, in which others update.
-    """
-    story, outcomes = transition.story, transition.activated
-    if transition.mode is not QuiesceMode.AT_COMMIT:
-        return _seconds(start, end)
-    stands = (
-        _seconds(stop_time, outcomes[engine_id].resume_time)
-        for engine_id, stop_time in stop_times(transition).items()
-        if engine_id in outcomes and engine_id not in story.stop_times
-    )
-    by_fault = 0.0 if story.resume_time is None else _seconds(start, story.resume_time)
-    return by_fault + max(stands, default=0.0)
 
 
 def stop_times(transition: Transition) -> dict[str, datetime]:

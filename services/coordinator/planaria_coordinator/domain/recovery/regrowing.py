@@ -10,6 +10,7 @@ from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.recovery.opening import carried_history, open_online_change
 from planaria_coordinator.domain.recovery.recovery_costs import phases_of, stop_times
+from planaria_coordinator.domain.recovery.recovery_figures import idle_seconds
 
 
 def begin_regrowing(turn: Turn) -> None:
@@ -31,6 +32,7 @@ def begin_regrowing(turn: Turn) -> None:
         carried_history(turn),
         stop_times={e: time for e, time in wounded.items() if e in turn.run.engines},
         resume_time=last,
+        idle_seconds=idle_seconds(transition),
         phases=phases_of(transition),
     )
     open_online_change(

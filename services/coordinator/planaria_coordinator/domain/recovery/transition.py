@@ -49,7 +49,7 @@ class TransitionHistory:
     start_time: datetime
     """When the fault happened or the change was asked for, as near as it is known."""
     first_open_time: datetime
-    """When the first of its generations was opened."""
+    """When the first of its generations was opened: the fault was noticed."""
     nodes_lost: tuple[str, ...] = ()
     engines_lost: tuple[str, ...] = ()
     nodes_joined: tuple[str, ...] = ()
@@ -65,7 +65,16 @@ class TransitionHistory:
     stop_times: dict[str, datetime] = field(default_factory=dict)
     """By engine: since when it stands still, where whole pipelines have finished the step."""
     resume_time: datetime | None = None
-    """When whole pipelines could go on to finish the step; None: there were none."""
+    """When all survivors took part in the step again, for healthy pipelines to finish it; None:
+    there were none."""
+    fence_time: datetime | None = None
+    """When the last survivor was fenced; once engines have activated, of the fence after that."""
+    has_activated: bool = False
+    """Whether some engine has activated since that fence."""
+    hit_step: int | None = None
+    """The step in flight at the first fence; None where its length tells of more than this."""
+    idle_seconds: float | None = None
+    """How long nobody computed, in earlier generations of it."""
     phases: tuple[RecoveryPhase, ...] = ()
     """Of the generation that finished the step."""
     staging_failed: bool = False

@@ -98,8 +98,12 @@ def _record(
         "recovery_finished",
         message,
         step=step,
-        pause_seconds=recovery.pause_seconds,
         seconds=_seconds(recovery),
+        detect_seconds=recovery.detect_seconds,
+        fence_seconds=recovery.fence_seconds,
+        resume_seconds=recovery.resume_seconds,
+        regrow_seconds=recovery.regrow_seconds,
+        idle_seconds=recovery.idle_seconds,
         phases={phase.name: phase.duration_seconds for phase in recovery.phases},
         redone_microbatches=recovery.redone_microbatches,
         copied_bytes=recovery.copied_bytes,
@@ -146,16 +150,21 @@ def _recovery_in_words(recovery: Recovery, transition: Transition) -> str:
     phases = ", ".join(
         f"{phase.name} {phase.duration_seconds * 1000:.0f} ms" for phase in recovery.phases
     )
-    pause = f"after a pause of {recovery.pause_seconds:.3f} s"
-    if not recovery.pause_seconds:
-        pause = "without a pause"
-    if transition.story.stop_times:
-        pause += f", those who lost their pipeline in a new place after {_seconds(recovery):.3f} s"
     return (
-        f"training goes on from step {transition.target_steps} {pause}, in "
+        f"training goes on from step {transition.target_steps} {_figures_in_words(recovery)}, in "
         f"{pipelines_in_words(recovery.pipeline_sizes_after)} instead of "
         f"{pipelines_in_words(recovery.pipeline_sizes_before)} ({phases})"
     )
+
+
+def _figures_in_words(recovery: Recovery) -> str:
+    if recovery.resume_seconds is None:
+        idle = recovery.idle_seconds
+        return f"after {idle:.3f} s in which nobody computed" if idle else "without an interruption"
+    words = f"with all survivors {recovery.resume_seconds:.3f} s after the fault"
+    if recovery.regrow_seconds is not None and recovery.regrow_seconds > recovery.resume_seconds:
+        words += f", all of them in pipelines after {recovery.regrow_seconds:.3f} s"
+    return words
 
 
 def tell_of_fault_tolerance(turn: Turn, placement: Placement) -> None:

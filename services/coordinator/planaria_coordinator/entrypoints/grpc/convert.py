@@ -156,7 +156,12 @@ def recovery_message(recovery: Recovery) -> resources_pb2.Recovery:
             )
             for phase in recovery.phases
         ],
-        pause_seconds=recovery.pause_seconds,
+        detect_seconds=recovery.detect_seconds,
+        fence_seconds=recovery.fence_seconds,
+        resume_seconds=recovery.resume_seconds,
+        regrow_seconds=recovery.regrow_seconds,
+        idle_seconds=recovery.idle_seconds,
+        lost_seconds=recovery.lost_seconds,
         lost_accelerator_seconds=recovery.lost_accelerator_seconds,
         start_time=timestamp(recovery.start_time),
         end_time=timestamp(recovery.end_time),

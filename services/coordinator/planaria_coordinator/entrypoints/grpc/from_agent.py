@@ -299,6 +299,9 @@ def _fence_report_of(message: report_pb2.FenceReport) -> words.FenceReport:
             words.IdleGroup(id=each.id, size=each.size) for each in message.idle_groups
         ),
         microbatch_seconds=message.microbatch_seconds,
+        compute_end_time=time_of(message.compute_end_time)
+        if message.HasField("compute_end_time")
+        else None,
     )
 
 

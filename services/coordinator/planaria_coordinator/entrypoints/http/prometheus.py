@@ -23,6 +23,15 @@ from planaria_coordinator.domain.job.job import Job, JobState
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "planaria_coordinator"
+_FIGURES: Final = {
+    "detect_seconds": "Seconds from the fault until the loss was noticed.",
+    "fence_seconds": "Seconds from the fault until the last survivor was fenced.",
+    "resume_seconds": "Seconds from the fault until all survivors took part in the step again.",
+    "regrow_seconds": "Seconds from the fault until every survivor had a pipeline again.",
+    "idle_seconds": "Seconds in which nobody computed.",
+    "lost_seconds": "Seconds that steps took longer because of a change, where that is known.",
+}
+"""Totals of the figures of recoveries, by their names in REST."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # registries hash their collectors
@@ -53,11 +62,8 @@ class Snapshot(Collector):
         jobs = {state.value: self.totals.jobs.get(state, 0) for state in JobState}
         yield _gauge("jobs", "Jobs by state.", "state", jobs)
         yield self._recoveries("recoveries", "Changes from one plan to the next.", "count")
-        yield self._recoveries(
-            "recovery_pause_seconds",
-            "Seconds until survivors could take part in steps again.",
-            "pause_seconds",
-        )
+        for name, text in _FIGURES.items():
+            yield self._recoveries(f"recovery_{name}", text, name)
         yield self._recoveries(
             "recovery_copied_bytes", "Bytes copied between engines.", "copied_bytes"
         )

@@ -1,4 +1,4 @@
-"""A job's story as it happens: events in the coordinator's words, progress in between."""
+"""What happens to a job, as it happens: events, progress in between, the figures of recoveries."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,10 +25,11 @@ def event_text(event: Event) -> Text:
 
 
 def recovery_text(recovery: Recovery) -> Text:
-    """Return one line for what a recovery cost, beside what its event says already."""
+    """Return one line for what a recovery cost."""
+    figures = [f"{name} {seconds * 1e3:.0f} ms" for name, seconds in recovery.figures.items()]
     copied = f"copied {recovery.copied_bytes / 1e6:.1f} MB between engines"
     redone = f"computed {recovery.redone_microbatches} microbatches again"
-    return Text(f"          {copied}, {redone}", style="dim")
+    return Text(f"          {', '.join((*figures, copied, redone))}", style="dim")
 
 
 def _style(event_type: str) -> str:
@@ -65,8 +66,8 @@ class Progress:
         return Text.assemble(state_text(job.state), "  ", "  ".join(facts))
 
 
-class Story:
-    """Tells one job's story until it ends."""
+class JobReport:
+    """Reports what happens to one job until it ends."""
 
     def __init__(self, client: AsyncClient, job_id: str, say: Say) -> None:
         self._client = client

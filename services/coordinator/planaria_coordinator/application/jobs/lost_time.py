@@ -1,0 +1,67 @@
+"""Adds to a recovery what its step lost, once the steps that it is compared with are stored.
+
+All of it is read from the database: a restart of the coordinator loses nothing.
+"""
+
+from planaria_coordinator.application.ports import Database
+from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_figures import (
+    MAX_WHOLE_STEPS,
+    MIN_WHOLE_STEPS,
+    lost_time,
+)
+
+
+class LostTimeMeter:
+    """Knows which recoveries of a job have yet to be measured."""
+
+    def __init__(self, database: Database, job_id: str) -> None:
+        self._database = database
+        self._job_id = job_id
+        self._open: dict[int, Recovery] | None = None
+
+    def note(self, recovery: Recovery) -> None:
+        """Have a recovery measured that was stored."""
+        if recovery.hit_step is not None:
+            self._open = {**(self._open or {}), recovery.id: recovery}
+
+    async def measure(self, newest_step: int, *, has_ended: bool) -> bool:
+        """Store what has become known; whether something has.
+
+        Args:
+            newest_step: the newest step that is stored.
+            has_ended: whether the job has: no further step follows.
+        """
+        await self._load()
+        due = [
+            (each, each.hit_step)
+            for each in (self._open or {}).values()
+            if each.hit_step is not None
+            and (has_ended or newest_step >= each.hit_step + MIN_WHOLE_STEPS)
+        ]
+        has_measured = False
+        for recovery, step in due:
+            has_measured |= await self._measure_one(recovery, step, has_ended=has_ended)
+        return has_measured
+
+    async def _load(self) -> None:
+        """Go on after a restart: only the newest recovery can still be measured."""
+        if self._open is not None:
+            return
+        async with self._database.unit_of_work() as work:
+            newest = await work.recoveries.newest(self._job_id)
+        self._open = {}
+        if newest is not None and newest.lost_seconds is None:
+            self.note(newest)
+
+    async def _measure_one(self, recovery: Recovery, step: int, *, has_ended: bool) -> bool:
+        async with self._database.unit_of_work() as work:
+            # One more than needed shows that the plan has changed.
+            steps = await work.step_metrics.since(self._job_id, step - 1, MAX_WHOLE_STEPS + 2)
+            lost = lost_time(step, recovery.generation, steps, has_ended=has_ended)
+            if lost.seconds is not None:
+                await work.recoveries.save_lost_seconds(self._job_id, recovery.id, lost.seconds)
+                await work.commit()
+        if lost.is_final and self._open is not None:
+            del self._open[recovery.id]
+        return lost.seconds is not None
