@@ -54,7 +54,7 @@ def ledger_is_exact(
                 committed.setdefault(detail["step"], set()).add(detail["generation"])
                 if last_step > detail["step"] or detail["step"] == num_steps - 1:
                     outlived.add((detail["step"], detail["generation"]))
-            elif event.name == "claim":
+            elif event.name == "vote":
                 layers = range(detail["first_layer"], detail["first_layer"] + detail["num_layers"])
                 key = detail["step"], detail["generation"]
                 claims.setdefault(key, []).append((layers, detail["microbatches"]))

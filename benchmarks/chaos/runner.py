@@ -113,7 +113,7 @@ def _problems(run: Run, done: tuple[Event, ...], spec: JobSpec, expected: Expect
         event.detail["first_layer"] + event.detail["num_layers"]
         for trace in traces
         for event in trace.events
-        if event.name == "place"
+        if event.name == "assignment"
     )
     return [
         *checks.same_model(job, expected.digest),

@@ -54,7 +54,7 @@ class EngineTrace:
 
     def place(self, at: float) -> Event | None:
         """Return which layers it computed at a moment."""
-        taken = (e for e in reversed(self.events) if e.name == "place" and e.at <= at)
+        taken = (e for e in reversed(self.events) if e.name == "assignment" and e.at <= at)
         return next(taken, None)
 
     def first(self, name: str, after: float, **at_least: int) -> Event | None:

@@ -28,7 +28,7 @@ from planaria_worker.engine.step.training_context import (
     TrainingContext,
     build_context,
 )
-from planaria_worker.engine.step.training_step import run_step
+from planaria_worker.engine.step.training_step import attempt, begin_step, compute
 from planaria_worker.models.stage import Stage, build_stage, hosted_layers
 from planaria_worker.models.state import LayerState, initial_state
 
@@ -207,7 +207,10 @@ def _pipelines(job: Job, configuration: Configuration) -> list[PipelineAssignmen
 
 
 def _run_planaria(context: TrainingContext, step: int) -> None:
-    run_step(context, step)
+    begin_step(context, step)
+    compute(context, context.view.pipeline.microbatches)
+    attempt(context)
+    context.resources.fence.settle()
 
 
 def _buckets(job: Job, stage: Stage) -> list[tuple[int, ...]]:

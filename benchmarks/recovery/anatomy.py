@@ -176,7 +176,7 @@ def _resume_times(
             continue
         for node_id in set(node_ids(pipeline)) - {hurt.node_id}:
             place = engines[node_id].first(
-                "place", hurt.at, generation=hurt.generation + 1, num_layers=1
+                "assignment", hurt.at, generation=hurt.generation + 1, num_layers=1
             )
             if place is not None and place.detail["generation"] <= recovery.generation:
                 yield place.at

@@ -60,7 +60,7 @@ def check_ledger(traces: list[Traced], expected: ReferenceResult, hurt_nodes: se
     witnessed: set[tuple[int, int]] = set()
     for trace in traces:
         last_claims: dict[tuple[int, int], Mapping[str, Any]] = {}
-        for line in trace.events("claim"):
+        for line in trace.events("vote"):
             last_claims[line["step"], line["generation"]] = line
         for key, line in last_claims.items():
             for layer in range(line["first_layer"], line["first_layer"] + line["num_layers"]):
@@ -152,7 +152,7 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
     assert healthy, "healthy pipelines computed nothing"
     for trace in wounded:
         fenced = fence_time(trace)
-        places = [line["at"] for line in trace.events("place") if line["num_layers"]]
+        places = [line["at"] for line in trace.events("assignment") if line["num_layers"]]
         place_time = min((at for at in places if at > fenced), default=inf)
         returned = [end for end in passes_behind(trace, fenced) if end > place_time]
         assert not returned or min(healthy) < min(returned), "the wounded were back first"
@@ -173,7 +173,7 @@ def _pipeline_at(trace: Traced, seconds: float) -> list[str] | None:
 
     None: it had no place yet.
     """
-    places = [line["pipeline"] for line in trace.events("place") if line["at"] < seconds]
+    places = [line["pipeline"] for line in trace.events("assignment") if line["at"] < seconds]
     return places[-1] if places else None
 
 
@@ -201,7 +201,7 @@ def check_checkpoints(played: Played, traces: list[Traced]) -> None:
     version, folder = list(complete_checkpoints(played.checkpoints).items())[-1]
     manifest = Manifest.read(folder)
     assert manifest.step == version == played.job.steps
-    places = [line for trace in traces for line in trace.events("place")]
+    places = [line for trace in traces for line in trace.events("assignment")]
     num_layers = max(line["first_layer"] + line["num_layers"] for line in places)
     assert [entry.layer for entry in manifest.layers] == list(range(num_layers))
     for entry in manifest.layers:

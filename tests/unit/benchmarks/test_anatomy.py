@@ -64,7 +64,7 @@ def undisturbed(node: str, microbatch: int) -> EngineTrace:
     """Return ten steps of a second each: three quarters of it a forward pass."""
     trace = EngineTrace(
         name=f"job.{node}.0.1",
-        events=[event("place", 0.0, generation=1, first_layer=0, num_layers=2)],
+        events=[event("assignment", 0.0, generation=1, first_layer=0, num_layers=2)],
     )
     for step in range(10):
         trace.spans += [
@@ -126,7 +126,7 @@ def test_the_tenth_engine_of_a_job_is_later_than_its_second(traces: list[EngineT
     traces[0].name = f"job.{NODES[0]}.0.10"
     ended = EngineTrace(
         name=f"job.{NODES[0]}.0.2",
-        events=[event("place", 0.0, generation=1, first_layer=0, num_layers=2)],
+        events=[event("assignment", 0.0, generation=1, first_layer=0, num_layers=2)],
     )
     by_name = sorted([*traces, ended], key=lambda engine: engine.name)
     assert active_times(by_name, KILL) == [10.7, 10.7]
@@ -136,12 +136,12 @@ def test_the_recovery_lasts_until_the_wounded_compute_again(traces: list[EngineT
     wounded = EngineTrace(
         name="job.d.0.1",
         events=[
-            event("place", 0.0, generation=1, first_layer=1, num_layers=1),
+            event("assignment", 0.0, generation=1, first_layer=1, num_layers=1),
             event("fence", 10.6, generation=2),
             event("activated", 10.7),
-            event("place", 10.7, generation=2, first_layer=0, num_layers=0),
-            event("place", 11.2, generation=3, first_layer=1, num_layers=1),
-            event("place", 20.0, generation=4, first_layer=0, num_layers=2),
+            event("assignment", 10.7, generation=2, first_layer=0, num_layers=0),
+            event("assignment", 11.2, generation=3, first_layer=1, num_layers=1),
+            event("assignment", 20.0, generation=4, first_layer=0, num_layers=2),
         ],
     )
     broken = pipeline_of(*(stage_on(node, layer, 1) for layer, node in enumerate("cd")))
@@ -175,7 +175,7 @@ def test_time_without_computation_is_named_by_what_was_done(
 
 
 def test_only_first_stages_count_what_was_begun(traces: list[EngineTrace]) -> None:
-    second = event("place", 0.0, generation=1, first_layer=1, num_layers=1)
+    second = event("assignment", 0.0, generation=1, first_layer=1, num_layers=1)
     traces[1].events[0] = second
     assert times_computed(traces, 3) == {0: 1, 2: 1}
 

@@ -19,7 +19,7 @@ def engine(node_id: str, *, claims: Sequence[int], generation: int = 1) -> Engin
     """Return an engine of a pipeline of one stage that committed step 0 of generation 1."""
     claim = {"step": 0, "first_layer": 0, "num_layers": 2, "microbatches": list(claims)}
     events = [
-        trace.Event(name="claim", at=1.0, detail={**claim, "generation": generation}),
+        trace.Event(name="vote", at=1.0, detail={**claim, "generation": generation}),
         trace.Event(name="commit", at=2.0, detail={"step": 0, "generation": 1}),
     ]
     return EngineTrace(name=f"job.{node_id}.0.1", events=events)
@@ -97,7 +97,7 @@ def test_a_step_that_only_a_lost_engine_had_committed_is_done_once_more(is_lost:
             for step, generation in steps
             for event in [
                 trace.Event(
-                    name="claim",
+                    name="vote",
                     at=float(step),
                     detail={
                         "step": step,

@@ -20,8 +20,8 @@ from planaria_coordinator.domain.engines.directive import (
     Switch,
 )
 from planaria_coordinator.domain.engines.outcome import Activated, Committed, Copied, FenceReport
+from planaria_worker.engine.recovery.roll_forward import RollForward, SumsKey, decide_roll_forward
 from planaria_worker.engine.step.commit_record import CommitRecord as WorkersRecord
-from planaria_worker.engine.step.commit_record import KeptSums, RollForward, roll_forward
 from unit.coordinator.engine_state import (
     NOON,
     Followed,
@@ -167,9 +167,9 @@ class EngineModel:
 
     def _roll_forward(self, member: Member, record: CommitRecord) -> After:
         """Do what the worker's own code says of a record and the sums that an engine has."""
-        kept = KeptSums(step=member.steps, generation=member.sums) if member.sums else None
+        kept = SumsKey(step=member.steps, generation=member.sums) if member.sums else None
         try:
-            todo = roll_forward(
+            todo = decide_roll_forward(
                 WorkersRecord(**asdict(record)), committed_steps=member.steps, kept=kept
             )
         except ValueError as error:

@@ -30,7 +30,7 @@ from planaria_worker.engine.step.training_step import (
     CommittedStep,
     attempt,
     begin_step,
-    run_step,
+    compute,
 )
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
@@ -57,7 +57,7 @@ def take_places(
 ) -> list[TrainingContext]:
     """Every engine of a plan, before the first step."""
     hosted = lambda first, count: hosted_layers(job.model, first, count)  # noqa: E731
-    engine_ids = [context.engine_id for context in stage_assignments(plan)]
+    engine_ids = [stage.engine_id for stage in stage_assignments(plan)]
     views = [
         view_plan(
             plan,
@@ -113,16 +113,17 @@ def run_steps(places: Sequence[TrainingContext]) -> list[CommitRecord]:
     """Two steps of every engine of a plan: the second begins with what the first has made."""
 
     def run(context: TrainingContext) -> list[CommitRecord]:
-        kind = follow_step if context.view.is_follower else run_step
-        return [kind(context, step).record for step in range(2)]
+        return [run_step(context, step).record for step in range(2)]
 
     with ThreadPoolExecutor(len(places)) as threads:
         return [record for records in threads.map(run, places) for record in records]
 
 
-def follow_step(context: TrainingContext, step: int) -> CommittedStep:
-    """What is left of a step for who computes nothing of it."""
+def run_step(context: TrainingContext, step: int) -> CommittedStep:
+    """A whole step, which nothing may disturb."""
     begin_step(context, step)
+    if not context.view.is_follower:
+        compute(context, context.view.pipeline.microbatches)
     done = attempt(context)
     context.resources.fence.settle()
     assert isinstance(done, CommittedStep)

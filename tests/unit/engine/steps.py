@@ -138,7 +138,7 @@ class SmallJob:
         self.check_local_sums()
         self.is_attempted = True
         if all(
-            engine.progress.is_whole(engine.layers, NUM_MICROBATCHES) for engine in self.engines
+            engine.progress.is_complete(engine.layers, NUM_MICROBATCHES) for engine in self.engines
         ):
             self.step += 1
             self.restart()
@@ -206,7 +206,7 @@ class SmallJob:
             pieces = pieces_of([layer])
             assert ledger.complete[layer] == min(exact[piece].count(1) for piece in pieces)
         whole = ends == {*engine.layers} and all(exact[piece] == WHOLE for piece in engine.pieces)
-        assert ledger.is_whole(engine.layers, NUM_MICROBATCHES) == whole
+        assert ledger.is_complete(engine.layers, NUM_MICROBATCHES) == whole
 
     def _exact(self, piece: Piece) -> list[int]:
         """How often each microbatch will be in the sum of a piece."""

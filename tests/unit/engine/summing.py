@@ -78,7 +78,7 @@ class Engine:
         return pieces_of(self.layers)
 
     def has_whole(self, piece: Piece) -> bool:
-        return self.sums.num_whole.get(piece.layer, 0) >= piece.end
+        return self.sums.num_complete.get(piece.layer, 0) >= piece.end
 
     def begin_step(self, step: int, generation: int) -> None:
         self.progress = StepProgress(step=step, generation=generation)
@@ -88,7 +88,7 @@ class Engine:
     def compute(self, microbatch: int, summed: GradientReduction | None = None) -> None:
         """One backward pass; behind the last one sums begin."""
         for layer in reversed(self.layers):
-            self.sums.sums[layer][self.sums.num_whole.get(layer, 0) :] += 1 << (4 * microbatch)
+            self.sums.sums[layer][self.sums.num_complete.get(layer, 0) :] += 1 << (4 * microbatch)
             if summed is not None:
                 summed.complete(layer)
         self.progress.finished.append(microbatch)

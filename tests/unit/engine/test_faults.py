@@ -6,19 +6,23 @@ from planaria_common.errors import ErrorReason
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.process.faults import fault_of
-from planaria_worker.engine.step.commit_messages import ExchangeMismatchError, Verdict
+from planaria_worker.engine.step.commit_messages import CommitMismatchError, DecisionKind
 from planaria_worker.engine.step.training_step import RefusedStepError
 
 
 @pytest.mark.parametrize(
     ("error", "reason", "is_fatal"),
     [
-        (RefusedStepError(Verdict.OUT_OF_RANGE, 3, 7), ErrorReason.GRADIENT_OUT_OF_RANGE, True),
-        (RefusedStepError(Verdict.DIVERGED, 3, 7), ErrorReason.INTERNAL, True),
-        (RefusedStepError(Verdict.INCOMPLETE, 3, 7), ErrorReason.INTERNAL, True),
+        (
+            RefusedStepError(DecisionKind.OUT_OF_RANGE, 3, 7),
+            ErrorReason.GRADIENT_OUT_OF_RANGE,
+            True,
+        ),
+        (RefusedStepError(DecisionKind.DIVERGED, 3, 7), ErrorReason.INTERNAL, True),
+        (RefusedStepError(DecisionKind.INCOMPLETE, 3, 7), ErrorReason.INTERNAL, True),
         (DataError("data.path: no file"), ErrorReason.DATA_UNUSABLE, True),
         (GroupBroken("lost"), ErrorReason.UNAVAILABLE, False),
-        (ExchangeMismatchError("other step"), ErrorReason.UNAVAILABLE, False),
+        (CommitMismatchError("other step"), ErrorReason.UNAVAILABLE, False),
         (MemoryError("no memory"), ErrorReason.ENGINE_FAILED, False),
     ],
 )
@@ -29,7 +33,7 @@ def test_errors_are_classified(error: Exception, reason: ErrorReason, is_fatal: 
 
 
 def test_a_refused_step_names_the_layer() -> None:
-    fault = fault_of(RefusedStepError(Verdict.OUT_OF_RANGE, 3, 7), step=7)
+    fault = fault_of(RefusedStepError(DecisionKind.OUT_OF_RANGE, 3, 7), step=7)
     assert fault.metadata == {"layer": "3", "step": "7"}
     assert "step 7, layer 3" in fault.message
 

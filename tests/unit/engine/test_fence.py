@@ -11,12 +11,12 @@ def test_invariant_4_a_fenced_engine_passes_no_exchange_of_an_older_generation()
     fence = Fence(3)
     fence.fence(4)
     with pytest.raises(FencedError):
-        fence.pass_exchange(3, 0)
+        fence.pass_commit_point(3, 0)
 
 
 def test_an_engine_that_passed_first_is_not_asked_again() -> None:
     fence = Fence(3)
-    fence.pass_exchange(3, 0)
+    fence.pass_commit_point(3, 0)
     fence.fence(4)
     with pytest.raises(FencedError):
         fence.check(3)
@@ -46,9 +46,9 @@ def test_a_quiesce_at_commit_lets_training_continue_until_all_hold_the_mark() ->
     fence.begin(3)
     fence.fence_at_commit(4)
     assert fence.mark == 4
-    fence.pass_exchange(3, 0)
+    fence.pass_commit_point(3, 0)
     fence.check(3)
-    fence.pass_exchange(3, 4)
+    fence.pass_commit_point(3, 4)
     with pytest.raises(FencedError):
         fence.check(3)
     fence.check(4)
@@ -72,7 +72,7 @@ def test_an_immediate_fence_overtakes_a_patient_one() -> None:
     fence.fence(5)
     assert fence.mark == 0
     with pytest.raises(FencedError):
-        fence.pass_exchange(3, 4)
+        fence.pass_commit_point(3, 4)
 
 
 def test_a_waiting_caller_is_notified_once_the_engine_parks() -> None:
@@ -93,7 +93,7 @@ def test_a_report_waits_for_a_commit_that_was_passed() -> None:
     calls: list[str] = []
     fence.begin(3)
     fence.when_settled(lambda: calls.append("between commits"))
-    fence.pass_exchange(3, 0)
+    fence.pass_commit_point(3, 0)
     fence.fence(4)
     fence.when_settled(lambda: calls.append("behind the commit"))
     assert calls == ["between commits"]
@@ -104,7 +104,7 @@ def test_a_report_waits_for_a_commit_that_was_passed() -> None:
 def test_a_commit_that_failed_half_way_holds_up_no_report() -> None:
     fence = Fence(3)
     calls: list[str] = []
-    fence.begin_commit(3)
+    fence.begin_roll_forward(3)
     fence.when_settled(lambda: calls.append("after all"))
     fence.end()
     assert calls == ["after all"]
@@ -114,7 +114,7 @@ def test_invariant_4_a_late_roll_forward_is_refused() -> None:
     fence = Fence(3)
     fence.fence(4)
     with pytest.raises(FencedError):
-        fence.begin_commit(3)
+        fence.begin_roll_forward(3)
 
 
 def test_a_fenced_engine_may_continue_its_retained_work() -> None:
@@ -125,7 +125,7 @@ def test_a_fenced_engine_may_continue_its_retained_work() -> None:
     fence.resume()
     fence.when_idle(lambda: calls.append("idle"))
     with pytest.raises(FencedError):
-        fence.pass_exchange(3, 0)
+        fence.pass_commit_point(3, 0)
     assert not calls
     fence.end()
     assert calls == ["idle"]
@@ -163,24 +163,24 @@ def test_fence_and_passage_exclude_each_other() -> None:
         passed: list[bool] = []
         start = threading.Barrier(2)
 
-        def pass_exchange(
+        def pass_commit_point(
             fence: Fence = fence, passed: list[bool] = passed, start: threading.Barrier = start
         ) -> None:
             start.wait()
             try:
-                fence.pass_exchange(3, 0)
+                fence.pass_commit_point(3, 0)
             except FencedError:
                 passed.append(False)
             else:
                 passed.append(True)
 
-        thread = threading.Thread(target=pass_exchange)
+        thread = threading.Thread(target=pass_commit_point)
         thread.start()
         start.wait()
         fence.fence(4)
         thread.join()
         with pytest.raises(FencedError):
-            fence.pass_exchange(3, 0)
+            fence.pass_commit_point(3, 0)
         assert len(passed) == 1
 
 
@@ -205,7 +205,7 @@ def test_a_waiting_caller_is_notified_before_copies_begin() -> None:
     fence = Fence(3)
     calls: list[str] = []
     fence.begin(3)
-    fence.pass_exchange(3, 0)
+    fence.pass_commit_point(3, 0)
     fence.when_idle(lambda: calls.append("idle"))
     fence.when_halted(lambda: calls.append("halted"))
     fence.settle()

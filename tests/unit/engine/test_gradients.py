@@ -29,7 +29,6 @@ from planaria_worker.engine.step.training_step import (
     RefusedStepError,
     begin_step,
     compute,
-    run_step,
 )
 from planaria_worker.models.stage import Microbatch, build_stage
 from planaria_worker.models.state import initial_state
@@ -38,6 +37,7 @@ from unit.engine.places import (
     make_job,
     run_one_step,
     run_places,
+    run_step,
     run_steps,
     take_places,
 )
@@ -188,8 +188,8 @@ def test_a_sum_with_a_gradient_out_of_range_is_not_complete(tmp_path: Path) -> N
 
     with ThreadPoolExecutor(len(places)) as threads:
         list(threads.map(run, places))
-    hosting = [context.sums.num_whole for context in places if 1 in context.view.hosted_layers]
-    assert [sorted(num_whole) for num_whole in hosting] == [[0], [0, 2]]
+    hosting = [context.sums.num_complete for context in places if 1 in context.view.hosted_layers]
+    assert [sorted(num_complete) for num_complete in hosting] == [[0], [0, 2]]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

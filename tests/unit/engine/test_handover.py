@@ -35,16 +35,16 @@ class Next:
 
     def __init__(self, *, keeps_step: bool) -> None:
         self.generation = NEXT
-        self.is_ready, self.is_claimed, self.is_in_exchange = True, False, True
+        self.is_ready, self.is_taken, self.is_voting = True, False, True
         self.communicators: Any = SimpleNamespace(groups={})
         self.view = SimpleNamespace(keeps_step=keeps_step, peers={})
 
-    def claim(self) -> None:
-        self.is_claimed = True
+    def mark_taken(self) -> None:
+        self.is_taken = True
 
     def take(self, version: int) -> Any:
         assert version == STEP + 1
-        self.claim()
+        self.mark_taken()
         return context(NEXT)
 
     def wait_for_layers(self, version: int) -> None:
@@ -75,7 +75,7 @@ class HandoverHarness:
             builder=SimpleNamespace(resources=resources),  # type: ignore[arg-type]
             job_secret="",
             training_state=self.training_state,
-            links=CurrentGroups(),
+            current_groups=CurrentGroups(),
             failure_detector=SimpleNamespace(watch=lambda peers: None),  # type: ignore[arg-type]
             on_join=lambda _, record: self.joined.append(record),
         )
@@ -117,9 +117,9 @@ def test_invariant_4_an_earlier_fence_prevents_the_switch(
     world.fence.see(NEXT + 1)
     assert not world.handover.renew(world.training_state.context, kept, RECORD)  # type: ignore[arg-type]
     with pytest.raises(FencedError):
-        world.handover.take(changed, RECORD)
-    assert not kept.is_claimed
-    assert not changed.is_claimed
+        world.handover.activate(changed, RECORD)
+    assert not kept.is_taken
+    assert not changed.is_taken
     assert world.training_state.retained_work == OLD
 
 
@@ -130,7 +130,7 @@ def test_invariant_4_a_fence_while_groups_are_built_prevents_the_switch(
     world.training_state.context = world.training_state.retained_work = None
     world.fence.fence(NEXT + 1)
     with pytest.raises(FencedError):
-        world.training_state.take(context(NEXT), NEW, world.fence)
+        world.training_state.activate(context(NEXT), NEW, world.fence)
     assert world.training_state.context is None
     assert world.training_state.retained_work is None
 
@@ -145,7 +145,7 @@ def test_a_halted_engine_retains_no_work(world: HandoverHarness) -> None:
 def test_an_engine_switches_together_with_its_retained_work(world: HandoverHarness) -> None:
     staged = world.stage(keeps_step=False)
     world.training_state.context = world.training_state.retained_work = None
-    taken = world.handover.take(staged, RECORD)
+    taken = world.handover.activate(staged, RECORD)
     assert world.training_state.context is taken
     assert world.training_state.retained_work == NEW
     assert (world.training_state.last_commit, world.training_state.committed_steps) == (
@@ -168,20 +168,20 @@ def test_a_staged_change_belongs_to_one_generation_and_ends_with_the_last_step(
     world: HandoverHarness, change: dict[str, int], is_there: bool
 ) -> None:
     staged = world.stage()
-    assert (world.handover.behind(replace(RECORD, **change)) is staged) == is_there
+    assert (world.handover.change_at(replace(RECORD, **change)) is staged) == is_there
 
 
 def test_an_engine_switches_once(world: HandoverHarness) -> None:
     staged = world.stage()
-    staged.claim()
-    assert world.handover.behind(RECORD) is None
+    staged.mark_taken()
+    assert world.handover.change_at(RECORD) is None
 
 
 def test_only_engines_that_do_not_vote_join_by_what_they_follow(world: HandoverHarness) -> None:
     staged = world.stage(keeps_step=False)
     world.handover._followed(staged, RECORD)
     assert world.joined == []
-    staged.is_in_exchange = False
+    staged.is_voting = False
     world.handover._followed(staged, RECORD)
     assert world.joined == [RECORD]
 

@@ -38,7 +38,7 @@ def views(
 def test_two_pipelines_cut_differently() -> None:
     """Layers 0-1 | 2-5 beside 0-3 | 4-5: three runs, the highest first."""
     all_views = views([pipeline(0, [2, 6], [0, 1]), pipeline(1, [4, 6], [2])], 6, 3)
-    runs = {view.engine_id: [run.layers for run in view.runs] for view in all_views}
+    runs = {view.engine_id: [run.layers for run in view.owned_layers] for view in all_views}
     assert runs == {
         "0.0": [(0, 1)],
         "0.1": [(4, 5), (2, 3)],
@@ -50,16 +50,16 @@ def test_two_pipelines_cut_differently() -> None:
 
 def test_a_tied_parameter_is_summed_by_both_ends_and_last() -> None:
     all_views = views([pipeline(0, [2, 4], [0]), pipeline(1, [4], [1])], 4, 2, is_tied=True)
-    runs = {view.engine_id: [(r.layers, r.owners) for r in view.runs] for view in all_views}
+    runs = {view.engine_id: [(r.layers, r.owners) for r in view.owned_layers] for view in all_views}
     everyone = ("0.0", "0.1", "1.0")
     assert runs["0.0"] == [((1,), ("0.0", "1.0")), ((0,), everyone)]
     assert runs["0.1"] == [((2, 3), ("0.1", "1.0")), ((0,), everyone)]
     assert all_views[1].hosted_layers == (0, 2, 3)
-    tied_run = all_views[1].runs[-1]
+    tied_run = all_views[1].owned_layers[-1]
     assert tied_run.users == (0, 3)
     counts = [tied_run.count(view.stage.layers) for view in all_views]
-    assert counts[0] + counts[1] == counts[2] == tied_run.whole_count
-    assert tied_run.whole_count not in (2 * counts[0], 2 * counts[1])
+    assert counts[0] + counts[1] == counts[2] == tied_run.complete_count
+    assert tied_run.complete_count not in (2 * counts[0], 2 * counts[1])
 
 
 def test_one_engine_needs_no_group() -> None:
@@ -79,9 +79,11 @@ def test_every_layer_is_summed_by_all_its_holders(
     for view in all_views:
         for layer in view.hosted_layers:
             holders[layer].add(view.engine_id)
-        assert sorted(chain.from_iterable(r.layers for r in view.runs)) == list(view.hosted_layers)
+        assert sorted(chain.from_iterable(r.layers for r in view.owned_layers)) == list(
+            view.hosted_layers
+        )
     for view in all_views:
-        for run in view.runs:
+        for run in view.owned_layers:
             assert all(holders[layer] == set(run.owners) for layer in run.layers)
             group = view.owner_group(run)
             assert (group is None) == (len(run.owners) == 1)
@@ -96,7 +98,9 @@ def test_groups_and_sums_have_one_order_for_all(
     pipelines, num_layers, num_microbatches = plan
     all_views = views(pipelines, num_layers, num_microbatches, is_tied=is_tied)
     _run_to_the_end({v.engine_id: [(g.name, g.members) for g in v.groups] for v in all_views})
-    _run_to_the_end({v.engine_id: [(str(r.layers), r.owners) for r in v.runs] for v in all_views})
+    _run_to_the_end(
+        {v.engine_id: [(str(r.layers), r.owners) for r in v.owned_layers] for v in all_views}
+    )
 
 
 def _run_to_the_end(todo: dict[str, list[tuple[str, tuple[str, ...]]]]) -> None:
@@ -149,8 +153,8 @@ GOOD = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])]
         ([pipeline(0, [2, 3], [0, 1, 2])], r"pipelines\[0\].stages: layers"),
         ([GOOD[0], pipeline(1, [4], [1])], "microbatches: "),
         ([GOOD[0], pipeline(1, [4], [])], r"pipelines\[1\].microbatches"),
-        ([GOOD[0], dataclasses.replace(GOOD[0], microbatches=(2,))], "more than one place"),
-        ([pipeline(1, [4], [0, 1, 2])], "no place for 0.0"),
+        ([GOOD[0], dataclasses.replace(GOOD[0], microbatches=(2,))], "more than one assignment"),
+        ([pipeline(1, [4], [0, 1, 2])], "no assignment for 0.0"),
     ],
 )
 def test_a_wrong_plan_is_refused(pipelines: list[PipelineAssignment], complaint: str) -> None:
@@ -183,11 +187,11 @@ def test_followers_are_owners_for_every_engine_alike(
         )
         for engine_id in [*engines, *(place.engine_id for place in followers)]
     }
-    runs = {run.layers: run.owners for view in all_views.values() for run in view.runs}
+    runs = {run.layers: run.owners for view in all_views.values() for run in view.owned_layers}
     for engine_id, view in all_views.items():
-        assert {x for run in view.runs for x in run.layers} == set(view.hosted_layers)
-        assert all(runs[run.layers] == run.owners for run in view.runs)
-        assert all(engine_id in run.owners for run in view.runs)
+        assert {x for run in view.owned_layers for x in run.layers} == set(view.hosted_layers)
+        assert all(runs[run.layers] == run.owners for run in view.owned_layers)
+        assert all(engine_id in run.owners for run in view.owned_layers)
         assert view.peers.keys() == {m for g in view.groups for m in g.members} - {engine_id}
     groups = {g.name: g.members for view in all_views.values() for g in view.groups}
     assert all(groups[g.name] == g.members for view in all_views.values() for g in view.groups)

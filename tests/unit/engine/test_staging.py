@@ -40,7 +40,7 @@ class Staged:
             job_secret="",
             activation=SimpleNamespace(generation=GENERATION, layers={LAYER: ()}),  # type: ignore[arg-type]
             view=SimpleNamespace(),  # type: ignore[arg-type]
-            is_in_exchange=True,
+            is_voting=True,
             on_commit=lambda *_: None,
         )
         self.next._layers.allocate()
@@ -85,5 +85,5 @@ def test_what_is_given_up_is_not_taken(staged: Staged) -> None:
         staged.next.take(VERSION)
     with pytest.raises(FencedError):
         staged.next._keep(Communicators())
-    assert not staged.next.is_claimed
+    assert not staged.next.is_taken
     assert staged.store.held() == {}

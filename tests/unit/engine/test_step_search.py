@@ -166,7 +166,7 @@ def _key_of(pipeline: Pipeline) -> object:
         (
             engine.layers,
             frozenset(engine.progress.finished),
-            tuple(sorted(engine.sums.num_whole.items())),
+            tuple(sorted(engine.sums.num_complete.items())),
             tuple(tuple(total.tolist()) for _, total in sorted(engine.sums.totals.items())),
             frozenset(engine.progress.in_flight),
             tuple(sorted(engine.progress.complete.items())),

@@ -31,7 +31,7 @@ def make_loop(**parts: Any) -> TrainingLoop:
     return TrainingLoop(
         builder=parts.pop("builder", SimpleNamespace(resources=None)),
         halt=lambda _: None,
-        set_aside=lambda: None,
+        retain_idle=lambda: None,
         **{name: parts.get(name) for name in names},  # type: ignore[arg-type]
     )
 
@@ -78,12 +78,12 @@ def test_an_engine_halted_while_it_copies_for_a_checkpoint_does_not_switch() -> 
 
     view = SimpleNamespace(is_last=False, is_follower=False, keeps_step=False)
     handover: Any = SimpleNamespace(
-        settle_in=lambda _: None,
-        behind=lambda _: SimpleNamespace(view=view),
+        release_replaced=lambda _: None,
+        change_at=lambda _: SimpleNamespace(view=view),
         renew=lambda *_: False,
     )
     training_state: Any = SimpleNamespace(
-        retained_after=lambda _: None,
+        retained_after_commit=lambda _: None,
         enter_commit=lambda *_: None,
         drop=lambda: calls.append("dropped"),
         is_finished=False,

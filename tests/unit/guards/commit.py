@@ -10,15 +10,17 @@ from torch import Tensor
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
+from planaria_worker.engine.recovery import roll_forward
 from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.step import commit_messages, commit_record, training_step
+from planaria_worker.engine.recovery.roll_forward import RollForward, SumsKey
+from planaria_worker.engine.step import commit_messages, training_step
 from planaria_worker.engine.step.commit_messages import (
-    ExchangeFormat,
+    Decision,
+    DecisionKind,
     Message,
-    Outcome,
-    Verdict,
+    VoteFormat,
 )
-from planaria_worker.engine.step.commit_record import CommitRecord, KeptSums, RollForward
+from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.models.state import LayerState
 from unit.guards.guard import Remove, swap
 
@@ -27,15 +29,15 @@ def mix_messages(patch: pytest.MonkeyPatch) -> None:
     swap(patch, commit_messages._check_same, lambda *_: None)
 
 
-def commit_in_spite_of(verdict: Verdict) -> Remove:
+def commit_in_spite_of(kind: DecisionKind) -> Remove:
     def remove(patch: pytest.MonkeyPatch) -> None:
-        find_fault = ExchangeFormat._find_fault
+        find_fault = VoteFormat._find_fault
 
         def overlook(
-            self: ExchangeFormat, rows: Message, num_pipelines: int
-        ) -> tuple[Verdict, int]:
-            found, layer = find_fault(self, rows, num_pipelines)
-            return (Verdict.COMMIT, -1) if found is verdict else (found, layer)
+            self: VoteFormat, votes: Message, num_pipelines: int
+        ) -> tuple[DecisionKind, int]:
+            found, layer = find_fault(self, votes, num_pipelines)
+            return (DecisionKind.COMMIT, -1) if found is kind else (found, layer)
 
         swap(patch, find_fault, overlook)
 
@@ -43,14 +45,14 @@ def commit_in_spite_of(verdict: Verdict) -> Remove:
 
 
 def believe_the_highest_mark(patch: pytest.MonkeyPatch) -> None:
-    judge = ExchangeFormat.judge
+    decide = VoteFormat.decide
 
-    def by_the_highest(self: ExchangeFormat, rows: Message, num_followers: int = 0) -> Outcome:
-        outcome = judge(self, rows, num_followers)
-        highest = int(rows[:, commit_messages._HIGHEST_MARK].max())
-        return replace(outcome, record=replace(outcome.record, next_generation=highest))
+    def by_the_highest(self: VoteFormat, votes: Message, num_followers: int = 0) -> Decision:
+        decision = decide(self, votes, num_followers)
+        highest = int(votes[:, commit_messages._HIGHEST_MARK].max())
+        return replace(decision, record=replace(decision.record, next_generation=highest))
 
-    swap(patch, judge, by_the_highest)
+    swap(patch, decide, by_the_highest)
 
 
 def let_fenced_engines_go_on(patch: pytest.MonkeyPatch) -> None:
@@ -74,15 +76,15 @@ def report_before_the_last_pass(patch: pytest.MonkeyPatch) -> None:
 
 def apply_any_sums(patch: pytest.MonkeyPatch) -> None:
     """Sums of another generation are taken for those of the record."""
-    roll_forward = commit_record.roll_forward
+    decide = roll_forward.decide_roll_forward
 
     def with_any_sums(
-        record: CommitRecord, *, committed_steps: int, kept: KeptSums | None
+        record: CommitRecord, *, committed_steps: int, kept: SumsKey | None
     ) -> RollForward:
         same = kept and replace(kept, generation=record.generation)
-        return roll_forward(record, committed_steps=committed_steps, kept=same)
+        return decide(record, committed_steps=committed_steps, kept=same)
 
-    swap(patch, roll_forward, with_any_sums)
+    swap(patch, decide, with_any_sums)
 
 
 def apply_a_step_again(patch: pytest.MonkeyPatch) -> None:

@@ -20,17 +20,17 @@ from planaria_worker.engine.recovery.staging import StagedChange
 from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step import training_step
 from planaria_worker.engine.step.commit_messages import (
-    ExchangeFormat,
+    Decision,
+    DecisionKind,
     Message,
-    Outcome,
-    Verdict,
+    VoteFormat,
 )
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.evaluation_pass import EvaluationPass
 from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.engine.step.training_context import TrainingContext
 from planaria_worker.engine.step.training_loop import TrainingLoop
-from planaria_worker.engine.step.two_phase_commit import Agreed, TwoPhaseCommit
+from planaria_worker.engine.step.two_phase_commit import CommitResult, TwoPhaseCommit
 from support.engines import Engines
 from unit.guards.guard import Remove, swap
 
@@ -42,7 +42,7 @@ def on_engines(remove: Remove) -> Remove:
 def commit_in_one_phase(patch: pytest.MonkeyPatch) -> None:
     """An engine with its own sums commits, without hearing whether the others have theirs."""
 
-    def run(self: TwoPhaseCommit, claim: Message, step: int) -> Agreed:
+    def run(self: TwoPhaseCommit, vote: Message, step: int) -> CommitResult:
         record = CommitRecord(
             step=step,
             generation=self._generation,
@@ -50,8 +50,8 @@ def commit_in_one_phase(patch: pytest.MonkeyPatch) -> None:
             loss=0.0,
             num_tokens=self._format.num_tokens,
         )
-        outcome = Outcome(verdict=Verdict.COMMIT, layer=-1, record=record)
-        return Agreed(outcome=outcome, is_passed=True, cause=None, broken=None)
+        decision = Decision(kind=DecisionKind.COMMIT, layer=-1, record=record)
+        return CommitResult(decision=decision, is_committed=True, cause=None, broken=None)
 
     swap(patch, TwoPhaseCommit.run, run)
 
@@ -84,29 +84,29 @@ def keep_gradients_of_a_broken_step(patch: pytest.MonkeyPatch) -> None:
 def retain_work_after_a_roll_forward(patch: pytest.MonkeyPatch) -> None:
     """A straggler goes on in the generation that the commit has ended."""
 
-    def retained_after(self: TrainingState, _: CommitRecord) -> RetainedWork | None:
+    def retained_after_commit(self: TrainingState, _: CommitRecord) -> RetainedWork | None:
         return self.retained_work and self.retained_work.after_commit()
 
-    swap(patch, TrainingState.retained_after, retained_after)
+    swap(patch, TrainingState.retained_after_commit, retained_after_commit)
 
 
 def activate_by_hearsay(patch: pytest.MonkeyPatch) -> None:
     """An engine activates when those that it follows have the commit, with or without it."""
     never = property(lambda self: False, lambda self, value: None)
-    patch.setattr(StagedChange, "is_in_exchange", never, raising=False)
+    patch.setattr(StagedChange, "is_voting", never, raising=False)
 
 
 def drop_layers_at_once(patch: pytest.MonkeyPatch) -> None:
-    take = Handover.take
+    activate = Handover.activate
 
-    def take_and_drop(
+    def activate_and_drop(
         self: Handover, staged_change: StagedChange, record: CommitRecord
     ) -> TrainingContext:
-        context = take(self, staged_change, record)
+        context: TrainingContext = activate(self, staged_change, record)
         self._builder.resources.store.keep(context.view.hosted_layers)
         return context
 
-    swap(patch, take, take_and_drop)
+    swap(patch, activate, activate_and_drop)
 
 
 def write_torn_copies(patch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def let_the_next_owners_write(patch: pytest.MonkeyPatch) -> None:
         announce = self._checkpointer.announce
 
         def announce_next(_: PlanView, version: int) -> Sequence[int]:
-            change = self._handover.behind(done.record)
+            change = self._handover.change_at(done.record)
             return announce(change.view if change else context.view, version)  # type: ignore[no-any-return]
 
         self._checkpointer.announce = announce_next
@@ -152,7 +152,7 @@ def evaluate_in_the_first_round_only(patch: pytest.MonkeyPatch) -> None:
             run(self, progress, *what)
 
     swap(patch, run, run_first)
-    swap(patch, ExchangeFormat._num_evaluated, lambda self, step: ANY)
+    swap(patch, VoteFormat._num_evaluated, lambda self, step: ANY)
 
 
 def keep_no_sum_for_followers(patch: pytest.MonkeyPatch) -> None:

@@ -20,22 +20,22 @@ from unit.guards.guard import swap
 def forget_complete_sums(patch: pytest.MonkeyPatch) -> None:
     """What comes out of an all-reduce is taken for a local sum in the next attempt."""
 
-    def put_whole(self: GradientSums, piece: Piece, values: Tensor) -> bool:
+    def put_complete(self: GradientSums, piece: Piece, values: Tensor) -> bool:
         self.part(piece).copy_(values)
         return False
 
-    swap(patch, GradientSums.put_whole, put_whole)
+    swap(patch, GradientSums.put_complete, put_complete)
 
 
 def add_to_complete_sums(patch: pytest.MonkeyPatch) -> None:
     hook = GradientSums._hook
 
     def hook_without_knowledge(self: GradientSums, *what: Any) -> Any:
-        known, self.num_whole = self.num_whole, {}
+        known, self.num_complete = self.num_complete, {}
         try:
             return hook(self, *what)
         finally:
-            self.num_whole = known
+            self.num_complete = known
 
     swap(patch, hook, hook_without_knowledge)
 

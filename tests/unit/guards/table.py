@@ -3,7 +3,7 @@
 import queue
 
 from planaria_worker.engine.layers.checkpoint import CheckpointError
-from planaria_worker.engine.step.commit_messages import Verdict
+from planaria_worker.engine.step.commit_messages import DecisionKind
 from planaria_worker.engine.step.training_step import RefusedStepError
 from unit.coordinator import (
     test_agents_away,
@@ -23,16 +23,16 @@ from unit.coordinator import (
 from unit.coordinator.protocol_cluster import DISPLACING, DRAINING, EVEN, JOINING, UNEVEN
 from unit.engine import (
     test_checkpointing,
-    test_commit,
+    test_commit_messages,
     test_current_groups,
     test_early_passes,
-    test_exchange,
     test_fence,
     test_following,
     test_gradients,
-    test_launches,
-    test_ledger,
-    test_state,
+    test_launch_order,
+    test_layer_store,
+    test_roll_forward,
+    test_step_progress,
 )
 from unit.guards import commit, coordinator, groups, layers, protocol, sums
 from unit.guards.guard import Guard
@@ -44,34 +44,34 @@ COMMIT = (
         name="votes and decisions of another step or generation are not mixed in",
         remove=commit.mix_messages,
         scenarios=(
-            test_exchange.test_invariant_4_another_step_or_generation_is_not_mixed_in,
-            test_exchange.test_invariant_4_a_verdict_of_another_generation_or_step_is_refused,
+            test_commit_messages.test_invariant_4_another_step_or_generation_is_not_mixed_in,
+            test_commit_messages.test_invariant_4_a_decision_of_another_generation_or_step_is_refused,
         ),
     ),
     Guard(
         name="a step is committed only if every sum holds every microbatch once",
-        remove=commit.commit_in_spite_of(Verdict.INCOMPLETE),
+        remove=commit.commit_in_spite_of(DecisionKind.INCOMPLETE),
         scenarios=(
-            test_exchange.test_invariant_1_one_missing_or_repeated_microbatch_anywhere_stops_the_commit,
-            test_exchange.test_invariant_1_a_loss_that_is_missing_or_reported_twice_stops_the_commit,
+            test_commit_messages.test_invariant_1_one_missing_or_repeated_microbatch_anywhere_stops_the_commit,
+            test_commit_messages.test_invariant_1_a_loss_that_is_missing_or_reported_twice_stops_the_commit,
         ),
     ),
     Guard(
         name="a gradient out of range stops everybody",
-        remove=commit.commit_in_spite_of(Verdict.OUT_OF_RANGE),
+        remove=commit.commit_in_spite_of(DecisionKind.OUT_OF_RANGE),
         scenarios=(
-            test_exchange.test_one_gradient_out_of_range_stops_everyone_and_names_the_layer,
+            test_commit_messages.test_one_gradient_out_of_range_stops_everyone_and_names_the_layer,
         ),
     ),
     Guard(
         name="replicas with different sums do not commit",
-        remove=commit.commit_in_spite_of(Verdict.DIVERGED),
-        scenarios=(test_exchange.test_replicas_with_different_sums_are_noticed,),
+        remove=commit.commit_in_spite_of(DecisionKind.DIVERGED),
+        scenarios=(test_commit_messages.test_replicas_with_different_sums_are_noticed,),
     ),
     Guard(
         name="all engines park after a commit, or none",
         remove=commit.believe_the_highest_mark,
-        scenarios=(test_exchange.test_all_engines_park_after_a_commit_or_none,),
+        scenarios=(test_commit_messages.test_all_engines_park_after_a_commit_or_none,),
     ),
     Guard(
         name="a fenced engine commits nothing of an older generation",
@@ -86,7 +86,7 @@ COMMIT = (
         remove=commit.install_late_copies,
         scenarios=(
             test_fence.test_a_late_copy_is_not_installed,
-            test_state.test_a_copy_that_completes_after_a_fence_is_not_installed,
+            test_layer_store.test_a_copy_that_completes_after_a_fence_is_not_installed,
         ),
     ),
     Guard(
@@ -102,17 +102,17 @@ COMMIT = (
     Guard(
         name="an engine rolls forward only with the sums of the record's step and generation",
         remove=commit.apply_any_sums,
-        scenarios=(test_commit.test_what_a_record_asks_for,),
+        scenarios=(test_roll_forward.test_what_a_record_asks_for,),
     ),
     Guard(
         name="a step is applied to each layer once",
         remove=commit.apply_a_step_again,
-        scenarios=(test_state.test_invariant_2_a_step_is_applied_to_each_layer_once,),
+        scenarios=(test_layer_store.test_invariant_2_a_step_is_applied_to_each_layer_once,),
     ),
     Guard(
         name="a layer that is being changed is no replica",
         remove=commit.hold_layers_that_change,
-        scenarios=(test_state.test_a_layer_that_is_being_changed_is_not_held,),
+        scenarios=(test_layer_store.test_a_layer_that_is_being_changed_is_not_held,),
     ),
 )
 
@@ -120,7 +120,9 @@ SUMS = (
     Guard(
         name="complete sums are known, and added once",
         remove=sums.forget_complete_sums,
-        scenarios=(test_ledger.test_complete_sums_of_one_generation_are_the_input_of_the_next,),
+        scenarios=(
+            test_step_progress.test_complete_sums_of_one_generation_are_the_input_of_the_next,
+        ),
     ),
     Guard(
         name="a complete sum takes in nothing more",
@@ -130,19 +132,21 @@ SUMS = (
     Guard(
         name="only a sum that holds every microbatch once is complete",
         remove=sums.take_any_sum_for_complete,
-        scenarios=(test_ledger.test_a_sum_with_a_microbatch_twice_is_not_complete,),
+        scenarios=(test_step_progress.test_a_sum_with_a_microbatch_twice_is_not_complete,),
     ),
     Guard(
         name="no sum starts before its owners have said which sums they have complete",
         remove=sums.hear_nobody_before_sums_start,
-        scenarios=(test_ledger.test_complete_sums_of_one_generation_are_the_input_of_the_next,),
+        scenarios=(
+            test_step_progress.test_complete_sums_of_one_generation_are_the_input_of_the_next,
+        ),
     ),
     Guard(
         name="a complete sum is saved before its buffer is used again",
         remove=sums.leave_sums_abroad,
         scenarios=(
             test_gradients.test_layers_that_travel_apart_have_the_same_sums,
-            test_ledger.test_complete_sums_of_one_generation_are_the_input_of_the_next,
+            test_step_progress.test_complete_sums_of_one_generation_are_the_input_of_the_next,
         ),
         raises=(RefusedStepError,),
     ),
@@ -163,14 +167,16 @@ SUMS = (
         name="the sums that the last layer completes wait for the end of the pass",
         remove=sums.start_sums_within_the_pass,
         scenarios=(
-            test_launches.test_all_ranks_start_in_one_order_without_deadlock,
-            test_launches.test_what_the_last_layer_completes_waits_for_the_end_of_the_pass,
+            test_launch_order.test_all_ranks_start_in_one_order_without_deadlock,
+            test_launch_order.test_what_the_last_layer_completes_waits_for_the_end_of_the_pass,
         ),
     ),
     Guard(
         name="an attempt believes nothing of the sums of an older one",
         remove=sums.believe_sums_of_older_attempts,
-        scenarios=(test_ledger.test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums,),
+        scenarios=(
+            test_step_progress.test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums,
+        ),
     ),
     Guard(
         name="a stage begins the next round early only with input that has come",

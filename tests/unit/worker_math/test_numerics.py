@@ -199,29 +199,29 @@ def test_a_complete_sum_accepts_nothing_more(
         sums.collect(stage.leaves)
         for layout in layouts if has_whole else ():
             whole = Piece(layer=layout.layer, start=0, end=int(share * layout.num_elements))
-            sums.put_whole(whole, torch.full((whole.num_elements,), 7, dtype=sums.dtype))
+            sums.put_complete(whole, torch.full((whole.num_elements,), 7, dtype=sums.dtype))
         torch.autograd.backward(stage(tokens).square().sum())
         totals.append(sums.totals)
         sums.bring_home(sums.sums)
         assert all(torch.equal(sums.sums[x], total) for x, total in totals[-1].items())
     for layout in layouts:
-        num_whole = int(share * layout.num_elements)
+        num_complete = int(share * layout.num_elements)
         local, total = totals[0][layout.layer], totals[1][layout.layer]
-        assert (total[:num_whole] == 7).all()
-        assert torch.equal(total[num_whole:], local[num_whole:])
+        assert (total[:num_complete] == 7).all()
+        assert torch.equal(total[num_complete:], local[num_complete:])
 
 
 def test_what_nothing_was_added_to_is_zero() -> None:
     """Guard: `settle`."""
     sums = GradientSums([_layout(5)], FloatingPoint())
     whole = _layout(5).num_elements
-    sums.put_whole(Piece(layer=0, start=0, end=whole), torch.ones(whole))
+    sums.put_complete(Piece(layer=0, start=0, end=whole), torch.ones(whole))
     sums.bring_home([0])
     sums.sums[0][5:].zero_()  # the gap
     sums.clear()
     sums.settle([0])
     assert not sums.sums[0].any()
-    assert not sums.num_whole
+    assert not sums.num_complete
 
 
 @pytest.mark.parametrize("accumulation", [FloatingPoint(), FixedPoint(40, 60)])

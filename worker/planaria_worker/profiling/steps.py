@@ -21,7 +21,7 @@ from planaria_worker.engine.step.training_context import (
     TrainingContext,
     build_context,
 )
-from planaria_worker.engine.step.training_step import run_step
+from planaria_worker.engine.step.training_step import attempt, begin_step, compute
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
 from planaria_worker.profiling.timing import timing
@@ -39,7 +39,10 @@ def measure_steps(
     samples = []
     for step in range(num_steps + 1):
         start = _now(job)
-        run_step(context, step)
+        begin_step(context, step)
+        compute(context, context.view.pipeline.microbatches)
+        attempt(context)
+        context.resources.fence.settle()
         samples.append(_now(job) - start)
         one_done()
     return StepMeasurement(num_microbatches=job.num_microbatches, step=timing(samples[1:]))

@@ -199,7 +199,7 @@ class GradientSums:
     ) -> None:
         self._accumulation = accumulation
         self.sums: dict[int, Tensor] = {}
-        self.num_whole: dict[int, int] = {}
+        self.num_complete: dict[int, int] = {}
         self._abroad: dict[int, Tensor] = {}
         self._places: dict[tuple[int, str], Tensor] = {}
         self._in_range: dict[int, Tensor | bool] = {}
@@ -225,13 +225,13 @@ class GradientSums:
         """The sum of each layer, wherever it is."""
         return self.sums | self._abroad
 
-    def put_whole(self, piece: Piece, values: Tensor) -> bool:
+    def put_complete(self, piece: Piece, values: Tensor) -> bool:
         """Puts the whole sum of a piece in its place, behind the pieces before it.
 
         Returns:
             Whether it is left in `values`, until it is brought home or the step is over.
         """
-        self.num_whole[piece.layer] = max(piece.end, self.num_whole.get(piece.layer, 0))
+        self.num_complete[piece.layer] = max(piece.end, self.num_complete.get(piece.layer, 0))
         stays = piece.num_elements == self.sums[piece.layer].numel()
         if stays:
             self._abroad[piece.layer] = values
@@ -301,7 +301,7 @@ class GradientSums:
     def clear(self) -> None:
         """For the next step: nothing is in the sums."""
         self._in_range.clear()
-        self.num_whole.clear()
+        self.num_complete.clear()
         self._abroad.clear()
         self._outdated.update(self._places)
 
@@ -311,18 +311,18 @@ class GradientSums:
         place, accumulation = self._places[layer, name], self._accumulation
         add = accumulation.into(place)
         start = place.storage_offset() - self.sums[layer].storage_offset()
-        num_whole, outdated = self.num_whole, self._outdated
+        num_complete, outdated = self.num_complete, self._outdated
 
         def collect(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None  # noqa: S101 - autograd calls this when it is there
             if before_each is not None:
                 before_each()
-            if num_whole.get(layer, 0) <= start:
+            if num_complete.get(layer, 0) <= start:
                 in_range = add(gradient, is_first=(layer, name) in outdated)
                 outdated.discard((layer, name))
             else:
-                num_done = num_whole[layer] - start  # may be more than all of it
+                num_done = num_complete[layer] - start  # may be more than all of it
                 rest = accumulation.into(place.view(-1)[num_done:])
                 in_range = rest(gradient.reshape(-1)[num_done:])
             if in_range is not True:

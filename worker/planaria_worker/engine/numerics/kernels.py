@@ -38,13 +38,13 @@ def add_fixed_point(
 def squared_norm(values: SumArray) -> float:
     """Sum of squares in float64: lane j adds elements j, j + 16, ...; then the lanes in order."""
     lanes = np.zeros(NUM_LANES, np.float64)
-    num_whole = values.size // NUM_LANES * NUM_LANES
-    for start in range(0, num_whole, NUM_LANES):
+    num_complete = values.size // NUM_LANES * NUM_LANES
+    for start in range(0, num_complete, NUM_LANES):
         for lane in range(NUM_LANES):
             value = np.float64(values[start + lane])
             lanes[lane] += value * value
-    for lane in range(values.size - num_whole):
-        value = np.float64(values[num_whole + lane])
+    for lane in range(values.size - num_complete):
+        value = np.float64(values[num_complete + lane])
         lanes[lane] += value * value
     total = 0.0
     for lane in range(NUM_LANES):

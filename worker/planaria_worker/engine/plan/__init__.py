@@ -1,1 +1,1 @@
-"""A plan as one engine sees it: its stage, the groups it joins, what it sums with whom."""
+"""A plan as one engine sees it: its stage, its groups, and which layers it sums with whom."""

@@ -18,24 +18,24 @@ from planaria_worker.models.stage import hosted_layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """A place in a plan, as a directive gives it."""
+    """What an Activate directive asks for."""
 
     generation: int
     pipelines: tuple[PipelineAssignment, ...]
     followers: tuple[FollowerAssignment, ...] = ()
     committed_steps: int
-    """0 when the place is taken behind a commit, whichever that is."""
+    """0 when the plan is activated at a commit, whichever that is."""
     store_address: str
     rebuild_timeout_seconds: float
     kept_groups: frozenset[str] = frozenset()
-    """Ids of groups that all their members have set aside."""
+    """Ids of groups that all their members have retained."""
     layers: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """Layers to follow until the place is taken, with data addresses of engines that train."""
+    """Layers to follow until the switch, with data addresses of engines that train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activated:
-    """The place is taken and the first step about to begin."""
+    """The plan is activated and the first step about to begin."""
 
     rebuild_start_time: datetime
     resume_time: datetime
@@ -44,7 +44,7 @@ class Activated:
 
 
 Answer = Callable[[Activated | Exception], None]
-"""Says what came of an Activate; from any thread, and only the first answer counts."""
+"""Answers an Activate; from any thread, and only the first answer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +59,10 @@ class Builder:
     operation_timeout_seconds: float
 
     def view(self, activation: Activation) -> PlanView:
-        """Reads the plan from this engine's side.
+        """Read the plan as this engine sees it.
 
         Raises:
-            PlanariaError: it cannot be run, or has no place for this engine.
+            PlanariaError: it cannot be run, or this engine has no assignment in it.
         """
         job = self.resources.job
         try:
@@ -79,7 +79,7 @@ class Builder:
             raise PlanariaError(ErrorReason.INVALID_ARGUMENT, str(error)) from None
 
     def require_layers(self, view: PlanView, version: int) -> None:
-        """Makes sure that the layers of a place are here.
+        """Make sure that the engine holds the layers of a plan.
 
         Raises:
             PlanariaError: some are not, or of another version.
@@ -94,10 +94,10 @@ class Builder:
             )
 
     def communicators(self, activation: Activation) -> Communicators:
-        """An empty set, to be filled by `start`.
+        """Return an empty set of groups, to be filled by `start`.
 
-        Who only follows waits for the passes of others: for as long as they may take until all
-        meet, if that is more than any other wait may.
+        A follower waits for the passes of others, so an operation may take as long as the rebuild
+        timeout, if that is longer.
         """
         return Communicators(
             engine_id=self.engine_id,
@@ -117,7 +117,7 @@ class Builder:
         activation: Activation,
         answer: Answer | None = None,
     ) -> None:
-        """Begins to make groups; `answer` is told when they stand, or cannot be made."""
+        """Begin to build groups; call `answer` when they are built, or cannot be."""
         start_time = self.clock.now()
 
         def when_over(failure: Exception | None) -> None:
@@ -138,7 +138,7 @@ class Builder:
         )
 
     def activated(self, start_time: datetime, num_groups: int, committed_steps: int) -> Activated:
-        """The answer to an Activate whose groups stand, or to a Switch."""
+        """Return the answer to an Activate whose groups are built, or to a Switch."""
         self.resources.stopwatch.trace.event("activated")
         return Activated(
             rebuild_start_time=start_time,
@@ -148,7 +148,7 @@ class Builder:
         )
 
     def explain(self, failure: Exception, generation: int) -> Exception:
-        """Why groups do not stand, in words for the coordinator."""
+        """Return why groups were not built, in words for the coordinator."""
         if not isinstance(failure, GroupBroken):
             return failure
         if self.resources.fence.is_fenced(generation):
@@ -159,7 +159,7 @@ class Builder:
 
 
 def retained_by(activation: Activation, view: PlanView) -> RetainedWork:
-    """What an engine of a pipeline promises by taking its place."""
+    """Return the work that an engine of a pipeline retains after an activation."""
     return RetainedWork(
         generation=activation.generation,
         step=activation.committed_steps,

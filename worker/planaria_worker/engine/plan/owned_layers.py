@@ -1,4 +1,4 @@
-"""Runs: layers that the same engines own, in the one order in which everybody sums them."""
+"""Layers with the same owners, in the one order in which all engines sum them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _DIGIT = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedLayers:
-    """Layers that the same engines own, summed by one all-reduce.
+    """Consecutive layers with the same owners, summed in one group.
 
     A layer that owns a tied parameter gets a gradient from each of the layers that use it, so every
     microbatch is counted once for each use, in a digit of its own: two of one use are not mistaken
@@ -31,23 +31,23 @@ class OwnedLayers:
     owners: tuple[str, ...]
     """Engine ids in the order of pipelines and stages, then of followers."""
     users: tuple[int, ...]
-    """Layers that use the run's parameters: only a tied layer has more than itself."""
+    """Layers that use these parameters: a tied layer has more than itself."""
 
     @property
     def is_tied(self) -> bool:
-        """Whether several layers use its parameters."""
+        """Whether several layers use these parameters."""
         return len(self.users) > 1
 
     @property
-    def whole_count(self) -> int:
-        """What a microbatch counts when it is in the sum once for each use."""
+    def complete_count(self) -> int:
+        """Return what a microbatch counts when it is in the sum once for each use."""
         return self.count(range(max(self.users) + 1))
 
     def count(self, own_layers: range) -> int:
-        """What a microbatch counts that an engine with these layers adds."""
+        """Return what a microbatch counts in the sums of an engine with these layers."""
         if not self.is_tied:
             return 1
-        return sum(_DIGIT**place for place, user in enumerate(self.users) if user in own_layers)
+        return sum(_DIGIT**digit for digit, user in enumerate(self.users) if user in own_layers)
 
 
 def find_owned_layers(
@@ -56,15 +56,15 @@ def find_owned_layers(
     hosted_layers: HostedLayers,
     followers: Sequence[FollowerAssignment] = (),
 ) -> tuple[OwnedLayers, ...]:
-    """Cuts the model where the set of owners changes; the run with the highest first layer first.
+    """Cut the model where the set of owners changes; return the highest layers first.
 
-    One order for all, or two pipelines that are cut differently wait for each other for ever
-    (protocol/step.md).
+    The order is the same on all engines, or two pipelines that are cut differently would deadlock
+    (ALGORITHMS.md 6).
     """
     owners: list[list[str]] = [[] for _ in range(num_layers)]
-    for place in stage_assignments(pipelines):
-        for layer in hosted_layers(place.first_layer, place.num_layers):
-            owners[layer].append(place.engine_id)
+    for stage in stage_assignments(pipelines):
+        for layer in hosted_layers(stage.first_layer, stage.num_layers):
+            owners[layer].append(stage.engine_id)
     for follower in followers:
         for layer in follower.layers:
             owners[layer].append(follower.engine_id)
@@ -78,5 +78,5 @@ def find_owned_layers(
 
 
 def _users(layer: int, num_layers: int, hosted_layers: HostedLayers) -> tuple[int, ...]:
-    """Layers that use the parameters of a layer: itself, and the one tied to it."""
+    """Return the layers that use the parameters of a layer: itself, and the one tied to it."""
     return tuple(user for user in range(num_layers) if layer in hosted_layers(user, 1))

@@ -1,4 +1,4 @@
-"""A plan as every engine gets it: pipelines of stages, and followers; and whether it can be run."""
+"""A plan as every engine gets it: pipelines of stages, and followers; and the check of a plan."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from itertools import chain
 
 
 class PlanError(ValueError):
-    """A plan that cannot be run; one line that says what is wrong with it."""
+    """A plan that cannot be run; the message names the field and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,11 @@ class PipelineAssignment:
     step_microbatches: tuple[int, ...] = ()
     """Those of the step in flight, when they are others than `microbatches`."""
     keeps_step: bool = False
-    """The pipeline is the one that its engines run now, with what they have computed."""
+    """Its engines already run this pipeline, and keep what they have computed of the step."""
 
     @property
     def first_microbatches(self) -> tuple[int, ...]:
-        """What it runs, or has run, in the step in flight."""
+        """Return what it runs, or has run, in the step in flight."""
         return self.step_microbatches or self.microbatches
 
 
@@ -50,7 +50,7 @@ class FollowerAssignment:
 
 
 def stage_assignments(pipelines: Iterable[PipelineAssignment]) -> Iterator[StageAssignment]:
-    """All stages, pipeline by pipeline."""
+    """Return all stages, pipeline by pipeline."""
     return chain.from_iterable(pipeline.stages for pipeline in pipelines)
 
 
@@ -61,9 +61,9 @@ def check_plan(
     num_layers: int,
     num_microbatches: int,
 ) -> None:
-    """Makes sure that every pipeline holds every layer once, and that each microbatch is run once.
+    """Make sure that every pipeline holds every layer once, and that each microbatch is run once.
 
-    Of each step, and also of the one in flight.
+    This holds for each later step, and for the one in flight.
 
     Raises:
         PlanError: says what is missing or repeated.
@@ -71,10 +71,10 @@ def check_plan(
     if not pipelines:
         raise PlanError("pipelines: a plan has at least one")
     for index, pipeline in enumerate(pipelines):
-        placed = list(chain.from_iterable(place.layers for place in pipeline.stages))
-        if placed != list(range(num_layers)) or any(p.num_layers < 1 for p in pipeline.stages):
+        layers = list(chain.from_iterable(stage.layers for stage in pipeline.stages))
+        if layers != list(range(num_layers)) or any(s.num_layers < 1 for s in pipeline.stages):
             raise PlanError(
-                f"pipelines[{index}].stages: layers {placed} are not 0..{num_layers - 1} in order"
+                f"pipelines[{index}].stages: layers {layers} are not 0..{num_layers - 1} in order"
             )
         if not pipeline.microbatches:
             raise PlanError(f"pipelines[{index}].microbatches: a pipeline runs at least one")
@@ -84,13 +84,13 @@ def check_plan(
     for index, follower in enumerate(followers):
         if not follower.layers or not set(follower.layers) <= set(range(num_layers)):
             raise PlanError(f"followers[{index}].layers: not of 0..{num_layers - 1}, or none")
-    engines = [place.engine_id for place in stage_assignments(pipelines)]
+    engines = [stage.engine_id for stage in stage_assignments(pipelines)]
     engines += [follower.engine_id for follower in followers]
     if len(set(engines)) < len(engines):
-        raise PlanError("engine_id: an engine has more than one place")
+        raise PlanError("engine_id: an engine has more than one assignment")
 
 
 def _check_microbatches(field: str, parts: Iterable[Sequence[int]], num_microbatches: int) -> None:
-    run = sorted(chain.from_iterable(parts))
-    if run != list(range(num_microbatches)):
-        raise PlanError(f"{field}: {run} are not each of 0..{num_microbatches - 1} once")
+    given = sorted(chain.from_iterable(parts))
+    if given != list(range(num_microbatches)):
+        raise PlanError(f"{field}: {given} are not each of 0..{num_microbatches - 1} once")

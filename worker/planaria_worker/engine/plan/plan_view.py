@@ -1,7 +1,7 @@
 """What a plan means for one engine: its stage, the groups it joins and what it sums with whom.
 
-Everything follows from the plan alone, so that all engines of a generation name the same groups in
-the same order without talking to each other first.
+Everything follows from the plan alone, so that all engines of a generation build the same groups in
+the same order without asking each other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,24 +27,24 @@ class PlanView:
     pipelines: tuple[PipelineAssignment, ...]
     followers: tuple[FollowerAssignment, ...]
     row: int
-    """Its place in the exchange across: its pipeline's, or a follower's behind all of them."""
+    """Its row among the votes: that of its pipeline; followers come after all pipelines."""
     stage_index: int
     """In its pipeline; 0 for a follower."""
     hosted_layers: tuple[int, ...]
-    runs: tuple[OwnedLayers, ...]
-    """Those this engine sums, in the order in which everybody sums them."""
+    owned_layers: tuple[OwnedLayers, ...]
+    """Those that this engine sums, in the order in which all engines sum them."""
     forward_group: GroupSpec | None
     """Activations; None for a pipeline of one stage."""
     backward_group: GroupSpec | None
     """Gradients; the same group unless directions are separate."""
-    exchange_group: GroupSpec | None
-    """The exchange on its way up and down: a stage may send activations of a next run of the step
-    before it has told how an attempt ended, so neither may wait behind the other."""
+    commit_group: GroupSpec | None
+    """Votes and decisions. A group of its own, because a stage may send activations of the next
+    round before it has passed on a decision, and neither may wait for the other."""
     owner_groups: tuple[GroupSpec, ...]
-    """All-reduce of runs; one for each set of owners with more than one member."""
+    """Gradient reduction; one for each set of owners with more than one member."""
     last_ranks_group: GroupSpec | None
-    """Exchange across pipelines and followers; None for other stages than the last, and where one
-    pipeline is alone."""
+    """Votes across pipelines and followers; None for stages before the last, and if there is only
+    one pipeline and no follower."""
 
     @property
     def is_follower(self) -> bool:
@@ -52,17 +52,17 @@ class PlanView:
 
     @property
     def pipeline(self) -> PipelineAssignment:
-        """That of this engine; IndexError for a follower."""
+        """Return that of this engine; IndexError for a follower."""
         return self.pipelines[self.row]
 
     @property
     def stage(self) -> StageAssignment:
-        """That of this engine; IndexError for a follower."""
+        """Return that of this engine; IndexError for a follower."""
         return self.pipeline.stages[self.stage_index]
 
     @property
     def computed_layers(self) -> range:
-        """Layers whose gradients it computes: none for a follower."""
+        """Return the layers whose gradients it computes: none for a follower."""
         return range(0) if self.is_follower else self.stage.layers
 
     @property
@@ -71,7 +71,7 @@ class PlanView:
 
     @property
     def is_last(self) -> bool:
-        """Whether nobody is above it in the exchange."""
+        """Whether it decides with the other last ranks: a last stage or a follower."""
         return self.is_follower or self.stage_index == len(self.pipeline.stages) - 1
 
     @property
@@ -80,37 +80,37 @@ class PlanView:
 
     @property
     def is_resuming(self) -> bool:
-        """Whether any pipeline goes on with what it has computed of the step in flight."""
+        """Whether any pipeline keeps what it has computed of the step in flight."""
         return any(pipeline.keeps_step for pipeline in self.pipelines)
 
     @property
     def pipeline_groups(self) -> tuple[GroupSpec, ...]:
-        """Those along the pipeline: they outlive the generation when the pipeline is kept."""
-        return _once(self.forward_group, self.backward_group, self.exchange_group)
+        """Return the groups along the pipeline: they stay if the pipeline is kept."""
+        return _once(self.forward_group, self.backward_group, self.commit_group)
 
     @property
     def sum_groups(self) -> tuple[GroupSpec, ...]:
-        """Those across the pipelines: they outlive a generation that nothing was under way in."""
+        """Return the groups across the pipelines: they may be retained while they are idle."""
         return _once(*self.owner_groups, self.last_ranks_group)
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """All groups, each once, in the one order in which every engine makes its groups."""
+        """Return all groups, each once, in the order in which every engine builds them."""
         return self.pipeline_groups + self.sum_groups
 
     @property
     def peers(self) -> dict[str, str]:
-        """Data addresses of the engines it shares a group with, by engine id."""
+        """Return the data addresses of the engines that it shares a group with, by engine id."""
         ids = {member for group in self.groups for member in group.members} - {self.engine_id}
-        places: list[StageAssignment | FollowerAssignment] = [
+        assignments: list[StageAssignment | FollowerAssignment] = [
             *stage_assignments(self.pipelines),
             *self.followers,
         ]
-        return {place.engine_id: place.data_address for place in places if place.engine_id in ids}
+        return {each.engine_id: each.data_address for each in assignments if each.engine_id in ids}
 
-    def owner_group(self, run: OwnedLayers) -> GroupSpec | None:
-        """The group that sums a run; None when this engine alone owns it."""
-        return next((group for group in self.owner_groups if group.members == run.owners), None)
+    def owner_group(self, owned: OwnedLayers) -> GroupSpec | None:
+        """Return the group that sums these layers; None if this engine is their only owner."""
+        return next((group for group in self.owner_groups if group.members == owned.owners), None)
 
 
 def view_plan(
@@ -123,22 +123,22 @@ def view_plan(
     followers: Sequence[FollowerAssignment] = (),
     separate_directions: bool = False,
 ) -> PlanView:
-    """Finds an engine's place in a plan.
+    """Find an engine's assignment in a plan.
 
     Args:
         pipelines: the plan.
-        engine_id: who asks.
+        engine_id: of the engine.
         num_layers: layers of the model.
         num_microbatches: microbatches of a step.
         hosted_layers: layers whose state a stage needs.
-        followers: engines that take part in sums and exchange without computing.
+        followers: engines that reduce and vote without computing.
         separate_directions: whether activations and gradients need groups of their own, because the
             transport does the operations of one group strictly one after the other (NCCL): there,
             two neighbours that send to each other in one group would wait for each other.
 
     Raises:
         PlanError: the plan leaves out or repeats a layer, a microbatch or an engine, or has no
-            place for this one.
+            assignment for this one.
     """
     check_plan(pipelines, followers, num_layers=num_layers, num_microbatches=num_microbatches)
     row, stage_index = _find(pipelines, followers, engine_id)
@@ -147,7 +147,7 @@ def view_plan(
         hosted = tuple(hosted_layers(stage.first_layer, stage.num_layers))
     else:
         hosted = followers[row - len(pipelines)].layers
-    runs = find_owned_layers(pipelines, num_layers, hosted_layers, followers)
+    owned_layers = find_owned_layers(pipelines, num_layers, hosted_layers, followers)
     forward_group = _link(pipelines, row, "forward", GroupKind.ACTIVATIONS)
     backward_group = forward_group
     if separate_directions:
@@ -159,11 +159,11 @@ def view_plan(
         row=row,
         stage_index=stage_index,
         hosted_layers=hosted,
-        runs=tuple(run for run in runs if engine_id in run.owners),
+        owned_layers=tuple(each for each in owned_layers if engine_id in each.owners),
         forward_group=forward_group,
         backward_group=backward_group,
-        exchange_group=_link(pipelines, row, "exchange", GroupKind.COMMIT_MESSAGES),
-        owner_groups=tuple(g for g in _owner_groups(runs) if engine_id in g.members),
+        commit_group=_link(pipelines, row, "exchange", GroupKind.COMMIT_MESSAGES),
+        owner_groups=tuple(g for g in _owner_groups(owned_layers) if engine_id in g.members),
         last_ranks_group=_last_ranks_group(pipelines, followers, engine_id),
     )
 
@@ -171,15 +171,15 @@ def view_plan(
 def _find(
     pipelines: Sequence[PipelineAssignment], followers: Sequence[FollowerAssignment], engine_id: str
 ) -> tuple[int, int]:
-    """Row in the exchange, and stage."""
+    """Return the row among the votes, and the stage."""
     for row, pipeline in enumerate(pipelines):
-        for stage_index, place in enumerate(pipeline.stages):
-            if place.engine_id == engine_id:
+        for stage_index, stage in enumerate(pipeline.stages):
+            if stage.engine_id == engine_id:
                 return row, stage_index
     for row, follower in enumerate(followers, start=len(pipelines)):
         if follower.engine_id == engine_id:
             return row, 0
-    raise PlanError(f"engine_id: the plan has no place for {engine_id}")
+    raise PlanError(f"engine_id: the plan has no assignment for {engine_id}")
 
 
 def _link(
@@ -187,20 +187,20 @@ def _link(
 ) -> GroupSpec | None:
     if row >= len(pipelines):
         return None
-    members = tuple(place.engine_id for place in pipelines[row].stages)
+    members = tuple(stage.engine_id for stage in pipelines[row].stages)
     if len(members) < 2:
         return None
     return GroupSpec(name=f"{name}-{row}", kind=kind, members=members)
 
 
-def _owner_groups(runs: Iterable[OwnedLayers]) -> tuple[GroupSpec, ...]:
-    """One group for each set of owners, named after its first run."""
+def _owner_groups(owned_layers: Iterable[OwnedLayers]) -> tuple[GroupSpec, ...]:
+    """Return one group for each set of owners, named after the first of its layers."""
     groups: dict[tuple[str, ...], GroupSpec] = {}
-    for run in runs:
-        if len(run.owners) > 1 and run.owners not in groups:
-            name = f"owners-{run.layers[0]}"
-            groups[run.owners] = GroupSpec(
-                name=name, kind=GroupKind.GRADIENT_SUM, members=run.owners
+    for owned in owned_layers:
+        if len(owned.owners) > 1 and owned.owners not in groups:
+            name = f"owners-{owned.layers[0]}"
+            groups[owned.owners] = GroupSpec(
+                name=name, kind=GroupKind.GRADIENT_SUM, members=owned.owners
             )
     return tuple(groups.values())
 
@@ -212,7 +212,7 @@ def _once(*groups: GroupSpec | None) -> tuple[GroupSpec, ...]:
 def _last_ranks_group(
     pipelines: Sequence[PipelineAssignment], followers: Sequence[FollowerAssignment], engine_id: str
 ) -> GroupSpec | None:
-    """In the order of the rows of the exchange; None for an engine that is not in it."""
+    """Return the group of all voters across, in the order of rows; None if it has one member."""
     members = tuple(pipeline.stages[-1].engine_id for pipeline in pipelines)
     members += tuple(follower.engine_id for follower in followers)
     if len(members) < 2 or engine_id not in members:

@@ -141,7 +141,7 @@ class Directives:
 
     def _report_fence(self, directive: Directive, fence_time: datetime) -> None:
         """A promise: until the new generation is applied, no sum is joined, no exchange passed."""
-        self._trainer.tell_noted()
+        self._trainer.report_held_step()
         committed_steps, last = self._vitals.committed_steps, self._trainer.last_commit
         progress, retained_work = self._trainer.progress, self._trainer.retained_work
         is_in_flight = progress.step == committed_steps
@@ -178,7 +178,7 @@ class Directives:
 
         def work() -> None:
             self._failpoints.hit("commit", record.step)
-            self._trainer.commit(directive.generation, record, answer)
+            self._trainer.roll_forward(directive.generation, record, answer)
 
         self._trainer.submit(lambda: self._guarded(directive, work))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.groups import GroupBroken
-from planaria_worker.engine.step.commit_messages import ExchangeMismatchError, Verdict
+from planaria_worker.engine.step.commit_messages import CommitMismatchError, DecisionKind
 from planaria_worker.engine.step.training_step import RefusedStepError
 
 
@@ -28,7 +28,7 @@ def fault_of(error: Exception, step: int) -> Fault:
             return _refused(error)
         case DataError():
             return Fault(reason=ErrorReason.DATA_UNUSABLE, message=str(error), is_fatal=True)
-        case GroupBroken() | ExchangeMismatchError():
+        case GroupBroken() | CommitMismatchError():
             # The engine itself is sound: whoever is to blame is found by those who watch it.
             return Fault(reason=ErrorReason.UNAVAILABLE, message=str(error), is_fatal=False)
         case PlanariaError():
@@ -48,14 +48,14 @@ def fault_of(error: Exception, step: int) -> Fault:
 def _refused(error: RefusedStepError) -> Fault:
     metadata = {"layer": str(error.layer), "step": str(error.step)}
     where = f"step {error.step}, layer {error.layer}"
-    match error.verdict:
-        case Verdict.OUT_OF_RANGE:
+    match error.kind:
+        case DecisionKind.OUT_OF_RANGE:
             reason = ErrorReason.GRADIENT_OUT_OF_RANGE
             message = (
                 f"{where}: a gradient or the loss is not finite or too large; "
                 "a lower training.optimizer.learning_rate may help"
             )
-        case Verdict.DIVERGED:
+        case DecisionKind.DIVERGED:
             reason = ErrorReason.INTERNAL
             message = f"{where}: replicas have different gradient sums; suspect a node's memory"
         case _:

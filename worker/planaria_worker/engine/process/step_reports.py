@@ -1,4 +1,4 @@
-"""Whom the training thread tells what it has done and met."""
+"""Reports of committed steps and of faults, from the training thread."""
 
 import time
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.numerics.optimizer import learning_rate
 from planaria_worker.engine.process.faults import Fault, fault_of
 from planaria_worker.engine.recovery.fence import FencedError
-from planaria_worker.engine.step.commit_messages import ExchangeMismatchError
+from planaria_worker.engine.step.commit_messages import CommitMismatchError
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import EngineResources
 
@@ -20,7 +20,7 @@ _log = get_logger("trainer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """A committed step, as the last stage of a pipeline and whoever is told of it report it."""
+    """A committed step, as a last stage reports it, or an engine that rolled forward."""
 
     record: CommitRecord
     learning_rate: float
@@ -30,7 +30,7 @@ class StepDone:
 
 
 class Listener(Protocol):
-    """Who is told what is trained and met; called from any thread, never blocks."""
+    """Receives steps and faults; called from any thread, never blocks."""
 
     def step_done(self, done: StepDone) -> None: ...
 
@@ -38,37 +38,40 @@ class Listener(Protocol):
 
 
 class StepReporter:
-    """Tells a listener; of a commit that is made while the training thread rests, from another."""
+    """Reports each step once: at its commit, at a fence, or when the engine rolls forward."""
 
     def __init__(self, resources: EngineResources, listener: Listener, clock: Clock) -> None:
         self._resources = resources
         self._listener = listener
         self._clock = clock
         self._step_started = time.perf_counter()
-        self._untold: StepDone | None = None
+        self._held: StepDone | None = None
 
     def step_begins(self) -> None:
-        """A step is timed from here on."""
+        """Time the step from here on."""
         self._step_started = time.perf_counter()
 
     def step_done(self, record: CommitRecord) -> None:
-        """The step that began last is committed."""
-        self._untold = None
+        """Report the step that began last as committed."""
+        self._held = None
         self._listener.step_done(self._done(record))
 
-    def step_noted(self, record: CommitRecord) -> None:
-        """It is, and others report it, or this engine later; when fenced, at once: they may die."""
-        self._untold = self._done(record)
+    def hold_step(self, record: CommitRecord) -> None:
+        """Hold the report of a committed step, which another engine makes, or this one later.
 
-    def tell_noted(self) -> None:
-        """Reports the step that was noted last, if that is the newest and nobody did it before."""
-        done, self._untold = self._untold, None
+        A fence releases it, since the other engine may have died (`report_held`).
+        """
+        self._held = self._done(record)
+
+    def report_held(self) -> None:
+        """Report the step that is held, unless it has been reported since."""
+        done, self._held = self._held, None
         if done is not None:
             self._listener.step_done(done)
 
-    def met(self, error: Exception, generation: int, step: int) -> None:
-        """Something broke; nobody need be told if it was a fence that broke it."""
-        is_torn_off = isinstance(error, GroupBroken | ExchangeMismatchError)
+    def report_fault(self, error: Exception, generation: int, step: int) -> None:
+        """Report that something broke; not if a fence broke it."""
+        is_torn_off = isinstance(error, GroupBroken | CommitMismatchError)
         is_fenced = is_torn_off and self._resources.fence.is_fenced(generation)
         if isinstance(error, FencedError) or is_fenced:
             _log.info("fenced", generation=generation, cause=str(error))

@@ -1,9 +1,9 @@
-"""The fence: which generation an engine acts for, and whether it has passed the exchange.
+"""The fence: which generation an engine may act for, and whether it has passed the commit point.
 
-One lock orders the two things that must not overlap: the control thread fencing the engine, and the
-training thread passing the exchange of a step. Whoever comes first wins: an engine that passed
-finishes its update before it stands still, one that was fenced first never passes
-(protocol/recovery.md).
+One lock orders the two things that must not overlap: the control thread fences the engine, and the
+training thread passes the commit point of a step. The first one wins: an engine that passed the
+commit point finishes its update before it reports, and one that was fenced first never passes it
+(ALGORITHMS.md 7).
 """
 
 import threading
@@ -57,11 +57,11 @@ class Fence:
 
     @property
     def mark(self) -> int:
-        """The generation to park or change over for at a commit, or 0; sent with the exchange."""
+        """The generation to park or switch for at a commit, or 0; sent with the vote."""
         return self._mark
 
     def see(self, generation: int) -> None:
-        """Takes note of the generation of a directive.
+        """Note the generation of a directive.
 
         Raises:
             StaleGenerationError: it is older than the newest.
@@ -70,7 +70,7 @@ class Fence:
             self._see(generation)
 
     def fence(self, generation: int) -> None:
-        """From now on nothing starts, and no exchange is passed, for an older generation.
+        """From now on start nothing, and pass no commit point, for an older generation.
 
         Raises:
             StaleGenerationError: a newer one has been seen.
@@ -82,9 +82,9 @@ class Fence:
             self._trace.event("fence", generation=generation)
 
     def fence_at_commit(self, generation: int) -> None:
-        """Ends the older generations at the commit whose exchange says that all are asked.
+        """End the older generations at the first commit on which all engines vote with this mark.
 
-        An engine that stands still is fenced at once.
+        A parked engine is fenced at once.
 
         Raises:
             StaleGenerationError: a newer one has been seen.
@@ -97,7 +97,7 @@ class Fence:
                 self._fenced = generation
 
     def check(self, generation: int) -> None:
-        """Makes sure that work for a generation may start.
+        """Make sure that work for a generation may start.
 
         Raises:
             FencedError: it may not.
@@ -109,16 +109,16 @@ class Fence:
         """Whether work for a generation may not start any more."""
         return generation < self._fenced
 
-    def pass_exchange(self, generation: int, next_generation: int) -> None:
-        """Decides under the lock that a step is committed; the update must follow, then `settle`.
+    def pass_commit_point(self, generation: int, next_generation: int) -> None:
+        """Commit a step under the lock; the update must follow, then `settle`.
 
         Args:
-            generation: the one whose sums are committed.
-            next_generation: the mark that every engine held at this exchange: behind this commit
-                nothing starts for an older one. 0: not all held the same.
+            generation: whose sums are committed.
+            next_generation: the mark that all engines voted with: after this commit nothing starts
+                for an older generation. 0: they did not all vote with the same.
 
         Raises:
-            FencedError: the fence came first: the step must not be committed.
+            FencedError: the fence came first; the step must not be committed.
         """
         with self._lock:
             self.check(generation)
@@ -128,9 +128,9 @@ class Fence:
                 self._mark = 0
 
     def install(self, generation: int, change: Callable[[], T]) -> T:
-        """Makes a change on behalf of a directive, unless a newer generation has been seen.
+        """Make a change on behalf of a directive, unless a newer generation has been seen.
 
-        Returns what `change` does.
+        Returns what `change` returns.
 
         Raises:
             StaleGenerationError: the change is not made.
@@ -141,7 +141,7 @@ class Fence:
             return change()
 
     def begin(self, generation: int) -> None:
-        """Called by the training thread before it acts for a generation.
+        """Begin a task for a generation; for the training thread.
 
         Raises:
             FencedError: the engine has been fenced meanwhile.
@@ -151,15 +151,15 @@ class Fence:
             self._num_tasks += 1
 
     def resume(self) -> None:
-        """Says that the training thread will do what the engine has promised, fenced or not.
+        """Count the retained work as a task, which the training thread does even when fenced.
 
-        Called when the promise is made, so that nobody takes the engine for idle before that.
+        Called when the work is retained, so that the engine does not seem idle before it begins.
         """
         with self._lock:
             self._num_tasks += 1
 
-    def begin_commit(self, generation: int) -> None:
-        """Called by the training thread before it changes layers as a witness's record says.
+    def begin_roll_forward(self, generation: int) -> None:
+        """Begin to apply a witness's record; for the training thread.
 
         Raises:
             FencedError: the engine has been fenced meanwhile.
@@ -170,7 +170,7 @@ class Fence:
             self._is_settled = False
 
     def settle(self) -> None:
-        """Called by the training thread when a commit is in its layers and in its account."""
+        """Note that a commit is applied and entered; for the training thread."""
         with self._lock:
             self._is_settled = True
             waiting, self._when_settled = self._when_settled, []
@@ -178,7 +178,7 @@ class Fence:
             call()
 
     def when_settled(self, call: Callable[[], None]) -> None:
-        """Calls back as soon as no commit is half done: now, or from the training thread."""
+        """Call back as soon as no commit is half applied: now, or from the training thread."""
         with self._lock:
             if not self._is_settled:
                 self._when_settled.append(call)
@@ -186,7 +186,7 @@ class Fence:
         call()
 
     def end(self) -> None:
-        """Called by the training thread behind a task; behind the last, runs what waited for it."""
+        """End a task; after the last one, call what waited for it. For the training thread."""
         self.settle()
         with self._lock:
             self._num_tasks = max(0, self._num_tasks - 1)
@@ -199,7 +199,7 @@ class Fence:
             call()
 
     def when_idle(self, call: Callable[[], None]) -> None:
-        """Calls back as soon as the training thread stands still: now, or from that thread."""
+        """Call back as soon as the training thread is idle: now, or from that thread."""
         with self._lock:
             if self._num_tasks:
                 self._when_idle.append(call)
@@ -208,10 +208,10 @@ class Fence:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Surrounds the training thread's passes, and its copies for a checkpoint.
+        """Surround the training thread's passes, and its copies for a checkpoint.
 
-        A halted engine begins no other pass behind such a one, and takes no other place. Whoever
-        waits for it to be halted is called at the beginning.
+        A halted engine begins no other pass after these, and enters no other context, so callbacks
+        that wait for it to be halted are called at the beginning.
         """
         with self._lock:
             self._is_computing = True
@@ -225,10 +225,10 @@ class Fence:
                 self._is_computing = False
 
     def when_halted(self, call: Callable[[], None]) -> None:
-        """Calls back as soon as an engine that was fenced and halted can change nothing any more.
+        """Call back as soon as an engine that was fenced and halted can change nothing any more.
 
-        Now, in the middle of its last pass or of copies for a checkpoint; else from the training
-        thread, where it would begin such a one, or stands still.
+        That is now, if it is parked or in a pass or in copies for a checkpoint; else it is when the
+        training thread would begin one of these, or parks.
         """
         with self._lock:
             if self._num_tasks and not self._is_computing:

@@ -1,7 +1,7 @@
-"""Changing the plan behind a commit: the place of the next generation, staged and then taken.
+"""The handover: a change of plan that is staged while training continues, and made at a commit.
 
-Staging goes on beside everything else. Taking the place is done by the training thread, between two
-steps; for an unchanged pipeline in the same moment in which it enters the commit.
+The training thread switches to the staged plan between two steps. An unchanged pipeline keeps its
+context, and goes on in the next generation in the same moment in which it enters the commit.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 
 OnJoin = Callable[[StagedChange, CommitRecord], None]
-"""Called when others have made the commit behind which a place is to be taken."""
+"""Called when other engines have made the commit at which this engine is to switch."""
 
 
 class Handover:
-    """The next place of an engine, if there is one; methods may be called from any thread."""
+    """The staged change of an engine, if it has one; methods may be called from any thread."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Handover:
         builder: Builder,
         job_secret: str,
         training_state: TrainingState,
-        links: CurrentGroups,
+        current_groups: CurrentGroups,
         failure_detector: FailureDetector,
         on_join: OnJoin,
     ) -> None:
@@ -38,41 +38,42 @@ class Handover:
         self._job_secret = job_secret
         self._fence = builder.resources.fence
         self._training_state = training_state
-        self._links = links
+        self._current_groups = current_groups
         self._failure_detector = failure_detector
         self._on_join = on_join
         self._next: StagedChange | None = None
         self._peers: Mapping[str, str] = {}
-        self._has_moved = False
+        self._has_switched = False
 
     def stage(self, activation: Activation, answer: StagedAnswer) -> None:
-        """Begins to make a place ready, beside whatever the engine does.
+        """Begin to stage a change, while the engine does whatever it does.
 
         Args:
-            activation: the place.
-            answer: told when it is ready, or cannot be.
+            activation: the change.
+            answer: called when it is ready, or cannot be.
 
         Raises:
             PlanariaError: it cannot be staged.
         """
         view = self._builder.view(activation)
         with self._training_state.lock:
-            context = self._training_state.context if self._training_state.is_in_place else None
+            state = self._training_state
+            context = state.context if state.has_live_context else None
             require_stageable(activation, view, context)
             self._next = staged_change = StagedChange(
                 builder=self._builder,
                 job_secret=self._job_secret,
                 activation=activation,
                 view=view,
-                is_in_exchange=context is not None,
+                is_voting=context is not None,
                 on_commit=self._followed,
             )
-            self._links.stage(staged_change.communicators)
+            self._current_groups.stage(staged_change.communicators)
             self._watch()
         staged_change.start(answer)
 
     def unstage(self, generation: int) -> None:
-        """Gives up a place that was staged in an older generation."""
+        """Drop a change that was staged in an older generation."""
         with self._training_state.lock:
             staged_change = self._next
             if staged_change is None or staged_change.generation >= generation:
@@ -82,60 +83,58 @@ class Handover:
         staged_change.drop()
 
     def switch(self, generation: int, answer: Answer) -> None:
-        """Has the staged place taken behind the commit at which everybody is asked to.
+        """Make the staged change at the commit at which all engines switch.
 
         Args:
-            generation: that of the place.
-            answer: told when it is taken, or cannot be.
+            generation: of the change.
+            answer: called when it is made, or cannot be.
 
         Raises:
-            PlanariaError: there is no such place, or it is not ready.
+            PlanariaError: no such change is staged, or it is not ready.
         """
         staged_change = self._ready(generation)
         if staged_change is None:
             raise PlanariaError(
                 ErrorReason.WRONG_STATE,
-                f"no place of generation {generation} is staged",
+                f"no change of generation {generation} is staged",
                 {"generation": str(generation)},
             )
-        if not staged_change.answer_with(answer) and not staged_change.is_claimed:
+        if not staged_change.answer_with(answer) and not staged_change.is_taken:
             self._fence.fence_at_commit(generation)
 
     def watch(self, view: PlanView) -> None:
-        """Watches the peers of a new place, and those of the one that is staged."""
+        """Watch the peers of a new plan, and those of the staged one."""
         with self._training_state.lock:
             self._peers = view.peers
             self._watch()
 
-    def behind(self, record: CommitRecord) -> StagedChange | None:
-        """The place to be taken behind a commit; None: there is none, or nothing comes behind."""
+    def change_at(self, record: CommitRecord) -> StagedChange | None:
+        """Return the change to make at a commit; None: there is none, or the job is finished."""
         staged_change = self._ready(record.next_generation)
         is_over = self._training_state.is_last(record.step + 1)
-        return (
-            None if staged_change is None or staged_change.is_claimed or is_over else staged_change
-        )
+        return None if staged_change is None or staged_change.is_taken or is_over else staged_change
 
     def renew(
         self, context: TrainingContext, staged_change: StagedChange, record: CommitRecord
     ) -> bool:
-        """Enters a commit behind which an unchanged pipeline goes on in the next generation.
+        """Enter a commit after which an unchanged pipeline goes on in the next generation.
 
-        There is no moment without a promise.
+        There is no moment without retained work.
 
         Returns:
-            Whether it does. Otherwise nothing has been done: the pipeline is another, or the engine
-            was fenced or halted meanwhile.
+            Whether it does. Otherwise nothing was done: the pipeline changes, or the engine was
+            fenced or halted meanwhile.
         """
 
         def change() -> None:
-            staged_change.claim()
+            staged_change.mark_taken()
             renew_context(
                 context,
                 view=staged_change.view,
                 generation=staged_change.generation,
                 awaited=staged_change.communicators,
             )
-            self._links.hand_over(staged_change.communicators)
+            self._current_groups.hand_over(staged_change.communicators)
 
         training_state = self._training_state
         with training_state.lock:
@@ -150,8 +149,8 @@ class Handover:
         context.trace()
         return True
 
-    def take(self, staged_change: StagedChange, record: CommitRecord) -> TrainingContext:
-        """Takes another place behind a commit, when its layers have that commit.
+    def activate(self, staged_change: StagedChange, record: CommitRecord) -> TrainingContext:
+        """Enter the context of the staged plan, when its layers have the commit.
 
         Raises:
             FencedError: the engine was fenced meanwhile.
@@ -161,7 +160,7 @@ class Handover:
         staged_change.wait_for_layers(version)
 
         def change() -> TrainingContext:
-            self._training_state.account(record)
+            self._training_state.note_commit(record)
             return staged_change.take(version)
 
         with self._training_state.lock:
@@ -169,17 +168,19 @@ class Handover:
                 context = self._fence.install(staged_change.generation, change)
             except StaleGenerationError as error:
                 raise FencedError(staged_change.generation, error.newest) from None
-            self._links.hand_over(staged_change.communicators, context.pipeline_groups)
-            self._training_state.take(context, staged_change.retained_work(version), self._fence)
+            self._current_groups.hand_over(staged_change.communicators, context.pipeline_groups)
+            self._training_state.activate(
+                context, staged_change.retained_work(version), self._fence
+            )
             self.watch(staged_change.view)
-        self._has_moved = True
+        self._has_switched = True
         return context
 
-    def settle_in(self, context: TrainingContext) -> None:
-        """Behind the first commit in a new place: everybody has done with what was before."""
-        self._links.shut_retired("the plan changed")
-        if self._has_moved:
-            self._has_moved = False
+    def release_replaced(self, context: TrainingContext) -> None:
+        """Release the old plan's groups and layers; after the first commit in the new plan."""
+        self._current_groups.shut_retired("the plan changed")
+        if self._has_switched:
+            self._has_switched = False
             self._builder.resources.store.keep(context.view.hosted_layers)
 
     def _ready(self, generation: int) -> StagedChange | None:
@@ -193,9 +194,9 @@ class Handover:
         return staged_change
 
     def _followed(self, staged_change: StagedChange, record: CommitRecord) -> None:
-        """Called with each commit that the layers of a staged place have."""
+        """Note a commit that all followed layers of a staged change have."""
         is_next = record.next_generation == staged_change.generation
-        if is_next and not staged_change.is_in_exchange and self.behind(record) is staged_change:
+        if is_next and not staged_change.is_voting and self.change_at(record) is staged_change:
             self._on_join(staged_change, record)
 
     def _watch(self) -> None:

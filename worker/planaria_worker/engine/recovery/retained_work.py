@@ -1,4 +1,4 @@
-"""What an engine of a whole pipeline does without being told more: what its fence reports say."""
+"""What an engine keeps of the step in flight through a fence, and reports to the coordinator."""
 
 from dataclasses import dataclass, replace
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 class RetainedWork:
     """The microbatches that are in an engine's local gradients, or will be.
 
-    Made when an Activate is accepted, and kept whatever comes, fence or not, until the pipeline is
-    broken: all stages of a pipeline that applied the same Activates and committed the same steps
-    have the same promise, and make the same passes and attempts.
+    Set when an Activate is accepted, and valid, fenced or not, until the pipeline is broken. All
+    stages of a pipeline that applied the same Activates and committed the same steps retain the
+    same work, and so make the same passes and attempts.
     """
 
     generation: int
@@ -22,9 +22,9 @@ class RetainedWork:
     """Those of every later step."""
 
     def after_commit(self) -> "RetainedWork":
-        """The promise for the next step, whether it passed the exchange or was told of it."""
+        """Return the retained work of the next step."""
         return replace(self, step=self.step + 1, microbatches=self.each_step)
 
     def kept(self, committed_steps: int) -> tuple[int, ...]:
-        """What a fence report says is kept."""
+        """Return the microbatches that a fence report lists as kept."""
         return self.microbatches if self.step == committed_steps else ()

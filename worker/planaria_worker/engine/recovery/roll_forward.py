@@ -1,30 +1,114 @@
-"""The sums that a step could be committed from: what a witness's record finds in an engine."""
+"""Roll forward: an engine that did not see a step's commit applies it from a witness's record.
 
-from collections.abc import Mapping
+If any engine of the job has seen the commit (a witness), the step is committed, and every other
+engine must commit it too: from its own complete sums, or else by copying the layers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from torch import Tensor
 
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.step.commit_record import KeptSums
-from planaria_worker.engine.step.training_context import TrainingContext
+from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.step.training_context import EngineResources, TrainingContext
+from planaria_worker.engine.step.training_step import apply_step
+
+
+class RollForward(Enum):
+    """What a witness's record asks of an engine."""
+
+    NOTHING = auto()
+    """The engine has committed this step itself."""
+    APPLY = auto()
+    """The engine has the very sums of the record."""
+    STALE = auto()
+    """The engine lacks them: its layers remain at the version before and must be copied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumsKey:
+    """Which attempt's sums an engine still has, all of them complete."""
+
+    step: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittableSums:
     """The sums of a step that this engine has not seen committed, but could commit."""
 
-    key: KeptSums
+    key: SumsKey
     view: PlanView
     by_layer: Mapping[int, Tensor]
 
 
+def decide_roll_forward(
+    record: CommitRecord, *, committed_steps: int, kept: SumsKey | None
+) -> RollForward:
+    """Decide what a witness's record means for an engine that keeps these sums.
+
+    Sums of the same step but another generation are not the record's: a step that was aborted and
+    done again may, in fast mode, differ by rounding.
+
+    Raises:
+        ValueError: the record is more than one step ahead, which the protocol excludes.
+    """
+    if record.step < committed_steps:
+        return RollForward.NOTHING
+    if record.step > committed_steps:
+        raise ValueError(
+            f"record.step: step {record.step} cannot follow {committed_steps} committed steps"
+        )
+    if kept == SumsKey(step=record.step, generation=record.generation):
+        return RollForward.APPLY
+    return RollForward.STALE
+
+
 def committable_sums(context: TrainingContext, committed_steps: int) -> CommittableSums | None:
-    """What the step in flight could be committed from, if all of it is there."""
+    """Return the sums of the step in flight, if all of them are complete."""
     progress, reduced = context.progress, context.reduced
     if progress.step != committed_steps:
         return None
-    if not reduced or not progress.is_whole(reduced, context.resources.job.num_microbatches):
+    if not reduced or not progress.is_complete(reduced, context.resources.job.num_microbatches):
         return None
-    key = KeptSums(step=progress.step, generation=progress.generation)
+    key = SumsKey(step=progress.step, generation=progress.generation)
     return CommittableSums(key=key, by_layer=dict(reduced), view=context.view)
+
+
+def apply_record(
+    record: CommitRecord,
+    sums: CommittableSums | None,
+    *,
+    resources: EngineResources,
+    committed_steps: int,
+    announce: Callable[[PlanView, int], Sequence[int]],
+    halt: Callable[[str], object],
+) -> Sequence[int] | None:
+    """Bring the layers of an engine to a witness's record, or halt the engine if they are stale.
+
+    Args:
+        record: the witness's.
+        sums: what the engine could commit.
+        resources: the engine's.
+        committed_steps: of the engine.
+        announce: tells the checkpointer of the new version, and returns the layers to copy for it.
+        halt: ends what the engine trains in.
+
+    Returns:
+        The layers to copy for a checkpoint; None if the engine has committed the step itself.
+
+    Raises:
+        ValueError: the record is more than one step ahead.
+    """
+    todo = decide_roll_forward(
+        record, committed_steps=committed_steps, kept=None if sums is None else sums.key
+    )
+    if todo is RollForward.NOTHING:
+        return None
+    if todo is RollForward.STALE or sums is None:
+        halt("its layers are of another step")
+        return ()
+    apply_step(resources.job, resources.store, resources.feed, sums.by_layer, record)
+    return announce(sums.view, record.step + 1)

@@ -1,7 +1,7 @@
-"""A place in the next generation, made ready beside what the engine does now.
+"""A staged change of plan, made ready while training continues.
 
 Groups are built and layers followed by threads of their own; nothing here touches the step in
-flight. The trainer takes the place behind a commit, or it is dropped.
+flight. The training thread switches to it at a commit, or it is dropped.
 """
 
 import threading
@@ -30,7 +30,7 @@ from planaria_worker.engine.step.training_context import TrainingContext, build_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """The next place is ready."""
+    """The change is ready."""
 
     num_bytes: int
     start_time: datetime
@@ -41,17 +41,17 @@ class Staged:
 
 
 StagedAnswer = Callable[[Staged | Exception], None]
-"""Says what came of an Activate at a commit; from any thread, and only the first answer counts."""
+"""Answers an Activate at a commit; from any thread, and only the first answer counts."""
 
 
 class StagedChange:
-    """A place that is staged; taken once, or dropped.
+    """A change that is staged; taken once, or dropped.
 
     Attributes:
         activation: what was asked for.
-        view: the plan, seen from this engine.
-        is_in_exchange: whether the engine takes part in the exchange of the commit behind which it
-            takes the place; another one learns of that commit from those it follows.
+        view: the plan, as this engine sees it.
+        is_voting: whether the engine votes on the commit at which it switches; another one learns
+            of that commit from the engines whose layers it follows.
         communicators: the groups of the next generation.
     """
 
@@ -62,22 +62,22 @@ class StagedChange:
         job_secret: str,
         activation: Activation,
         view: PlanView,
-        is_in_exchange: bool,
+        is_voting: bool,
         on_commit: Callable[["StagedChange", CommitRecord], None],
     ) -> None:
-        """Opens nothing yet.
+        """Open nothing yet.
 
         Args:
             builder: makes the groups.
-            job_secret: that of the sources.
+            job_secret: authenticates to the sources of layers.
             activation: what is asked for.
             view: the plan.
-            is_in_exchange: see the attributes.
+            is_voting: see the attributes.
             on_commit: called with each commit that all followed layers have.
         """
         self.activation = activation
         self.view = view
-        self.is_in_exchange = is_in_exchange
+        self.is_voting = is_voting
         self.communicators = builder.communicators(activation)
         self._builder = builder
         self._layers = FollowedLayers(
@@ -100,19 +100,19 @@ class StagedChange:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may be switched to."""
+        """Whether the engine may switch to it."""
         return self._is_ready
 
     @property
-    def is_claimed(self) -> bool:
-        """Whether the engine has it as its place, or is about to."""
+    def is_taken(self) -> bool:
+        """Whether the engine has switched to it, or is about to."""
         return self._is_claimed
 
     def start(self, answer: StagedAnswer) -> None:
-        """Begins to make it ready."""
+        """Begin to make it ready."""
 
         def run() -> None:
-            stand_back()  # there may be much to copy, and who started this thread comes first
+            stand_back()  # there may be much to copy: failure handling comes first
             try:
                 staged = self._make_ready()
             except Exception as error:
@@ -125,10 +125,9 @@ class StagedChange:
         threading.Thread(target=run, name="stage", daemon=True).start()
 
     def drop(self) -> None:
-        """Gives it up, unless it is claimed: whoever waits for it learns that its time is over.
+        """Drop it, unless it is taken; waiting threads get an error.
 
-        At once its memory is free for another: who still knows it, an error or a thread that waits
-        for a peer, may do so for long.
+        Its memory is free at once: an error or a thread may hold a reference to it for long.
         """
         with self._lock:
             if self._is_claimed:
@@ -139,11 +138,11 @@ class StagedChange:
         self._layers.fail(over)
         self._layers.release()
         self._follower.interrupt()
-        self.communicators.shut("the place is given up")
+        self.communicators.shut("the staged change was dropped")
         self.finish(over)
 
     def answer_with(self, answer: Answer) -> bool:
-        """Says who is told when the place is taken, or cannot be; returns whether that is over."""
+        """Set the callback for when the change is made, or cannot be; return whether it is over."""
         with self._lock:
             self._answer = answer
             result = self._result
@@ -152,7 +151,7 @@ class StagedChange:
         return result is not None
 
     def finish(self, result: Activated | Exception) -> None:
-        """Says what came of it; only the first time counts."""
+        """Report the result; only the first call counts."""
         with self._lock:
             if self._result is not None:
                 return
@@ -162,10 +161,10 @@ class StagedChange:
             answer(result)
 
     def wait_for_layers(self, version: int) -> None:
-        """Waits until the followed layers are at a version, and follows them no more.
+        """Wait until the followed layers are at a version, then stop following them.
 
         Raises:
-            FencedError: the place was given up.
+            FencedError: the change was dropped.
             PlanariaError: they did not come in time, or their source is gone.
         """
         try:
@@ -175,21 +174,21 @@ class StagedChange:
         self._follower.interrupt()
 
     def retained_work(self, committed_steps: int) -> RetainedWork | None:
-        """What the engine goes on with by taking the place; None for a follower."""
+        """Return the work that the engine retains after switching; None for a follower."""
         if self.view.is_follower:
             return None
         return retained_by(replace(self.activation, committed_steps=committed_steps), self.view)
 
-    def claim(self) -> None:
-        """From now on it is the engine's, and `drop` does nothing."""
+    def mark_taken(self) -> None:
+        """Switch to it: from now on `drop` does nothing."""
         with self._lock:
             self._is_claimed = True
 
     def take(self, version: int) -> TrainingContext:
-        """Claims the place, its layers put into the store; only of a pipeline that has changed.
+        """Switch to it, and put its layers into the store; only if the pipeline changes.
 
         Raises:
-            FencedError: the place was given up.
+            FencedError: the change was dropped.
         """
         with self._lock:
             context, self._context = self._context, None
@@ -252,25 +251,25 @@ class StagedChange:
 def require_stageable(
     activation: Activation, view: PlanView, context: TrainingContext | None
 ) -> None:
-    """Makes sure that a place can be made ready beside what the engine does.
+    """Make sure that a change can be staged while the engine trains.
 
     Args:
         activation: what is asked for.
         view: the plan.
-        context: what the engine has now; its layers follow every commit.
+        context: what the engine trains in now; its layers follow every commit.
 
     Raises:
         PlanariaError: names the field and what would be right.
     """
     if any(pipeline.step_microbatches for pipeline in activation.pipelines):
         raise _unfit(
-            "step_microbatches", "a place that is taken behind a commit has no step in flight"
+            "step_microbatches", "a plan that is activated at a commit has no step in flight"
         )
     if any(not addresses for addresses in activation.layers.values()):
         raise _unfit("layers", "each layer that is followed has a source")
     if view.keeps_step:
         if context is None or context.halt.is_set() or context.view.is_follower:
-            raise _not_so("keeps_step", "the engine is in no whole pipeline")
+            raise _not_so("keeps_step", "the engine is in no healthy pipeline")
         if context.view.pipeline.stages != view.pipeline.stages:
             raise _not_so("keeps_step", "its pipeline has other stages")
     held = set() if context is None else set(context.view.hosted_layers)

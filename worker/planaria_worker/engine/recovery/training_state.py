@@ -1,4 +1,4 @@
-"""What an engine has and has promised: what its reports say at any moment."""
+"""What an engine trains in, retains and has committed: what its reports say at any moment."""
 
 import threading
 
@@ -17,14 +17,15 @@ from planaria_worker.engine.step.training_context import TrainingContext
 
 
 class TrainingState:
-    """The place, the promise and the account of commits, which change together.
+    """The training context, the retained work and the newest commit, which change together.
 
     Attributes:
-        lock: held while they change together with something else, and by all methods.
-        place: what the engine trains in; None while it stands still.
-        promise: what the engine goes on with; None when its pipeline is broken, or it has none.
-        last_commit: the newest that the engine has made, been told of, or taken its place behind.
-        sums: what a witness's record could be committed from while the training thread rests.
+        lock: held by all methods, and while these change together with something else.
+        context: what the engine trains in; None while it has no plan.
+        retained_work: what the engine keeps of the step in flight; None when its pipeline is
+            broken, or it has none.
+        last_commit: the newest that the engine has made, applied from a record, or switched at.
+        sums: what a witness's record could be committed from while the engine is parked.
     """
 
     def __init__(self, *, vitals: Vitals, trace: Trace, num_commits: int) -> None:
@@ -44,32 +45,32 @@ class TrainingState:
 
     @property
     def progress(self) -> StepProgress:
-        """That of the step in flight, or of the last one."""
+        """Return the progress of the step in flight, or of the last one."""
         context = self.context
         return self._last_progress if context is None else context.progress
 
     @property
-    def is_in_place(self) -> bool:
-        """Whether the engine has a place that was not halted."""
+    def has_live_context(self) -> bool:
+        """Whether the engine has a training context that was not halted."""
         context = self.context
         return context is not None and not context.halt.is_set()
 
     @property
     def is_finished(self) -> bool:
-        """Whether the job's last step is committed, the closing one if it has that."""
+        """Whether the job's last step is committed, including a closing one."""
         return self.is_last(self.committed_steps)
 
     def is_last(self, committed_steps: int) -> bool:
-        """Whether nothing comes behind so many steps."""
+        """Whether no step follows after so many."""
         return committed_steps >= self._num_commits
 
-    def take(
+    def activate(
         self, context: TrainingContext, retained_work: RetainedWork | None, fence: Fence
     ) -> None:
-        """Takes a place.
+        """Train in a new context from now on.
 
         Raises:
-            FencedError: the engine is fenced; a later fence finds the promise.
+            FencedError: the engine is fenced already; a later fence finds the retained work.
         """
         with self.lock:
             fence.check(context.generation)
@@ -77,10 +78,10 @@ class TrainingState:
         context.trace()
 
     def enter_commit(self, record: CommitRecord, retained_work: RetainedWork | None) -> None:
-        """Enters a commit, and what is promised behind it unless the engine was halted."""
+        """Enter a commit, and what is retained after it unless the engine was halted."""
         with self.lock:
             is_halted = self.retained_work is None
-            self.account(record)
+            self.note_commit(record)
             self._trace.event(
                 "commit",
                 step=record.step,
@@ -89,22 +90,22 @@ class TrainingState:
             )
             self.retained_work = None if is_halted or self.is_finished else retained_work
 
-    def account(self, record: CommitRecord) -> None:
-        """Notes the newest commit, whoever made it."""
+    def note_commit(self, record: CommitRecord) -> None:
+        """Note the newest commit, whichever engine made it."""
         with self.lock:
             self.last_commit = record
             self._vitals.committed_steps = record.step + 1
 
     def halt(self) -> TrainingContext | None:
-        """Takes the promise back; returns the place, which ends at its next action."""
+        """Drop the retained work; return the context, which ends at its next action."""
         with self.lock:
             self.retained_work = None
             if self.context is not None:
                 self.context.halt.set()
             return self.context
 
-    def retained_after(self, record: CommitRecord) -> RetainedWork | None:
-        """Behind a commit that ends the generation nothing is promised: the promise was for it."""
+    def retained_after_commit(self, record: CommitRecord) -> RetainedWork | None:
+        """Return what is retained after a commit: nothing, if it ends the generation."""
         retained_work = self.retained_work
         return (
             None
@@ -113,13 +114,13 @@ class TrainingState:
         )
 
     def keep_sums(self) -> None:
-        """Keeps the sums of the step in flight, if it could be committed from them."""
+        """Keep the sums of the step in flight, if it could be committed from them."""
         with self.lock:
             if self.context is not None:
                 self.sums = committable_sums(self.context, self.committed_steps)
 
     def drop(self) -> None:
-        """Gives up the place, its gradients and activations; whole sums stay."""
+        """Drop the context, its gradients and activations; committable sums stay."""
         with self.lock:
             if self.context is not None:
                 self.keep_sums()
@@ -127,13 +128,17 @@ class TrainingState:
             self.context = self.retained_work = None
 
     def require_fenced(self, fence: Fence) -> None:
-        """An engine takes no new place while it may commit in the one that it has.
+        """Make sure that the engine can no longer commit in the context that it has.
 
         Raises:
             PlanariaError: it trains and was not fenced.
         """
         context = self.context
-        if context is not None and self.is_in_place and not fence.is_fenced(context.generation):
+        if (
+            context is not None
+            and self.has_live_context
+            and not fence.is_fenced(context.generation)
+        ):
             raise PlanariaError(
                 ErrorReason.WRONG_STATE,
                 f"the engine trains in generation {context.generation}, and was not fenced",
@@ -141,19 +146,19 @@ class TrainingState:
             )
 
     def require_retained_work(
-        self, activation: Activation, view: PlanView, links: CurrentGroups, fence: Fence
+        self, activation: Activation, view: PlanView, current_groups: CurrentGroups, fence: Fence
     ) -> TrainingContext:
-        """An engine that is told to keep what it has not would compute something else.
+        """Make sure that the engine has what an Activate wants it to keep.
 
         Returns:
-            The place that it keeps.
+            The context that it keeps.
 
         Raises:
-            PlanariaError: says what the engine has not.
+            PlanariaError: says what the engine lacks.
         """
         context, retained_work = self.context, self.retained_work
-        if context is None or retained_work is None or not links.is_pipeline_healthy:
-            lack = "it is in no whole pipeline"
+        if context is None or retained_work is None or not current_groups.is_pipeline_healthy:
+            lack = "it is in no healthy pipeline"
         elif context.view.is_follower or context.view.pipeline.stages != view.pipeline.stages:
             lack = "its pipeline has other stages"
         elif retained_work.step != activation.committed_steps:

@@ -1,7 +1,7 @@
-"""Who has the whole sum of which layer: the owners in each group tell each other.
+"""The owners in each group tell each other which sums they have complete.
 
-Asked where another generation may have left somebody what is whole (`holdings`); no sum of a group
-starts before its answer is heard, since that says who adds what.
+Needed when an earlier generation may have left complete sums (`complete_sums`). No sum of a group
+starts before the answer, since the answer says what each owner adds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,13 +15,13 @@ from planaria_worker.engine.reduction.complete_sums import NOBODY, Holder, find_
 
 
 class CompleteSumQuery:
-    """What one attempt asks, and has heard."""
+    """The questions and answers of one attempt."""
 
     def __init__(self, device: torch.device) -> None:
-        """Nothing is asked: nobody has anything whole.
+        """Ask nothing yet: no owner has a complete sum.
 
         Args:
-            device: what is summed is there.
+            device: of the sums.
         """
         self._device = device
         self._asked: dict[SumGroup, _Question] = {}
@@ -30,37 +30,37 @@ class CompleteSumQuery:
     def ask(
         self,
         layers: Mapping[SumGroup, Sequence[int]],
-        num_whole: Mapping[int, int],
+        num_complete: Mapping[int, int],
         check: Callable[[], None],
     ) -> None:
-        """Tells the other owners how much of each layer is whole here; waits for nobody.
+        """Tell the other owners how much of each layer is complete here; do not wait.
 
         Args:
-            layers: those that a group sums, groups and layers in the one order of all owners.
-            num_whole: elements of each layer's sum that are whole here.
+            layers: that each group sums; groups and layers in the same order on all owners.
+            num_complete: elements of each layer's sum that are complete here.
             check: raises FencedError when nothing may start any more.
         """
-        self._holders = {  # what is heard takes the place of this, where there are other owners
-            layer: Holder(rank=0, num_elements=number) for layer, number in num_whole.items()
+        self._holders = {  # the answers replace this where there are other owners
+            layer: Holder(rank=0, num_elements=number) for layer, number in num_complete.items()
         }
         for group, own in layers.items():
             check()
             table = torch.zeros((group.size, len(own)), dtype=torch.int64)
-            table[group.rank] = torch.tensor([num_whole.get(layer, 0) for layer in own])
+            table[group.rank] = torch.tensor([num_complete.get(layer, 0) for layer in own])
             table = table.to(self._device, non_blocking=True)
             work = group.iall_reduce(table)
             self._asked[group] = _Question(layers=tuple(own), table=table, work=work)
 
     def is_unheard(self, group: SumGroup | None) -> bool:
-        """Whether a group was asked, and its answer is yet to be heard."""
+        """Whether a group was asked and has not answered."""
         return group in self._asked
 
     def hear_answered(self) -> None:
-        """Hears those that have answered; waits for nobody."""
+        """Read the answers that have arrived; do not wait."""
         self._hear([group for group, question in self._asked.items() if question.work.is_over])
 
     def hear_all(self) -> None:
-        """Waits for every answer.
+        """Wait for every answer.
 
         Raises:
             GroupBroken: an owner is gone, or a group was shut.
@@ -68,7 +68,7 @@ class CompleteSumQuery:
         self._hear([*self._asked])
 
     def holder(self, layer: int) -> Holder:
-        """Who adds what is whole of a layer; of a layer that this engine has alone: rank 0."""
+        """Return which rank adds the complete part of a layer; rank 0 if this engine is alone."""
         return self._holders.get(layer, NOBODY)
 
     def _hear(self, groups: Iterable[SumGroup]) -> None:
@@ -87,5 +87,5 @@ class _Question:
 
     layers: tuple[int, ...]
     table: Tensor
-    """Elements that are whole, by rank and layer: [owners, layers]."""
+    """Complete elements by rank and layer: [owners, layers]."""
     work: Work

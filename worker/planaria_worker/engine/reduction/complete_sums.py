@@ -1,12 +1,13 @@
-"""Who adds what to a sum of which some have the whole already: a decision apart from the doing.
+"""What each owner adds to a sum that some owners have complete already: a pure decision.
 
-What holds every microbatch of a step once is the step's sum, whichever attempt it came from, and
-stays true until the commit. It takes the place of the local sum, piece by piece from the start of
-its layer, so that nobody needs memory for both. When another generation finishes the step, one of
-those that have the most of a layer whole adds that for all of them, and the others nothing; behind
-it everybody has its local sum, and adds that.
+A sum that holds every microbatch of a step once is the step's sum, whichever attempt it came from,
+and stays valid until the commit. It replaces the local sum, piece by piece from the start of its
+layer, so that no engine needs memory for both. When another generation finishes the step, one of
+the owners that have the most of a layer complete adds that part for all of them, and the others add
+nothing; for the rest of the layer each owner adds its local sum.
 
-Nothing is lost with a holder: where no other has as much, all that are left have their local sums.
+No gradient is lost with a holder: every remaining owner still has its local sum of what no other
+owner has complete.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +17,9 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of a layer's sum that travels whole: elements `start` to `end`, without the last.
+    """A part of a layer's sum that is reduced at once: elements `start` up to `end`.
 
-    A layer is cut alike in every plan: what is whole of it, from its start, ends between two
-    pieces.
+    A layer is cut alike in every plan, so that its complete part ends between two pieces.
     """
 
     layer: int
@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who adds the whole sum of a layer, and how much of it, from its start."""
+    """The rank that adds the complete sum of a layer, and how much of it, from its start."""
 
     rank: int
     num_elements: int
@@ -43,33 +43,33 @@ NOBODY = Holder(rank=-1, num_elements=0)
 
 
 class Part(Enum):
-    """What a rank adds to the sum of a piece."""
+    """What a rank adds to a piece."""
 
     LOCAL = auto()
     """The sum of what it has computed."""
-    WHOLE = auto()
-    """The sum of what everybody has computed."""
+    COMPLETE = auto()
+    """The sum of what all owners have computed."""
     NOTHING = auto()
-    """Another adds the whole."""
+    """Another rank adds the complete sum."""
 
 
-def find_holder(num_whole: Sequence[int]) -> Holder:
-    """One that has the most of a layer whole, from how many elements each rank has."""
-    most = max(num_whole)
-    return Holder(rank=num_whole.index(most), num_elements=most) if most else NOBODY
+def find_holder(num_complete: Sequence[int]) -> Holder:
+    """Return the rank with the most complete elements of a layer."""
+    most = max(num_complete)
+    return Holder(rank=num_complete.index(most), num_elements=most) if most else NOBODY
 
 
 def part_of(rank: int, piece: Piece, holder: Holder) -> Part:
-    """What a rank adds to a piece of a layer with this holder."""
+    """Return what a rank adds to a piece of a layer with this holder."""
     if not 0 < piece.end <= holder.num_elements:
         return Part.LOCAL
-    return Part.WHOLE if rank == holder.rank else Part.NOTHING
+    return Part.COMPLETE if rank == holder.rank else Part.NOTHING
 
 
 def cut_into_buckets(
     layers: Sequence[int], sizes: Mapping[int, int], limit: int
 ) -> Iterator[tuple[Piece, ...]]:
-    """Pieces that travel together; of the highest layer first.
+    """Yield the pieces that are reduced together; those of the highest layer first.
 
     Args:
         layers: consecutive, ascending.

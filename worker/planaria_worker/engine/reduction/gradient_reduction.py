@@ -1,11 +1,11 @@
-"""The sum of gradients over everybody who holds a layer: an all-reduce per bucket.
+"""Gradient reduction: an all-reduce per bucket over all owners of its layers.
 
-A bucket starts as soon as the last backward pass has come through its layers, so that it overlaps
-with the rest of that pass. An all-reduce works on a copy, so that a failure at any moment leaves
-the local sums as they were (protocol/step.md); there are as many copies as buckets may be under
-way. Behind the sums, each bucket carries how often every microbatch is in them: what holds each
-once takes the place of the local sum, and stays true until the commit (`holdings`). It is copied
-there only if the step is not committed from the copy before that is needed again.
+A bucket starts as soon as the last backward pass has come through its layers, and so overlaps with
+the rest of that pass. It sums a copy, so that a failure at any moment leaves the local sums as they
+were (ALGORITHMS.md 6); there are as many copies as buckets may be in flight. After the values, each
+bucket carries how often every microbatch is in them: a sum that holds each once is complete,
+replaces the local sum, and stays valid until the commit (`complete_sums`). It is left in the copy,
+and moved only if that copy is needed again before the commit.
 """
 
 from collections import deque
@@ -31,30 +31,30 @@ from planaria_worker.engine.step.step_progress import StepProgress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bucket:
-    """Pieces of the layers of one run that travel together."""
+    """Pieces of layers with the same owners, reduced together."""
 
-    run: OwnedLayers
+    owned: OwnedLayers
     pieces: tuple[Piece, ...]
     """The highest layer first."""
     own_count: int
     """What each of this engine's microbatches counts."""
     group: SumGroup | None
-    """None: this engine alone holds them, and its local sums are the whole ones."""
+    """None: this engine is the only owner, and its local sums are the complete ones."""
 
     @property
     def layers(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(piece.layer for piece in self.pieces))
 
     def length(self, num_microbatches: int) -> int:
-        """Elements of what is sent: the values of all pieces, then a row of counts for each."""
+        """Return the elements that are sent: all values, then a row of counts for each piece."""
         return sum(piece.num_elements + num_microbatches for piece in self.pieces)
 
 
 class GradientReduction:
-    """Adds the local sums of all owners, for every layer of this engine.
+    """Sums the gradients of every layer of this engine over all its owners.
 
     Attributes:
-        squared_norms: of the sums; found while the buckets behind are still under way.
+        squared_norms: of the sums; computed while later buckets are still in flight.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class GradientReduction:
         stopwatch: Stopwatch,
         failpoints: Failpoints,
     ) -> None:
-        """Makes the copies; the sums come home from those of the reduction before.
+        """Allocate the copies; move sums that are still in those of the reduction before.
 
         Args:
-            view: which layers are summed with whom.
-            groups: those of the owners, by name.
-            sums: the local ones; each becomes the whole one.
+            view: which layers are summed with which engines.
+            groups: the owners' groups, by name.
+            sums: the local ones; each becomes the complete one.
             squared_norm: of a layer's sum.
             device: where the sums are.
             num_microbatches: microbatches of a step.
             bucket_bytes: what is summed at once; the same in all plans.
-            max_in_flight: buckets that may be under way at once.
+            max_in_flight: buckets that may be in flight at once.
             stopwatch: counts seconds.
             failpoints: hit at `reduce`.
         """
@@ -103,7 +103,7 @@ class GradientReduction:
         self._attempt: _Attempt | None = None
 
     def is_begun(self, progress: StepProgress) -> bool:
-        """Whether an attempt for this account of a step was begun, and not run yet."""
+        """Whether an attempt for this step was begun, and not run yet."""
         return self._attempt is not None and self._attempt.progress is progress
 
     def begin(
@@ -114,28 +114,28 @@ class GradientReduction:
         *,
         is_resumed: bool = False,
     ) -> None:
-        """Begins an attempt, ahead of the last microbatches that it sums; no sum starts yet.
+        """Begin an attempt, before the last backward pass; no sum starts yet.
 
         Args:
             progress: of the step.
             check: raises FencedError when no sum may start any more.
-            upcoming: microbatches that will be in every local sum that is said to be complete.
-            is_resumed: the same for all owners: whether attempts of other generations may have left
-                anybody what is whole. Then the owners tell each other before any sum starts.
+            upcoming: microbatches that will be in each local sum when it is complete.
+            is_resumed: whether attempts of other generations may have left complete sums; the same
+                on all owners. Then the owners tell each other before any sum starts.
         """
         while self._lent:
             self._reclaim()
         counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
         for microbatch in (*progress.finished, *upcoming):
             counts[microbatch] += 1
-        counts = counts.to(self._device, non_blocking=True)  # here, since buckets wait for nothing
+        counts = counts.to(self._device, non_blocking=True)
         order = LaunchOrder(self._in_order, self._max_in_flight)
         attempt = self._attempt = _Attempt(
             progress=progress,
             check=check,
             counts=counts,
             order=order,
-            inquiry=CompleteSumQuery(self._device),
+            query=CompleteSumQuery(self._device),
             asks_late=is_resumed and not self._asks_early,
         )
         if is_resumed and self._asks_early:
@@ -143,11 +143,11 @@ class GradientReduction:
                 self._ask(attempt)
 
     def complete(self, layer: int) -> None:
-        """The local sum of a layer is complete: starts what may start now; never raises.
+        """Start what may start now that the local sum of a layer is complete; never raise.
 
-        It comes from within a backward pass, whose gradients stay true whatever becomes of sums. It
-        waits for no peer; over gloo, for the GPU to have come so far. Over NCCL for nothing, unless
-        it is given a stream of which a sum has the use as well.
+        Called within a backward pass, whose gradients stay valid whatever becomes of the sums. It
+        waits for no peer. Over gloo it waits until the GPU has computed the sum; over NCCL for
+        nothing, unless a sum shares its stream.
         """
         attempt = self._attempt
         if attempt is None or attempt.failure is not None:
@@ -156,17 +156,17 @@ class GradientReduction:
         if attempt.asks_late:
             return
         with attempt.noting_failure():
-            attempt.inquiry.hear_answered()
+            attempt.query.hear_answered()
             self._launch(attempt)
             while attempt.is_oldest_over:
                 self._finish_oldest(attempt)
                 self._launch(attempt)
 
     def run(self) -> None:
-        """Reduces every layer, the highest first, and enters it in the ledger when it is complete.
+        """Reduce every layer, the highest first, and enter it in the step progress when complete.
 
         Raises:
-            GroupBroken: an owner is gone, or a group was shut; what is not whole is local still.
+            GroupBroken: an owner is gone, or a group was shut; incomplete sums are still local.
             FencedError: no sum may start any more.
         """
         attempt, self._attempt = self._attempt, None
@@ -175,13 +175,13 @@ class GradientReduction:
             raise attempt.failure
         if attempt.asks_late:
             self._ask(attempt)
-        attempt.inquiry.hear_all()
+        attempt.query.hear_all()
         attempt.order.end_pass()
         self._launch(attempt)
-        for place, bucket in enumerate(self._buckets):
+        for index, bucket in enumerate(self._buckets):
             if bucket.group is not None:
                 self._failpoints.hit("reduce", attempt.progress.step, min(bucket.layers))
-            if place == attempt.num_finished:
+            if index == attempt.num_finished:
                 self._finish_oldest(attempt)
                 self._stopwatch.lap("reduce")
                 self._launch(attempt)  # what had to wait for this one
@@ -189,22 +189,22 @@ class GradientReduction:
         self._stopwatch.lap("reduce")
 
     def _ask(self, attempt: "_Attempt") -> None:
-        """Tells the other owners how much of each layer is whole here, group by group."""
+        """Tell the other owners how much of each layer is complete here, group by group."""
         layers: dict[SumGroup, list[int]] = {}  # in the one order of all owners
         for bucket in self._buckets:
             if bucket.group is not None:
                 known = layers.setdefault(bucket.group, [])
                 known.extend(layer for layer in bucket.layers if layer not in known)
-        attempt.inquiry.ask(layers, self._sums.num_whole, attempt.check)
+        attempt.query.ask(layers, self._sums.num_complete, attempt.check)
 
     def _launch(self, attempt: "_Attempt") -> None:
-        """Starts the buckets that may start."""
+        """Start the buckets that may start."""
         while not self._is_next_unheard(attempt):
-            place = attempt.order.take(attempt.num_under_way)
-            if place is None:
+            index = attempt.order.take(attempt.num_in_flight)
+            if index is None:
                 return
             attempt.check()
-            bucket = self._buckets[place]
+            bucket = self._buckets[index]
             begun = _Begun(bucket=bucket)
             self._sums.settle(bucket.layers)
             if bucket.group is not None:
@@ -218,12 +218,12 @@ class GradientReduction:
             attempt.begun.append(begun)
 
     def _is_next_unheard(self, attempt: "_Attempt") -> bool:
-        """Whether the next bucket waits for what its owners have whole."""
-        place = attempt.order.staged_change
-        return place is not None and attempt.inquiry.is_unheard(self._buckets[place].group)
+        """Whether the next bucket waits for what its owners have complete."""
+        index = attempt.order.next_bucket
+        return index is not None and attempt.query.is_unheard(self._buckets[index].group)
 
     def _fill(self, bucket: _Bucket, rank: int, attempt: "_Attempt", sent: Tensor) -> None:
-        """Copies what this engine adds, and how often every microbatch is in that."""
+        """Copy what this engine adds, and how often every microbatch is in it."""
         values, rows = self._parts(bucket, sent)
         for piece, value, row in zip(bucket.pieces, values, rows, strict=True):
             part = attempt.part_of(rank, piece)
@@ -234,14 +234,14 @@ class GradientReduction:
             row.copy_(self._counts(bucket, piece, part, attempt))
 
     def _counts(self, bucket: _Bucket, piece: Piece, part: Part, attempt: "_Attempt") -> Tensor:
-        """How often every microbatch is in what this engine adds."""
-        if part is Part.LOCAL:  # what is out of range must not be taken for the whole
+        """Return how often every microbatch is in what this engine adds."""
+        if part is Part.LOCAL:  # a sum out of range must not seem complete
             return attempt.counts * bucket.own_count * self._sums.in_range(piece.layer)
-        count = bucket.run.whole_count if part is Part.WHOLE else 0
+        count = bucket.owned.complete_count if part is Part.COMPLETE else 0
         return torch.full_like(attempt.counts, count)
 
     def _finish_oldest(self, attempt: "_Attempt") -> None:
-        """Waits for a bucket; what is whole counts in place of the local sums."""
+        """Wait for a bucket; its complete sums replace the local ones."""
         begun = attempt.begun[attempt.num_finished]
         bucket, copy, work = begun.bucket, begun.copy, begun.work
         values: Sequence[Tensor | None] = [None] * len(bucket.pieces)
@@ -258,9 +258,11 @@ class GradientReduction:
             ]
         is_lent = False
         for piece, value, row in zip(bucket.pieces, values, rows, strict=True):
-            num_counted = attempt.count(piece.layer, int((row == bucket.run.whole_count).sum()))
+            num_counted = attempt.count(
+                piece.layer, int((row == bucket.owned.complete_count).sum())
+            )
             if value is not None and num_counted == self._num_microbatches:
-                is_lent |= self._sums.put_whole(piece, value)
+                is_lent |= self._sums.put_complete(piece, value)
             if piece.end == self._sums.sums[piece.layer].numel():
                 attempt.progress.enter([piece.layer], num_counted)
         attempt.num_finished += 1
@@ -271,7 +273,7 @@ class GradientReduction:
             self._copies.append(copy)
 
     def _reclaim(self) -> None:
-        """Makes room in the copy that has held whole sums for the longest time."""
+        """Free the copy that has held complete sums for the longest time."""
         lent = self._lent.popleft()
         self._sums.bring_home(lent.layers)
         self._copies.append(lent.copy)
@@ -291,20 +293,20 @@ class GradientReduction:
         return copy[:num_values].split_with_sizes(lengths), rows
 
     def _cut(self, view: PlanView, groups: Mapping[str, SumGroup]) -> Iterator[_Bucket]:
-        """Cuts every run into buckets; from the plan alone, hence alike on all owners."""
+        """Cut layers into buckets; from the plan alone, hence alike on all owners."""
         sizes = {layer: total.numel() for layer, total in self._sums.sums.items()}
-        for run in view.runs:
-            spec = view.owner_group(run)
-            for pieces in cut_into_buckets(run.layers, sizes, self._bucket_length):
+        for owned in view.owned_layers:
+            spec = view.owner_group(owned)
+            for pieces in cut_into_buckets(owned.layers, sizes, self._bucket_length):
                 yield _Bucket(
-                    run=run,
+                    owned=owned,
                     pieces=pieces,
-                    own_count=run.count(view.computed_layers),
+                    own_count=owned.count(view.computed_layers),
                     group=None if spec is None else groups[spec.name],
                 )
 
     def _allocate(self) -> list[Tensor]:
-        """A copy for each bucket that may be under way."""
+        """Allocate a copy for each bucket that may be in flight."""
         shared = [bucket for bucket in self._buckets if bucket.group is not None]
         length = max((bucket.length(self._num_microbatches) for bucket in shared), default=0)
         return [
@@ -319,7 +321,7 @@ class _Begun:
 
     bucket: _Bucket
     copy: Tensor | None = None
-    """What is summed, until it has been taken in; None without a group."""
+    """What is summed, until the bucket is finished; None without a group."""
     work: Work | None = None
 
     @property
@@ -329,7 +331,7 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Lent:
-    """A copy in which whole sums are left until it is needed, or the step is over."""
+    """A copy that holds complete sums until it is needed, or the step is over."""
 
     layers: tuple[int, ...]
     copy: Tensor
@@ -337,34 +339,34 @@ class _Lent:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Attempt:
-    """What has started of one attempt."""
+    """The state of one attempt."""
 
     progress: StepProgress
     check: Callable[[], None]
     counts: Tensor
     """How often each microbatch is in the local sums."""
     order: LaunchOrder
-    inquiry: CompleteSumQuery
+    query: CompleteSumQuery
     asks_late: bool
     """Whether owners ask each other in `run`, and no sum starts before."""
     begun: list[_Begun] = field(default_factory=list)
     num_finished: int = 0
-    """The oldest of those that have begun."""
+    """How many of those that have begun are finished; the oldest first."""
     num_counted: dict[int, int] = field(default_factory=dict)
-    """Of each layer, in the pieces of it that have come."""
+    """Of each layer: microbatches that are in all its finished pieces exactly once."""
     failure: GroupBroken | FencedError | None = None
     """Why nothing more starts."""
 
     @contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """Keeps for `run` what must not be raised within a pass."""
+        """Keep an error for `run`, since it must not be raised within a pass."""
         try:
             yield
         except (GroupBroken, FencedError) as error:
             self.failure = error.with_traceback(None)
 
     @property
-    def num_under_way(self) -> int:
+    def num_in_flight(self) -> int:
         return sum(begun.copy is not None for begun in self.begun[self.num_finished :])
 
     @property
@@ -372,11 +374,11 @@ class _Attempt:
         return self.num_finished < len(self.begun) and self.begun[self.num_finished].is_over
 
     def part_of(self, rank: int, piece: Piece) -> Part:
-        """What a rank adds to a piece; who is alone with it is rank 0."""
-        return part_of(rank, piece, self.inquiry.holder(piece.layer))
+        """Return what a rank adds to a piece; a single owner is rank 0."""
+        return part_of(rank, piece, self.query.holder(piece.layer))
 
     def count(self, layer: int, num_counted: int) -> int:
-        """Enters a further piece of a layer; returns what all of them have in common."""
+        """Enter another piece of a layer; return the least count of all its pieces."""
         least = min(num_counted, self.num_counted.get(layer, num_counted))
         self.num_counted[layer] = least
         return least

@@ -1,7 +1,7 @@
-"""The exchange's messages along one pipeline: claims up, verdicts down, one of each an attempt.
+"""The commit messages along one pipeline: votes up, decisions down, one of each per attempt.
 
-They live as long as the pipeline, and have a connection of their own: activations of the step's
-next run may be under way before an attempt is over.
+The link lives as long as the pipeline and has a connection of its own, because activations of the
+step's next round may be under way before an attempt is over.
 """
 
 from collections import deque
@@ -17,26 +17,27 @@ class CommitLink:
     """One rank's end; for the training thread alone.
 
     Attributes:
-        below: rank of the stage before; None for the first stage.
-        above: rank of the stage behind; None for the last.
+        previous_rank: the stage before; None for the first stage.
+        next_rank: the stage after; None for the last stage.
     """
 
     def __init__(self, group: PipelineLink | None) -> None:
-        """Begins with nothing under way; `group` is None for a pipeline of one stage."""
+        """Begin with nothing under way; `group` is None for a pipeline of one stage."""
         rank, size = (0, 1) if group is None else (group.rank, group.size)
-        self.below = rank - 1 if rank > 0 else None
-        self.above = rank + 1 if rank + 1 < size else None
+        self.previous_rank = rank - 1 if rank > 0 else None
+        self.next_rank = rank + 1 if rank + 1 < size else None
         self._group = group
-        self._num_unread = {peer: 0 for peer in (self.above, self.below) if peer is not None}
+        neighbours = (self.next_rank, self.previous_rank)
+        self._num_unread = {rank: 0 for rank in neighbours if rank is not None}
         self._under_way: deque[Work] = deque()
 
     def send(self, message: Message, neighbour: int) -> None:
-        """Sends the message that an attempt owes a neighbour.
+        """Send the message that this attempt owes a neighbour; do not wait for it to be read.
 
-        Waits for nobody: one that has called the attempt off reads it when it waits for the next.
+        A neighbour that has aborted the attempt reads it when it waits for the next one.
 
         Raises:
-            GroupBroken: the pipeline is not whole any more.
+            GroupBroken: the pipeline is broken.
         """
         assert self._group is not None  # noqa: S101 - there is a neighbour
         while self._under_way and self._under_way[0].is_over:
@@ -44,33 +45,33 @@ class CommitLink:
         self._under_way.append(self._group.isend(torch.from_numpy(message), neighbour))
 
     def receive(self, length: int, neighbour: int) -> Message:
-        """Waits for a neighbour's message of this attempt.
+        """Wait for a neighbour's message of this attempt.
 
         Args:
             length: of all messages of that neighbour.
             neighbour: its rank.
 
         Raises:
-            GroupBroken: the pipeline is not whole any more.
+            GroupBroken: the pipeline is broken.
         """
         while self._num_unread[neighbour]:
             self._receive(length, neighbour)
             self._num_unread[neighbour] -= 1
         return self._receive(length, neighbour)
 
-    def call_off(self, claim: Message, verdict: Message) -> None:
-        """Sends what an attempt owes both neighbours, and leaves theirs to be dropped later.
+    def abort(self, *, vote: Message, decision: Message) -> None:
+        """Send what an attempt owes both neighbours, and leave theirs to be dropped later.
 
         Raises:
-            GroupBroken: the pipeline is not whole any more.
+            GroupBroken: the pipeline is broken.
         """
         for neighbour in self._num_unread:
             self._num_unread[neighbour] += 1
-            self.send(claim if neighbour == self.above else verdict, neighbour)
+            self.send(vote if neighbour == self.next_rank else decision, neighbour)
 
     def _receive(self, length: int, neighbour: int) -> Message:
         assert self._group is not None  # noqa: S101 - there is a neighbour
         message = np.empty(length, dtype=np.int64)
         self._group.recv(torch.from_numpy(message), neighbour)
-        require_open(self._group, "the exchange")
+        require_open(self._group, "the commit exchange")
         return message

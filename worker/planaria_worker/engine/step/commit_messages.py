@@ -1,8 +1,8 @@
-"""What travels in the exchange of a step, and the verdict that follows from it; no communication.
+"""Votes and decisions of the two-phase commit: how they are encoded, merged and decided; pure.
 
-Up each pipeline goes one claim, to which every stage adds what it knows; the last ranks put theirs
-side by side; from these rows each of them finds the same verdict, which goes down again. A claim
-and a verdict are arrays of int64, floats by their bits, so that any transport carries them.
+One vote goes up each pipeline, and every stage adds what it knows. From the votes of all pipelines
+and followers each last rank reaches the same decision. Votes and decisions are arrays of int64,
+floats by their bits, so that any transport carries them.
 """
 
 from collections.abc import Mapping
@@ -34,16 +34,16 @@ Message = NDArray[np.int64]
 _NO_FAULT = np.iinfo(np.int64).max
 _NOT_HOSTED = -1
 
-VERDICT_LENGTH = 9
+DECISION_LENGTH = 9
 
 
-class ExchangeMismatchError(Exception):
-    """A message of another generation or step: somebody has gone on without this engine."""
+class CommitMismatchError(Exception):
+    """A message of another generation or step: a peer has gone on without this engine."""
 
 
 @unique
-class Verdict(IntEnum):
-    """What becomes of a step; only `COMMIT` changes parameters."""
+class DecisionKind(IntEnum):
+    """What becomes of a step; only COMMIT changes parameters."""
 
     COMMIT = 1
     OUT_OF_RANGE = 2
@@ -54,25 +54,25 @@ class Verdict(IntEnum):
     DIVERGED = 4
     """Replicas of a layer have different sums where they must be equal."""
     FENCED = 5
-    """Somebody in the pipeline could not take part any more: the step is attempted again."""
+    """An engine of the pipeline was fenced, or lost a peer: the step is attempted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The verdict with what everybody must know of it."""
+class Decision:
+    """What all engines learn of an attempt."""
 
-    verdict: Verdict
+    kind: DecisionKind
     layer: int
     """The lowest layer with a fault; -1 when there is none."""
     record: CommitRecord
 
     @classmethod
-    def fenced(cls, generation: int, step: int) -> "Outcome":
-        """The answer to an attempt that did not get across."""
+    def fenced(cls, generation: int, step: int) -> "Decision":
+        """Return the decision of a pipeline that did not vote across the pipelines."""
         record = CommitRecord(
             step=step, generation=generation, gradient_norm=0.0, loss=0.0, num_tokens=0
         )
-        return cls(verdict=Verdict.FENCED, layer=-1, record=record)
+        return cls(kind=DecisionKind.FENCED, layer=-1, record=record)
 
     def encode(self) -> Message:
         record = self.record
@@ -82,7 +82,7 @@ class Outcome:
             [
                 record.generation,
                 record.step,
-                self.verdict,
+                self.kind,
                 self.layer,
                 record.next_generation,
                 record.num_tokens,
@@ -92,16 +92,16 @@ class Outcome:
         )
 
     @classmethod
-    def decode(cls, message: Message, *, generation: int, step: int) -> "Outcome":
-        """Reads a verdict.
+    def decode(cls, message: Message, *, generation: int, step: int) -> "Decision":
+        """Read a decision.
 
         Raises:
-            ExchangeMismatchError: it is of another generation or step.
+            CommitMismatchError: it is of another generation or step.
         """
         _check_same(message[0], message[1], generation, step)
         norm, loss, evaluation_loss = message[6:9].view(np.float64)
         return cls(
-            verdict=Verdict(message[2]),
+            kind=DecisionKind(message[2]),
             layer=int(message[3]),
             record=CommitRecord(
                 step=step,
@@ -116,7 +116,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerClaim:
+class LayerVote:
     """What an engine knows of a layer's sum."""
 
     squared_norm: float
@@ -126,8 +126,8 @@ class LayerClaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeFormat:
-    """The layout of claims, and how rows of them are judged."""
+class VoteFormat:
+    """The layout of votes, and how a step is decided from them."""
 
     num_layers: int
     num_microbatches: int
@@ -140,29 +140,29 @@ class ExchangeFormat:
     def length(self) -> int:
         return _HEADER + 2 * self.num_layers + 2 * self.num_microbatches
 
-    def claim(
+    def vote(
         self,
         *,
         generation: int,
         step: int,
         mark: int,
-        layers: Mapping[int, LayerClaim],
+        layers: Mapping[int, LayerVote],
         losses: Mapping[int, int | None],
         evaluation_losses: Mapping[int, int | None] | None = None,
     ) -> Message:
-        """What one engine says.
+        """Return one engine's vote.
 
         Args:
             generation: the one it acts for.
             step: the one whose sums it has.
-            mark: the generation it has been asked to park, or to change over, for; or 0.
+            mark: the generation for which it was asked to park or switch at a commit; or 0.
             layers: those that it hosts.
             losses: on the last stage, its microbatches' summed losses in units; None: not finite.
-            evaluation_losses: the same of the evaluation microbatches that rode on them.
+            evaluation_losses: the same for the evaluation microbatches they carry.
         """
         message = np.zeros(self.length, dtype=np.int64)
         evaluated = [*(evaluation_losses or {}).values()]
-        faults = [layer for layer, claim in layers.items() if not claim.in_range]
+        faults = [layer for layer, vote in layers.items() if not vote.in_range]
         if None in losses.values() or None in evaluated:
             faults.append(self.num_layers - 1)
         fault = min(faults, default=_NO_FAULT)
@@ -171,38 +171,38 @@ class ExchangeFormat:
         message[_EVALUATION_UNITS] = sum(loss or 0 for loss in evaluated)
         squares, counted, units, reports = self._sections(message)
         counted[:] = _NOT_HOSTED
-        for layer, claim in layers.items():
-            squares[layer] = np.float64(claim.squared_norm).view(np.int64)
-            counted[layer] = claim.num_counted
+        for layer, vote in layers.items():
+            squares[layer] = np.float64(vote.squared_norm).view(np.int64)
+            counted[layer] = vote.num_counted
         for microbatch, loss in losses.items():
             units[microbatch] = loss or 0
             reports[microbatch] = 1
         return message
 
     def fenced(self, *, generation: int, step: int) -> Message:
-        """What an engine says in place of a claim when its attempt broke off."""
-        message = self.claim(generation=generation, step=step, mark=0, layers={}, losses={})
+        """Return the vote of an engine whose attempt broke off."""
+        message = self.vote(generation=generation, step=step, mark=0, layers={}, losses={})
         message[_FENCED] = True
         return message
 
-    def is_fenced(self, claim: Message) -> bool:
-        """Whether anybody whose claim is in this one broke off."""
-        return bool(claim[_FENCED])
+    def is_fenced(self, vote: Message) -> bool:
+        """Whether the attempt of any engine in this vote broke off."""
+        return bool(vote[_FENCED])
 
-    def merge(self, below: Message, own: Message) -> Message:
-        """Adds an engine's claim to that of the stages before it in its pipeline.
+    def merge(self, before: Message, own: Message) -> Message:
+        """Add an engine's vote to that of the stages before it in its pipeline.
 
         Raises:
-            ExchangeMismatchError: they are of different generations or steps.
+            CommitMismatchError: the votes are of different generations or steps.
         """
-        _check_same(below[_GENERATION], below[_STEP], own[_GENERATION], own[_STEP])
+        _check_same(before[_GENERATION], before[_STEP], own[_GENERATION], own[_STEP])
         merged = own.copy()
-        merged[_LOWEST_MARK] = min(below[_LOWEST_MARK], own[_LOWEST_MARK])
-        merged[_HIGHEST_MARK] = max(below[_HIGHEST_MARK], own[_HIGHEST_MARK])
-        merged[_OUT_OF_RANGE] = min(below[_OUT_OF_RANGE], own[_OUT_OF_RANGE])
-        merged[_DIVERGED] = min(below[_DIVERGED], own[_DIVERGED])
-        merged[_FENCED] = max(below[_FENCED], own[_FENCED])
-        their_squares, their_counted, *_ = self._sections(below)
+        merged[_LOWEST_MARK] = min(before[_LOWEST_MARK], own[_LOWEST_MARK])
+        merged[_HIGHEST_MARK] = max(before[_HIGHEST_MARK], own[_HIGHEST_MARK])
+        merged[_OUT_OF_RANGE] = min(before[_OUT_OF_RANGE], own[_OUT_OF_RANGE])
+        merged[_DIVERGED] = min(before[_DIVERGED], own[_DIVERGED])
+        merged[_FENCED] = max(before[_FENCED], own[_FENCED])
+        their_squares, their_counted, *_ = self._sections(before)
         squares, counted, *_ = self._sections(merged)
         # A layer with a tied parameter is hosted by two stages: believe the worse of the two.
         theirs = their_counted != _NOT_HOSTED
@@ -214,36 +214,36 @@ class ExchangeFormat:
         counted[theirs] = np.where(both, np.minimum(counted, their_counted), their_counted)[theirs]
         return merged
 
-    def judge(self, rows: Message, num_followers: int = 0) -> Outcome:
-        """Finds the verdict from the claims of all pipelines and followers, [rows, length].
+    def decide(self, votes: Message, num_followers: int = 0) -> Decision:
+        """Decide from the votes of all pipelines and followers, [votes, length].
 
-        A pure function of the rows, so that everybody who is across finds the same.
+        A pure function of the votes, so that all last ranks decide alike.
 
         Args:
-            rows: the claims, followers last.
-            num_followers: rows that may leave out layers.
+            votes: those of pipelines, then those of followers.
+            num_followers: how many; their votes may leave out layers.
 
         Raises:
-            ExchangeMismatchError: the rows are of different generations or steps.
+            CommitMismatchError: they are of different generations or steps.
         """
-        for row in rows[1:]:
-            _check_same(row[_GENERATION], row[_STEP], rows[0][_GENERATION], rows[0][_STEP])
-        step = int(rows[0][_STEP])
-        verdict, layer = self._find_fault(rows, len(rows) - num_followers)
-        squares, _, units, _ = self._sections(rows)
+        for row in votes[1:]:
+            _check_same(row[_GENERATION], row[_STEP], votes[0][_GENERATION], votes[0][_STEP])
+        step = int(votes[0][_STEP])
+        kind, layer = self._find_fault(votes, len(votes) - num_followers)
+        squares, _, units, _ = self._sections(votes)
         norms = dict(enumerate(squares[0].view(np.float64).tolist()))
-        lowest, highest = rows[:, _LOWEST_MARK].min(), rows[:, _HIGHEST_MARK].max()
-        return Outcome(
-            verdict=verdict,
+        lowest, highest = votes[:, _LOWEST_MARK].min(), votes[:, _HIGHEST_MARK].max()
+        return Decision(
+            kind=kind,
             layer=layer,
             record=CommitRecord(
                 step=step,
-                generation=int(rows[0][_GENERATION]),
+                generation=int(votes[0][_GENERATION]),
                 gradient_norm=global_norm(norms, self.num_tokens),
                 loss=mean_loss(sum(units.ravel().tolist()), self.num_tokens),
                 num_tokens=0 if self._is_closing(step) else self.num_tokens,
                 next_generation=int(highest) if lowest == highest else 0,
-                evaluation_loss=self._evaluation_loss(rows),
+                evaluation_loss=self._evaluation_loss(votes),
             ),
         )
 
@@ -251,58 +251,58 @@ class ExchangeFormat:
         return self.evaluation is not None and self.evaluation.is_closing(step)
 
     def _num_evaluated(self, step: int) -> int:
-        """How many evaluation microbatches all rows of a step have together."""
+        """How many evaluation microbatches the votes of a step must have together."""
         return 0 if self.evaluation is None else self.evaluation.num_due(step)
 
-    def _evaluation_loss(self, rows: Message) -> float | None:
+    def _evaluation_loss(self, votes: Message) -> float | None:
         plan = self.evaluation
-        if plan is None or not plan.is_due(int(rows[0][_STEP])):
+        if plan is None or not plan.is_due(int(votes[0][_STEP])):
             return None
-        return mean_loss(sum(rows[:, _EVALUATION_UNITS].tolist()), plan.num_tokens)
+        return mean_loss(sum(votes[:, _EVALUATION_UNITS].tolist()), plan.num_tokens)
 
-    def _find_fault(self, rows: Message, num_pipelines: int) -> tuple[Verdict, int]:
-        squares, counted, _, reports = self._sections(rows)
+    def _find_fault(self, votes: Message, num_pipelines: int) -> tuple[DecisionKind, int]:
+        squares, counted, _, reports = self._sections(votes)
         is_held = counted != _NOT_HOSTED
-        is_held[:num_pipelines] = True  # a pipeline that leaves out a layer lacks it
+        is_held[:num_pipelines] = True  # a pipeline votes on every layer
         not_finite = np.flatnonzero(~np.isfinite(squares.view(np.float64)).all(axis=0))
-        out_of_range = min(rows[:, _OUT_OF_RANGE].min(), *not_finite[:1], _NO_FAULT)
+        out_of_range = min(votes[:, _OUT_OF_RANGE].min(), *not_finite[:1], _NO_FAULT)
         if out_of_range != _NO_FAULT:  # and so in no sum
-            return Verdict.OUT_OF_RANGE, int(out_of_range)
+            return DecisionKind.OUT_OF_RANGE, int(out_of_range)
         incomplete = np.flatnonzero((is_held & (counted != self.num_microbatches)).any(axis=0))
         if incomplete.size:
-            return Verdict.INCOMPLETE, int(incomplete[0])
+            return DecisionKind.INCOMPLETE, int(incomplete[0])
         is_reported = reports.sum(axis=0) == 1
-        num_evaluated = int(rows[:, _EVALUATED].sum())
-        if not is_reported.all() or num_evaluated != self._num_evaluated(int(rows[0][_STEP])):
-            return Verdict.INCOMPLETE, self.num_layers - 1
-        diverged = int(rows[:, _DIVERGED].min())
+        num_evaluated = int(votes[:, _EVALUATED].sum())
+        if not is_reported.all() or num_evaluated != self._num_evaluated(int(votes[0][_STEP])):
+            return DecisionKind.INCOMPLETE, self.num_layers - 1
+        diverged = int(votes[:, _DIVERGED].min())
         if self.is_reproducible:
             differs = np.flatnonzero((is_held & (squares != squares[0])).any(axis=0))
             diverged = min(diverged, *differs[:1].tolist(), int(_NO_FAULT))
         if diverged != _NO_FAULT:
-            return Verdict.DIVERGED, diverged
-        return Verdict.COMMIT, -1
+            return DecisionKind.DIVERGED, diverged
+        return DecisionKind.COMMIT, -1
 
-    def _sections(self, rows: Message) -> tuple[Message, Message, Message, Message]:
+    def _sections(self, votes: Message) -> tuple[Message, Message, Message, Message]:
         """Views: bits of squared norms, counts (by layer); loss units, reports (by microbatch).
 
-        Of one claim, or of each of several.
+        Of one vote, or of each of several.
         """
         layers, microbatches = self.num_layers, self.num_microbatches
         counted = _HEADER + layers
         units = counted + layers
         reports = units + microbatches
         return (
-            rows[..., _HEADER:counted],
-            rows[..., counted:units],
-            rows[..., units:reports],
-            rows[..., reports:],
+            votes[..., _HEADER:counted],
+            votes[..., counted:units],
+            votes[..., units:reports],
+            votes[..., reports:],
         )
 
 
 def _check_same(generation: int, step: int, own_generation: int, own_step: int) -> None:
     if (generation, step) != (own_generation, own_step):
-        raise ExchangeMismatchError(
+        raise CommitMismatchError(
             f"step {step} of generation {generation} met step {own_step} "
             f"of generation {own_generation}"
         )

@@ -1,4 +1,4 @@
-"""An engine's place in a plan, ready to train: stage, groups, sums and the four parts of a step."""
+"""What an engine needs to train in a plan: stage, groups, sums and two-phase commit."""
 
 import threading
 from collections import deque
@@ -28,7 +28,7 @@ from planaria_worker.models.state import LayerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResources:
-    """What all places of an engine have in common."""
+    """What all training contexts of an engine share."""
 
     job: Job
     store: LayerStore
@@ -40,42 +40,42 @@ class EngineResources:
 
 @dataclass(slots=True, kw_only=True)
 class TrainingContext:
-    """What an engine needs to train; dropped whole when its pipeline is broken.
+    """What an engine needs to train; dropped when its pipeline is broken.
 
-    A pipeline that goes on in another generation keeps its place: stage, groups along the pipeline,
-    local sums and ledger stay; what spans the pipelines is renewed.
+    A pipeline that goes on in another generation keeps its context: stage, groups along the
+    pipeline, local sums and step progress stay; what spans the pipelines is renewed.
     """
 
     resources: EngineResources
     view: PlanView
     generation: int
     sums: GradientSums
-    """The local sums, which become the whole ones; a follower adds nothing to them."""
+    """The local sums, which become the complete ones; a follower adds nothing to them."""
     pipeline: PipelineStage | None
     """None for a follower."""
     pipeline_groups: tuple[PipelineLink, ...]
     commit_link: CommitLink
     sum_groups: tuple[SumGroup, ...]
-    """Those across the pipelines, of this generation."""
+    """The groups across the pipelines, of this generation."""
     awaited: Communicators | None
-    """What builds the groups across the pipelines, while they do not stand."""
+    """What builds the groups across the pipelines, until they are built."""
     reduction: GradientReduction | None
-    """None until they stand."""
+    """None until the groups across the pipelines are built."""
     two_phase_commit: TwoPhaseCommit
     progress: StepProgress
     halt: threading.Event
-    """Set by anybody: the pipeline stops at its next action, for good."""
+    """Set by any thread: the pipeline stops at its next action, for good."""
     resumed_step: int | None = None
-    """The step that other generations may have begun: some may have whole sums of it."""
+    """A step that an earlier generation may have begun: owners may have complete sums of it."""
     upcoming: deque[PlanView] = field(default_factory=deque)
-    """Plans that finish the step in flight with this place: the thread that accepts directives adds
-    them, the training thread takes them up. While there is one, everybody is fenced, and nobody can
-    commit in the generation that the place has.
+    """Plans that finish the step in flight with this context: the control thread adds them, the
+    training thread removes them. While there is one, all engines are fenced, and none can commit in
+    the generation of this context.
     """
 
     @property
     def reduced(self) -> Mapping[int, Tensor]:
-        """The sums over all owners, of the layers that the ledger says are complete."""
+        """The sums over all owners, of the layers whose sum is complete."""
         return {} if self.reduction is None else self.sums.totals
 
     @property
@@ -90,11 +90,11 @@ class TrainingContext:
         return tuple(m for m in missing if m not in microbatches)
 
     def trace(self) -> None:
-        """Tells which layers it computes from now on, and with whom."""
+        """Trace which layers the engine computes from now on, and with which engines."""
         layers = self.view.computed_layers
         stages = () if self.view.is_follower else self.view.pipeline.stages
         self.resources.stopwatch.trace.event(
-            "place",
+            "assignment",
             generation=self.generation,
             first_layer=layers.start,
             num_layers=len(layers),
@@ -102,9 +102,9 @@ class TrainingContext:
         )
 
     def shut_sums(self, reason: str) -> None:
-        """Lets nobody wait for this engine across the pipelines.
+        """Shut the groups across the pipelines, so that no peer waits for this engine in them.
 
-        Except in groups that are retained: a fence ends the waits there.
+        Idle groups are retained: a fence wakes the peers that wait in one.
         """
         for group in self.sum_groups:
             group.shut_unless_retained(reason)
@@ -120,10 +120,10 @@ def build_context(
     states: Mapping[int, LayerState],
     resumed_step: int | None = None,
 ) -> TrainingContext:
-    """Puts a place together from the states of its layers and the groups that stand."""
+    """Build a context from the states of its layers and the groups of its plan."""
     job = resources.job
-    exchange = view.exchange_group
-    line = CommitLink(groups.links[exchange.name] if exchange else None)
+    commit_group = view.commit_group
+    commit_link = CommitLink(groups.links[commit_group.name] if commit_group else None)
     layouts = [job.layouts[layer] for layer in view.hosted_layers]
     sums = GradientSums(layouts, job.accumulation, str(job.device))
     halt = threading.Event()
@@ -136,11 +136,11 @@ def build_context(
         if view.is_follower
         else _pipeline(resources, view, sums, groups.links, states, halt),
         pipeline_groups=tuple(groups.links[spec.name] for spec in view.pipeline_groups),
-        commit_link=line,
+        commit_link=commit_link,
         sum_groups=tuple(groups.sums[spec.name] for spec in view.sum_groups),
         awaited=None,
         reduction=_reduction(resources, view, sums, groups.sums),
-        two_phase_commit=_two_phase_commit(resources, view, generation, groups.sums, line),
+        two_phase_commit=_two_phase_commit(resources, view, generation, groups.sums, commit_link),
         progress=StepProgress(step=step, generation=generation),
         halt=halt,
         resumed_step=resumed_step,
@@ -155,11 +155,11 @@ def renew_context(
     awaited: Communicators,
     resumed_step: int | None = None,
 ) -> None:
-    """Goes on with a place in another generation, whose groups are being built.
+    """Continue a context in another generation, whose groups are being built.
 
     Args:
         context: of the same pipeline.
-        view: the new plan, seen from the same engine.
+        view: the new plan, as the same engine sees it.
         generation: the new one.
         awaited: its groups across the pipelines.
         resumed_step: the step in flight, if the new generation finishes it.
@@ -167,14 +167,14 @@ def renew_context(
     context.view, context.generation = view, generation
     context.awaited, context.sum_groups = awaited, ()
     context.resumed_step = resumed_step
-    context.reduction = None  # its buckets are those of the groups before
+    context.reduction = None  # its buckets belong to the old groups
     context.two_phase_commit = _two_phase_commit(
         context.resources, view, generation, {}, context.commit_link
     )
 
 
 def join_sums(context: TrainingContext) -> GradientReduction:
-    """Waits until the groups across the pipelines stand, if they do not; returns what sums in them.
+    """Wait until the groups across the pipelines are built; return the reduction in them.
 
     Raises:
         GroupBroken: they were shut.
@@ -182,7 +182,7 @@ def join_sums(context: TrainingContext) -> GradientReduction:
     """
     if context.reduction is not None:
         return context.reduction
-    assert context.awaited is not None  # noqa: S101 - what else should there be no reduction for
+    assert context.awaited is not None  # noqa: S101 - without a reduction its groups are awaited
     built = context.awaited.wait().sums
     context.awaited = None
     context.sum_groups = tuple(built.values())
@@ -250,15 +250,15 @@ def _two_phase_commit(
     view: PlanView,
     generation: int,
     groups: Mapping[str, SumGroup],
-    line: CommitLink,
+    commit_link: CommitLink,
 ) -> TwoPhaseCommit:
-    """Without the last ranks' group it does for an attempt that does not go across."""
+    """Without the last ranks' group, only `abort` and `fenced` votes are possible."""
     last_ranks = view.last_ranks_group
     return TwoPhaseCommit(
         view=view,
         generation=generation,
-        exchange_format=resources.job.exchange_format,
-        line=line,
+        vote_format=resources.job.vote_format,
+        commit_link=commit_link,
         last_ranks_group=groups.get(last_ranks.name) if last_ranks else None,
         fence=resources.fence,
         device=resources.job.device,

@@ -1,4 +1,4 @@
-"""The loop over steps: what the training thread does in a place, and between two places."""
+"""The loop over steps: compute, attempt, enter the commit, go on, in this plan or the next one."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -17,8 +17,8 @@ from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 from planaria_worker.engine.step.training_step import (
+    AbortedAttempt,
     CommittedStep,
-    VoidAttempt,
     attempt,
     begin_step,
     compute,
@@ -26,7 +26,7 @@ from planaria_worker.engine.step.training_step import (
 
 
 class TrainingLoop:
-    """Trains in a place until the engine must stand still; for the training thread alone."""
+    """Trains until the engine must stop; for the training thread alone."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class TrainingLoop:
         reporter: StepReporter,
         clock: Clock,
         halt: Callable[[str], None],
-        set_aside: Callable[[], None],
+        retain_idle: Callable[[], None],
     ) -> None:
         self._builder = builder
         self._resources = builder.resources
@@ -50,17 +50,17 @@ class TrainingLoop:
         self._reporter = reporter
         self._clock = clock
         self._halt = halt
-        self._set_aside = set_aside
+        self._retain_idle = retain_idle
 
     def train_from_start(self) -> None:
-        """Trains in a new place: its first step may be one that others have begun."""
+        """Train in a new context; an earlier generation may have begun its first step."""
         self._begin_step(self._context())
         self.train()
 
     def train_renewed(self, generation: int, awaited: Communicators) -> None:
-        """Finishes the step in flight of a place that is kept in another generation, and trains on.
+        """Finish the step in flight in another generation, then train on.
 
-        Its plan is the next one of those that the place has ahead.
+        The context is kept; its plan is the first of those in `upcoming`.
 
         Args:
             generation: the new one.
@@ -77,18 +77,18 @@ class TrainingLoop:
         self.train()
 
     def train_on(self) -> None:
-        """Trains in a place that is kept, from the next step on."""
+        """Train in a context that is kept, from the next step on."""
         self._begin_step(self._context())
         self.train(self._context().view.pipeline.microbatches)
 
     def train(self, microbatches: Sequence[int] | None = None) -> None:
-        """Steps until the job is done, everybody parks, or something breaks.
+        """Run steps until the job is done, all engines park, or something breaks.
 
-        In the place that the engine has, and in those that it takes behind commits. No caller holds
-        on to the first one: its memory would be in use for as long as nothing breaks.
+        Starts in the context that the engine has, and goes on in those that it switches to at
+        commits. No caller may keep the first one: its memory would never be freed.
 
         Args:
-            microbatches: those of the step in flight; None: those that the place begins with.
+            microbatches: those of the step in flight; None: those that the plan begins with.
         """
         context = self._context()
         if microbatches is None:
@@ -99,13 +99,13 @@ class TrainingLoop:
             while True:
                 compute(context, context.progress.missing(microbatches))
                 done = attempt(context)
-                if isinstance(done, VoidAttempt):
-                    self._stand(context, done)
+                if isinstance(done, AbortedAttempt):
+                    self._park(context, done)
                     return
-                staged_change = self._go_on(context, done)
-                if staged_change is None:
+                following = self._go_on(context, done)
+                if following is None:
                     return
-                context = staged_change
+                context = following
                 self._begin_step(context)
                 microbatches = (
                     () if context.view.is_follower else context.view.pipeline.microbatches
@@ -113,23 +113,21 @@ class TrainingLoop:
         except Exception as error:
             self._break_off(error, context)
 
-    def change_over(
-        self, staged_change: StagedChange, record: CommitRecord
-    ) -> TrainingContext | None:
-        """Takes another place behind a commit; returns it, unless it cannot be taken."""
+    def switch(self, staged_change: StagedChange, record: CommitRecord) -> TrainingContext | None:
+        """Switch to the staged plan at a commit; return its context, or None if that failed."""
         start_time = self._clock.now()
         self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
         try:
             self._resources.failpoints.hit("switch", record.step)
-            context = self._handover.take(staged_change, record)
+            context = self._handover.activate(staged_change, record)
             if context.view.is_last:
-                self._reporter.step_noted(record)
+                self._reporter.hold_step(record)
         except Exception as error:
             staged_change.finish(error)
             staged_change.drop()
             self._halt(str(error))
-            self._reporter.met(error, staged_change.generation, record.step + 1)
-            error.with_traceback(None)  # the answer, which is kept, would keep a place
+            self._reporter.report_fault(error, staged_change.generation, record.step + 1)
+            error.with_traceback(None)  # the answer, which is kept, would keep a context
             return None
         self._resources.stopwatch.lap("rebuild")
         self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
@@ -146,19 +144,19 @@ class TrainingLoop:
         begin_step(context, self._vitals.committed_steps)
 
     def _go_on(self, context: TrainingContext, done: CommittedStep) -> TrainingContext | None:
-        """Enters a commit; returns the place in which the next step begins, if one does."""
+        """Enter a commit; return the context of the next step, or None if there is none."""
         record, view = done.record, context.view
-        self._handover.settle_in(context)
-        staged_change = self._handover.behind(record) if done.broken is None else None
+        self._handover.release_replaced(context)
+        staged_change = self._handover.change_at(record) if done.broken is None else None
         is_kept = staged_change is not None and self._handover.renew(context, staged_change, record)
         if not is_kept:
             retained_work = (
-                self._training_state.retained_after(record) if done.broken is None else None
+                self._training_state.retained_after_commit(record) if done.broken is None else None
             )
             self._training_state.enter_commit(record, retained_work)
         to_write = self._checkpointer.announce(view, record.step + 1)
         if context.view.is_last:
-            self._reporter.step_noted(record)  # for a fence within the copies
+            self._reporter.hold_step(record)  # a fence may come during the copies
         self._resources.fence.settle()
         with self._resources.fence.computing():
             self._checkpointer.take(record.step + 1, to_write, self.note_copy)
@@ -166,28 +164,27 @@ class TrainingLoop:
             self._reporter.step_done(record)
         if done.broken is not None:
             self._break_off(done.broken, context)
-        elif staged_change is not None and is_kept:
+            return None
+        if staged_change is not None and is_kept:
             self._resources.failpoints.hit("switch", record.step)
             self._switched(staged_change, self._clock.now(), record)
             return context
-        elif (
-            staged_change is not None
-            and not staged_change.view.keeps_step
-            and not context.halt.is_set()
+        if staged_change is not None and not (
+            staged_change.view.keeps_step or context.halt.is_set()
         ):
             self._training_state.drop()
-            return self.change_over(staged_change, record)
-        elif record.ends_generation or self._training_state.is_finished:
+            return self.switch(staged_change, record)
+        if record.ends_generation or self._training_state.is_finished:
             self._training_state.drop()
-        elif context.halt.is_set():
+            return None
+        if context.halt.is_set():
             fenced = FencedError(context.generation, self._resources.fence.newest)
             self._break_off(fenced, context)
-        else:
-            return context
-        return None
+            return None
+        return context
 
     def note_copy(self) -> None:
-        """Every tensor that is copied for a checkpoint is progress."""
+        """Count every tensor that is copied for a checkpoint as progress."""
         self._resources.stopwatch.lap("between")
 
     def _switched(
@@ -196,18 +193,18 @@ class TrainingLoop:
         num_groups = len(staged_change.communicators.groups)
         staged_change.finish(self._builder.activated(start_time, num_groups, record.step + 1))
 
-    def _stand(self, context: TrainingContext, done: VoidAttempt) -> None:
-        """Waits for the next Activate with all that is computed, if the pipeline is whole."""
+    def _park(self, context: TrainingContext, done: AbortedAttempt) -> None:
+        """Wait for the next Activate; keep what is computed if the pipeline is healthy."""
         if done.cause is not None:
-            self._reporter.met(done.cause, context.generation, context.progress.step)
+            self._reporter.report_fault(done.cause, context.generation, context.progress.step)
         if context.pipeline is None or context.halt.is_set():
             self._training_state.drop()
 
     def _break_off(self, error: Exception, context: TrainingContext) -> None:
-        # Only here: at a regular end, peers may still be reading the last verdict.
-        if not context.halt.is_set():  # else the groups may be those of another generation by now
+        # Not at a regular end, where peers may still be reading the last decision.
+        if not context.halt.is_set():  # else the groups may already be those of a new generation
             if isinstance(error, GroupBroken):
-                self._set_aside()  # somebody has died, or a fence has come: it collects everybody
+                self._retain_idle()  # an engine was lost, or a fence came: a new plan will follow
             self._halt(str(error))
         self._training_state.drop()
-        self._reporter.met(error, context.generation, context.progress.step)
+        self._reporter.report_fault(error, context.generation, context.progress.step)

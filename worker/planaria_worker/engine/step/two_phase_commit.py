@@ -1,12 +1,13 @@
-"""The first phase of a commit: everybody learns that everybody has the whole sums of the step.
+"""The two-phase commit of a step: all engines commit it, or none does.
 
-Claims go up the pipeline, side by side across the last ranks, and the verdict comes down. Passing
-it on or not is decided under the fence: this is the one place where a step becomes committed.
+Votes go up each pipeline from stage to stage; the last ranks combine them across the pipelines, all
+reach the same decision, and it goes down again. Passing the commit point happens under the fence:
+this is the one place where a step becomes committed. The second phase applies it (`apply_step`).
 
-Whatever comes of an attempt, each rank of a pipeline sends one message up and one down
-(protocol/step.md): what is left of an attempt would be taken for the next one's. Whoever cannot go
-on says `fenced` in place of its claim; then the last rank does not go across, and answers `fenced`.
-Whoever knows beforehand how it will end says `fenced` both ways, and does not wait for the end.
+Whatever becomes of an attempt, each rank of a pipeline sends one message up and one down
+(ALGORITHMS.md 6): a message that is left over would be taken for one of the next attempt. An engine
+that cannot go on votes `fenced`; then the last rank does not go across, and decides `fenced`. If an
+engine knows beforehand that the attempt is aborted, it sends `fenced` both ways and does not wait.
 """
 
 from dataclasses import dataclass
@@ -20,46 +21,46 @@ from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.step.commit_link import CommitLink
 from planaria_worker.engine.step.commit_messages import (
-    VERDICT_LENGTH,
-    ExchangeFormat,
+    DECISION_LENGTH,
+    Decision,
+    DecisionKind,
     Message,
-    Outcome,
-    Verdict,
+    VoteFormat,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """How the exchange ended for this engine."""
+class CommitResult:
+    """How a commit attempt ended for this engine."""
 
-    outcome: Outcome
-    is_passed: bool
-    """The step is committed here, and the update must follow. Never, unless the outcome is COMMIT;
-    if it is, only a fence that came before the outcome can have prevented it."""
+    decision: Decision
+    is_committed: bool
+    """The step is committed here, and the update must follow. Never, unless the decision is COMMIT;
+    if it is, only a fence that came before the decision can have prevented it."""
     cause: GroupBroken | FencedError | None
-    """What kept this engine from going across or passing."""
+    """What kept this engine from going across, or from passing the commit point."""
     broken: GroupBroken | None
-    """The stages before this one could not be told; they will be, by the coordinator."""
+    """The decision did not reach the stages before this one; the coordinator will send it."""
 
 
 class TwoPhaseCommit:
-    """The exchange of one generation."""
+    """The first phase, for the steps of one generation."""
 
     def __init__(
         self,
         *,
         view: PlanView,
         generation: int,
-        exchange_format: ExchangeFormat,
-        line: CommitLink,
+        vote_format: VoteFormat,
+        commit_link: CommitLink,
         last_ranks_group: SumGroup | None,
         fence: Fence,
         device: torch.device,
         failpoints: Failpoints,
     ) -> None:
         self._generation = generation
-        self._format = exchange_format
-        self._line = line
+        self._format = vote_format
+        self._link = commit_link
         self._row = view.row
         self._num_followers = len(view.followers)
         self._num_rows = len(view.pipelines) + len(view.followers)
@@ -68,95 +69,98 @@ class TwoPhaseCommit:
         self._device = device
         self._failpoints = failpoints
 
-    def run(self, claim: Message, step: int) -> Agreed:
-        """Exchanges claims for the verdict; the last rank of a pipeline finds it.
+    def run(self, vote: Message, step: int) -> CommitResult:
+        """Exchange votes for the decision, and pass the commit point if it is COMMIT.
 
         Raises:
-            GroupBroken: the pipeline's group is lost; nothing is committed.
-            ExchangeMismatchError: somebody acts for another generation or step.
+            GroupBroken: the pipeline is broken; nothing is committed.
+            CommitMismatchError: a peer acts for another generation or step.
         """
         self._failpoints.hit("before_exchange", step)
-        claim = self._up(claim)
-        above = self._line.above
-        outcome, cause = self._across(claim, step) if above is None else self._down(above, step)
-        is_passed = False
-        if outcome.verdict is Verdict.COMMIT:
+        vote = self._pass_votes_up(vote)
+        next_rank = self._link.next_rank
+        if next_rank is None:
+            decision, cause = self._decide(vote, step)
+        else:
+            decision, cause = self._receive_decision(next_rank, step), None
+        is_committed = False
+        if decision.kind is DecisionKind.COMMIT:
             try:
-                self._fence.pass_exchange(self._generation, outcome.record.next_generation)
-                is_passed = True
+                self._fence.pass_commit_point(self._generation, decision.record.next_generation)
+                is_committed = True
             except FencedError as error:
                 cause = error.with_traceback(None)
-                if above is None:  # had it said so below, others would be a step ahead of it
-                    outcome = Outcome.fenced(self._generation, step)
-        if is_passed:
+                if next_rank is None:  # else the stages before would commit what this one did not
+                    decision = Decision.fenced(self._generation, step)
+        if is_committed:
             self._failpoints.hit("after_exchange", step)
-        return Agreed(
-            outcome=outcome,
-            is_passed=is_passed,
+        return CommitResult(
+            decision=decision,
+            is_committed=is_committed,
             cause=cause,
-            broken=self._tell_below(outcome, is_passed=is_passed),
+            broken=self._pass_decision_down(decision, is_committed=is_committed),
         )
 
-    def call_off(self, step: int) -> None:
-        """Has an attempt end that is void whatever comes, and waits for nobody.
+    def abort(self, step: int) -> None:
+        """End an attempt that is aborted whatever the others vote, and wait for nobody.
 
         Raises:
-            GroupBroken: the pipeline's group is lost.
+            GroupBroken: the pipeline is broken.
         """
         self._failpoints.hit("before_exchange", step)
-        self._line.call_off(
-            self._format.fenced(generation=self._generation, step=step),
-            Outcome.fenced(self._generation, step).encode(),
+        self._link.abort(
+            vote=self._format.fenced(generation=self._generation, step=step),
+            decision=Decision.fenced(self._generation, step).encode(),
         )
 
-    def _up(self, claim: Message) -> Message:
-        """Adds this engine's claim to those of the stages before, and passes it on."""
-        line = self._line
-        if line.below is not None:
-            claim = self._format.merge(line.receive(self._format.length, line.below), claim)
-        if line.above is not None:
-            line.send(claim, line.above)
-        return claim
+    def _pass_votes_up(self, vote: Message) -> Message:
+        """Add this engine's vote to those of the stages before, and pass them on."""
+        link = self._link
+        if link.previous_rank is not None:
+            vote = self._format.merge(link.receive(self._format.length, link.previous_rank), vote)
+        if link.next_rank is not None:
+            link.send(vote, link.next_rank)
+        return vote
 
-    def _across(
-        self, claim: Message, step: int
-    ) -> tuple[Outcome, GroupBroken | FencedError | None]:
-        """Finds the verdict with the other last ranks, unless somebody below has broken off."""
+    def _decide(
+        self, vote: Message, step: int
+    ) -> tuple[Decision, GroupBroken | FencedError | None]:
+        """Decide with the other last ranks, unless an engine of this pipeline voted `fenced`."""
         cause: GroupBroken | FencedError
-        fenced = Outcome.fenced(self._generation, step)
-        if self._format.is_fenced(claim):
+        fenced = Decision.fenced(self._generation, step)
+        if self._format.is_fenced(vote):
             return fenced, None
         try:
             self._fence.check(self._generation)
-            return self._format.judge(self._gather(claim), self._num_followers), None
+            return self._format.decide(self._gather_votes(vote), self._num_followers), None
         except (GroupBroken, FencedError) as error:
             cause = error.with_traceback(None)
         return fenced, cause
 
-    def _gather(self, claim: Message) -> Message:
-        """Puts the claims of pipelines and followers side by side, [rows, length]."""
+    def _gather_votes(self, vote: Message) -> Message:
+        """Return the votes of all pipelines and followers, [rows, length]."""
         rows = np.zeros((self._num_rows, self._format.length), dtype=np.int64)
-        rows[self._row] = claim
+        rows[self._row] = vote
         if self._last_ranks_group is None:
             return rows
         tensor = torch.from_numpy(rows).to(self._device)
         self._last_ranks_group.all_reduce(tensor)  # zeros elsewhere: the sum is the row itself
         gathered = np.asarray(tensor.cpu().numpy())
-        require_open(self._last_ranks_group, "the exchange")
+        require_open(self._last_ranks_group, "the commit exchange")
         return gathered
 
-    def _down(self, above: int, step: int) -> tuple[Outcome, None]:
-        message = self._line.receive(VERDICT_LENGTH, above)
-        return Outcome.decode(message, generation=self._generation, step=step), None
+    def _receive_decision(self, next_rank: int, step: int) -> Decision:
+        message = self._link.receive(DECISION_LENGTH, next_rank)
+        return Decision.decode(message, generation=self._generation, step=step)
 
-    def _tell_below(self, outcome: Outcome, *, is_passed: bool) -> GroupBroken | None:
-        """Passes the verdict on; a commit that was passed stands even if they are gone."""
-        below = self._line.below
-        if below is not None:
+    def _pass_decision_down(self, decision: Decision, *, is_committed: bool) -> GroupBroken | None:
+        """Pass the decision on; a commit stands even if the stages before are gone."""
+        previous_rank = self._link.previous_rank
+        if previous_rank is not None:
             try:
-                self._line.send(outcome.encode(), below)
+                self._link.send(decision.encode(), previous_rank)
             except GroupBroken as error:
-                if not is_passed:
+                if not is_committed:
                     raise
                 return error.with_traceback(None)  # which would keep this frame, and be kept by it
         return None

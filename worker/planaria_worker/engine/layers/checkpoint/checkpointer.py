@@ -108,7 +108,9 @@ class Checkpointer:
             return ()
         if not is_due(version, every_steps=plan.every_steps, num_steps=plan.num_steps):
             return ()
-        layers = layers_to_write(view.runs, self._engine_id, version, every_steps=plan.every_steps)
+        layers = layers_to_write(
+            view.owned_layers, self._engine_id, version, every_steps=plan.every_steps
+        )
         if not layers:
             return ()
         self._listener.taken(version, layers)

@@ -76,7 +76,7 @@ def rank(
     sizes = {layer: 1 + layer % 2 for layer in view.hosted_layers}
     parts = [
         (run, tuple(dict.fromkeys(piece.layer for piece in pieces)))
-        for run in view.runs
+        for run in view.owned_layers
         for pieces in cut_into_buckets(run.layers, sizes, bucket_size)
     ]
     order = make(view, [layers for _, layers in parts], limit)

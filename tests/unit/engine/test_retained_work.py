@@ -20,8 +20,8 @@ def test_a_void_attempt_leaves_the_local_sums_and_nothing_else() -> None:
     progress.launch([0, 1, 2])
     progress.enter([2], 6)
     assert (progress.in_flight, progress.complete) == ({0, 1}, {2: 6})
-    assert not progress.is_whole([1, 2], 6)
-    assert progress.is_whole([2], 6)
+    assert not progress.is_complete([1, 2], 6)
+    assert progress.is_complete([2], 6)
     progress.begin_attempt(5)
     assert (progress.generation, progress.in_flight, progress.complete) == (5, set(), {})
     assert progress.finished == [3, 5]

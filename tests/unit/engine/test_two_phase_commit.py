@@ -22,8 +22,8 @@ from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.step.commit_link import CommitLink
-from planaria_worker.engine.step.commit_messages import ExchangeFormat, LayerClaim, Message, Verdict
-from planaria_worker.engine.step.two_phase_commit import Agreed, TwoPhaseCommit
+from planaria_worker.engine.step.commit_messages import DecisionKind, LayerVote, Message, VoteFormat
+from planaria_worker.engine.step.two_phase_commit import CommitResult, TwoPhaseCommit
 from support.memory_groups import MemoryGroup, connect
 from unit.engine.plans import plans, untied
 
@@ -35,11 +35,11 @@ class Event(Enum):
 
     NOTHING = auto()
     BROKEN_SUM = auto()
-    """Before its claim: it says `fenced` instead."""
+    """Before its vote: it votes `fenced`."""
     FENCED_WITH_ITS_SUMS = auto()
     """Between its sums and the exchange."""
     FENCED_IN_THE_EXCHANGE = auto()
-    """Its claim is up, the verdict on its way."""
+    """Its vote is up, the decision on its way."""
     CALLED_OFF = auto()
     """It knows how the attempt will end, and waits for nobody."""
 
@@ -57,9 +57,9 @@ class CountingGroup(MemoryGroup):
 class FenceInTheExchange(Fence):
     """Falls at the last moment."""
 
-    def pass_exchange(self, generation: int, next_generation: int) -> None:
+    def pass_commit_point(self, generation: int, next_generation: int) -> None:
         self.fence(generation + 1)
-        super().pass_exchange(generation, next_generation)
+        super().pass_commit_point(generation, next_generation)
 
 
 @dataclass(kw_only=True)
@@ -74,8 +74,8 @@ class Rank:
     """Attempts that it has called off since the last one that it saw the end of."""
 
     def attempt(
-        self, event: Event, generation: int, step: int, form: ExchangeFormat
-    ) -> Agreed | None:
+        self, event: Event, generation: int, step: int, form: VoteFormat
+    ) -> CommitResult | None:
         in_exchange = event is Event.FENCED_IN_THE_EXCHANGE
         fence = FenceInTheExchange(generation) if in_exchange else Fence(generation)
         if event is Event.FENCED_WITH_ITS_SUMS:
@@ -83,30 +83,30 @@ class Rank:
         two_phase_commit = TwoPhaseCommit(
             view=self.view,
             generation=generation,
-            exchange_format=form,
-            line=self.line,
+            vote_format=form,
+            commit_link=self.line,
             last_ranks_group=cast(SumGroup, self.last_ranks) if self.last_ranks else None,
             fence=fence,
             device=torch.device("cpu"),
             failpoints=Failpoints(),
         )
         if event is Event.CALLED_OFF:
-            two_phase_commit.call_off(step)
+            two_phase_commit.abort(step)
             if self.last_ranks is not None:
                 self.last_ranks.cut()
             return None
-        agreed = two_phase_commit.run(self._claim(event, generation, step, form), step)
-        went_across = agreed.is_passed or (in_exchange and isinstance(agreed.cause, FencedError))
+        result = two_phase_commit.run(self._vote(event, generation, step, form), step)
+        went_across = result.is_committed or (in_exchange and isinstance(result.cause, FencedError))
         if self.last_ranks is not None and not went_across:
             self.last_ranks.cut()  # as an engine does: nobody need wait for it
-        return agreed
+        return result
 
-    def _claim(self, event: Event, generation: int, step: int, form: ExchangeFormat) -> Message:
+    def _vote(self, event: Event, generation: int, step: int, form: VoteFormat) -> Message:
         if event is Event.BROKEN_SUM:
             return form.fenced(generation=generation, step=step)
-        whole = LayerClaim(squared_norm=1.0, num_counted=form.num_microbatches, in_range=True)
+        whole = LayerVote(squared_norm=1.0, num_counted=form.num_microbatches, in_range=True)
         is_reporting = self.view.is_last and not self.view.is_follower
-        return form.claim(
+        return form.vote(
             generation=generation,
             step=step,
             mark=0,
@@ -138,9 +138,7 @@ def ranks(
         Rank(
             view=view,
             line=CommitLink(
-                groups[view.engine_id].links[view.exchange_group.name]
-                if view.exchange_group
-                else None
+                groups[view.engine_id].links[view.commit_group.name] if view.commit_group else None
             ),
             groups=groups[view.engine_id],
         )
@@ -199,7 +197,7 @@ def test_every_attempt_sends_one_message_up_and_one_down(
 ) -> None:
     pipelines, num_layers, num_microbatches = plan
     all_ranks = ranks(pipelines, data.draw(followers_of(num_layers)), num_layers, num_microbatches)
-    form = ExchangeFormat(
+    form = VoteFormat(
         num_layers=num_layers,
         num_microbatches=num_microbatches,
         num_tokens=num_microbatches,
@@ -219,14 +217,16 @@ def test_every_attempt_sends_one_message_up_and_one_down(
                 threads.submit(rank.attempt, event, generation, step, form)
                 for rank, event in zip(all_ranks, drawn, strict=True)
             ]
-            agreed = [attempt.result() for attempt in running]
-            passes = [one is not None and one.is_passed for one in agreed]
+            result = [attempt.result() for attempt in running]
+            passes = [one is not None and one.is_committed for one in result]
             assert passes == expected_passes(all_ranks, drawn)
-            verdicts = {one.outcome.verdict for one in agreed if one is not None}
-            assert verdicts <= {Verdict.COMMIT, Verdict.FENCED}
+            kinds = {one.decision.kind for one in result if one is not None}
+            assert kinds <= {DecisionKind.COMMIT, DecisionKind.FENCED}
             for rank, event in zip(all_ranks, drawn, strict=True):
                 is_left = event is Event.CALLED_OFF
                 rank.num_left = rank.num_left + 1 if is_left else 0
-                unread = rank.num_left * len({rank.line.above, rank.line.below} - {None})
+                unread = rank.num_left * len(
+                    {rank.line.next_rank, rank.line.previous_rank} - {None}
+                )
                 assert num_waiting_for(rank) == unread
             step += any(passes)  # the others are rolled forward

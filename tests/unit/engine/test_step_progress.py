@@ -134,7 +134,7 @@ def test_a_ledger_knows_what_a_microbatch_takes() -> None:
     progress = ledger_behind(progress, 1.5)
     assert (progress.step, progress.generation, progress.finished) == (4, 1, [])
     assert progress.usual_microbatch_seconds == 0.5
-    assert progress.behind(5, 2).usual_microbatch_seconds == 0.5
+    assert progress.next_step(5, 2).usual_microbatch_seconds == 0.5
 
 
 def test_one_slow_step_means_nothing_and_several_do() -> None:
@@ -150,4 +150,4 @@ def ledger_behind(progress: StepProgress, compute_seconds: float) -> StepProgres
     """Return the account behind a step of three microbatches that took so long."""
     progress.finished.extend([0, 2, 5])
     progress.compute_seconds = compute_seconds
-    return progress.behind(progress.step + 1, progress.generation)
+    return progress.next_step(progress.step + 1, progress.generation)

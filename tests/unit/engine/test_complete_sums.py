@@ -18,16 +18,16 @@ from planaria_worker.engine.reduction.complete_sums import (
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
-def test_every_piece_is_added_complete_by_one_or_locally_by_all(num_whole: list[int]) -> None:
+def test_every_piece_is_added_complete_by_one_or_locally_by_all(num_complete: list[int]) -> None:
     """Whoever has a piece whole has its own part of it no more."""
-    holder = find_holder(num_whole)
+    holder = find_holder(num_complete)
     for start in range(4):
         piece = Piece(layer=7, start=start, end=start + 1)
-        parts = [part_of(rank, piece, holder) for rank in range(len(num_whole))]
-        has_whole = [own >= piece.end for own in num_whole]
+        parts = [part_of(rank, piece, holder) for rank in range(len(num_complete))]
+        has_whole = [own >= piece.end for own in num_complete]
         if any(has_whole):
-            assert has_whole[parts.index(Part.WHOLE)]
-            assert sorted(map(parts.count, (Part.WHOLE, Part.LOCAL))) == [0, 1]
+            assert has_whole[parts.index(Part.COMPLETE)]
+            assert sorted(map(parts.count, (Part.COMPLETE, Part.LOCAL))) == [0, 1]
         else:
             assert set(parts) == {Part.LOCAL}
 

@@ -1,4 +1,4 @@
-"""The verdict of a step: a commit needs every microbatch once in every layer of every replica."""
+"""The decision of a step: a commit needs every microbatch once in every layer of every replica."""
 
 import math
 from dataclasses import replace
@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 from planaria_worker.engine.evaluation import EvaluationPlan
 from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.step.commit_messages import (
-    ExchangeFormat,
-    ExchangeMismatchError,
-    LayerClaim,
+    CommitMismatchError,
+    Decision,
+    DecisionKind,
+    LayerVote,
     Message,
-    Outcome,
-    Verdict,
+    VoteFormat,
 )
 from unit.engine.plans import pipeline, plans, tied, untied
 
 GENERATION, STEP = 4, 17
 
 
-def exchange_format(
+def vote_format(
     num_layers: int, num_microbatches: int, *, is_reproducible: bool = True
-) -> ExchangeFormat:
-    return ExchangeFormat(
+) -> VoteFormat:
+    return VoteFormat(
         num_layers=num_layers,
         num_microbatches=num_microbatches,
         num_tokens=100 * num_microbatches,
@@ -36,7 +36,7 @@ def exchange_format(
 
 
 class Cluster:
-    """Claims of all engines of a plan; a test spoils some and asks for the verdict."""
+    """Votes of all engines of a plan; a test spoils some and asks for the decision."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class Cluster:
         is_reproducible: bool = True,
         is_tied: bool = False,
     ) -> None:
-        self.format = exchange_format(num_layers, num_microbatches, is_reproducible=is_reproducible)
+        self.format = vote_format(num_layers, num_microbatches, is_reproducible=is_reproducible)
         self.pipelines = pipelines
         self.hosted = tied(num_layers) if is_tied else untied
         self.layers = {
             place.engine_id: {
-                layer: LayerClaim(
+                layer: LayerVote(
                     squared_norm=2.0 + layer, num_counted=num_microbatches, in_range=True
                 )
                 for layer in self.hosted(place.first_layer, place.num_layers)
@@ -67,16 +67,16 @@ class Cluster:
         self.moments: dict[str, tuple[int, int]] = {}
         """Generation and step of those who are not where the others are."""
 
-    def judge(self) -> Outcome:
+    def decide(self) -> Decision:
         rows = []
         for p in self.pipelines:
-            claims = [self._claim(place.engine_id) for place in p.stages]
+            claims = [self._vote(place.engine_id) for place in p.stages]
             rows.append(reduce(self.format.merge, claims))
-        return self.format.judge(np.stack(rows))
+        return self.format.decide(np.stack(rows))
 
-    def _claim(self, engine_id: str) -> Message:
+    def _vote(self, engine_id: str) -> Message:
         generation, step = self.moments.get(engine_id, (GENERATION, STEP))
-        return self.format.claim(
+        return self.format.vote(
             generation=generation,
             step=step,
             mark=self.marks.get(engine_id, 0),
@@ -85,11 +85,9 @@ class Cluster:
         )
 
     def spoil(self, engine_id: str, layer: int, **change: float) -> None:
-        claim = self.layers[engine_id][layer]
-        values = {
-            name: getattr(claim, name) for name in ("squared_norm", "num_counted", "in_range")
-        }
-        self.layers[engine_id][layer] = LayerClaim(**(values | change))
+        vote = self.layers[engine_id][layer]
+        values = {name: getattr(vote, name) for name in ("squared_norm", "num_counted", "in_range")}
+        self.layers[engine_id][layer] = LayerVote(**(values | change))
 
 
 @given(plans(), st.booleans(), st.booleans())
@@ -100,14 +98,14 @@ def test_a_complete_step_is_committed(
     cluster = Cluster(
         pipelines, num_layers, num_microbatches, is_tied=is_tied, is_reproducible=is_reproducible
     )
-    outcome = cluster.judge()
-    assert (outcome.verdict, outcome.layer) == (Verdict.COMMIT, -1)
-    assert outcome.record.next_generation == 0
-    assert (outcome.record.generation, outcome.record.step) == (GENERATION, STEP)
-    assert outcome.record.loss == num_microbatches / outcome.record.num_tokens
+    decision = cluster.decide()
+    assert (decision.kind, decision.layer) == (DecisionKind.COMMIT, -1)
+    assert decision.record.next_generation == 0
+    assert (decision.record.generation, decision.record.step) == (GENERATION, STEP)
+    assert decision.record.loss == num_microbatches / decision.record.num_tokens
     squares = sum(2.0 + layer for layer in range(num_layers))
-    assert outcome.record.gradient_norm == math.sqrt(squares) / outcome.record.num_tokens
-    assert Outcome.decode(outcome.encode(), generation=GENERATION, step=STEP) == outcome
+    assert decision.record.gradient_norm == math.sqrt(squares) / decision.record.num_tokens
+    assert Decision.decode(decision.encode(), generation=GENERATION, step=STEP) == decision
 
 
 @given(plans(), st.booleans(), st.data())
@@ -120,8 +118,8 @@ def test_invariant_1_one_missing_or_repeated_microbatch_anywhere_stops_the_commi
     layer = data.draw(st.sampled_from(sorted(cluster.layers[engine_id])))
     counted = data.draw(st.integers(0, num_microbatches - 1))
     cluster.spoil(engine_id, layer, num_counted=counted)
-    outcome = cluster.judge()
-    assert (outcome.verdict, outcome.layer) == (Verdict.INCOMPLETE, layer)
+    decision = cluster.decide()
+    assert (decision.kind, decision.layer) == (DecisionKind.INCOMPLETE, layer)
 
 
 @given(plans(), st.data())
@@ -135,7 +133,7 @@ def test_invariant_1_a_loss_that_is_missing_or_reported_twice_stops_the_commit(
         del cluster.losses[engine_id][microbatch]
     else:
         cluster.losses[engine_id][microbatch] = 5
-    assert cluster.judge().verdict is Verdict.INCOMPLETE
+    assert cluster.decide().kind is DecisionKind.INCOMPLETE
 
 
 @given(plans(), st.data())
@@ -149,22 +147,22 @@ def test_one_gradient_out_of_range_stops_everyone_and_names_the_layer(
     for other, claims in cluster.layers.items():  # who is out of range is in no sum
         if layer in claims:
             cluster.spoil(other, layer, num_counted=0)
-    outcome = cluster.judge()
-    assert (outcome.verdict, outcome.layer) == (Verdict.OUT_OF_RANGE, layer)
+    decision = cluster.decide()
+    assert (decision.kind, decision.layer) == (DecisionKind.OUT_OF_RANGE, layer)
 
 
 def test_a_norm_that_is_not_finite_is_out_of_range() -> None:
     cluster = Cluster([pipeline(0, [2, 4], [0, 1])], 4, 2, is_reproducible=False)
     cluster.spoil("0.1", 2, squared_norm=math.nan)
-    outcome = cluster.judge()
-    assert (outcome.verdict, outcome.layer) == (Verdict.OUT_OF_RANGE, 2)
+    decision = cluster.decide()
+    assert (decision.kind, decision.layer) == (DecisionKind.OUT_OF_RANGE, 2)
 
 
 def test_a_loss_that_is_not_finite_is_out_of_range() -> None:
     cluster = Cluster([pipeline(0, [2, 4], [0, 1])], 4, 2)
     cluster.losses["0.1"][1] = None
-    outcome = cluster.judge()
-    assert (outcome.verdict, outcome.layer) == (Verdict.OUT_OF_RANGE, 3)
+    decision = cluster.decide()
+    assert (decision.kind, decision.layer) == (DecisionKind.OUT_OF_RANGE, 3)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -173,15 +171,15 @@ def test_replicas_with_different_sums_are_noticed(is_tied: bool) -> None:
     cluster = Cluster(pipelines, 4, 3, is_tied=is_tied)
     layer = 0 if is_tied else 3
     cluster.spoil("1.1", layer, squared_norm=2.5)
-    outcome = cluster.judge()
-    assert (outcome.verdict, outcome.layer) == (Verdict.DIVERGED, layer)
+    decision = cluster.decide()
+    assert (decision.kind, decision.layer) == (DecisionKind.DIVERGED, layer)
 
 
 def test_rounding_in_the_default_mode_is_no_divergence() -> None:
     pipelines = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [3, 4], [2])]
     cluster = Cluster(pipelines, 4, 3, is_reproducible=False)
     cluster.spoil("1.1", 3, squared_norm=5.0000001)
-    assert cluster.judge().verdict is Verdict.COMMIT
+    assert cluster.decide().kind is DecisionKind.COMMIT
 
 
 @given(plans(), st.data())
@@ -192,9 +190,9 @@ def test_all_engines_park_after_a_commit_or_none(
     for engine_id in cluster.layers:
         cluster.marks[engine_id] = data.draw(st.sampled_from([0, 5, 6]))
     marks = set(cluster.marks.values())
-    outcome = cluster.judge()
-    assert outcome.record.next_generation == (marks.pop() if len(marks) == 1 else 0)
-    assert Outcome.decode(outcome.encode(), generation=GENERATION, step=STEP) == outcome
+    decision = cluster.decide()
+    assert decision.record.next_generation == (marks.pop() if len(marks) == 1 else 0)
+    assert Decision.decode(decision.encode(), generation=GENERATION, step=STEP) == decision
 
 
 @pytest.mark.parametrize("late", ["0.0", "0.1", "1.0"])
@@ -204,58 +202,61 @@ def test_invariant_4_another_step_or_generation_is_not_mixed_in(
 ) -> None:
     cluster = Cluster([pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])], 4, 3)
     cluster.moments[late] = moment
-    with pytest.raises(ExchangeMismatchError):
-        cluster.judge()
+    with pytest.raises(CommitMismatchError):
+        cluster.decide()
 
 
 @pytest.mark.parametrize(("generation", "step"), [(GENERATION + 1, STEP), (GENERATION, STEP + 1)])
-def test_invariant_4_a_verdict_of_another_generation_or_step_is_refused(
+def test_invariant_4_a_decision_of_another_generation_or_step_is_refused(
     generation: int, step: int
 ) -> None:
-    verdict = Cluster([pipeline(0, [4], [0, 1])], 4, 2).judge().encode()
-    with pytest.raises(ExchangeMismatchError):
-        Outcome.decode(verdict, generation=generation, step=step)
+    kind = Cluster([pipeline(0, [4], [0, 1])], 4, 2).decide().encode()
+    with pytest.raises(CommitMismatchError):
+        Decision.decode(kind, generation=generation, step=step)
 
 
 def test_an_engine_that_aborted_is_seen_at_the_top() -> None:
-    form = exchange_format(4, 2)
+    form = vote_format(4, 2)
     fenced = form.fenced(generation=GENERATION, step=STEP)
     whole = Cluster([pipeline(0, [2, 4], [0, 1])], 4, 2)
-    claims = [whole._claim("0.0"), whole._claim("0.1")]
+    claims = [whole._vote("0.0"), whole._vote("0.1")]
     assert not form.is_fenced(reduce(form.merge, claims))
     assert form.is_fenced(form.merge(fenced, claims[1]))
     assert form.is_fenced(form.merge(claims[0], fenced))
-    outcome = Outcome.fenced(GENERATION, STEP)
-    assert Outcome.decode(outcome.encode(), generation=GENERATION, step=STEP) == outcome
-    with pytest.raises(ExchangeMismatchError):
+    decision = Decision.fenced(GENERATION, STEP)
+    assert Decision.decode(decision.encode(), generation=GENERATION, step=STEP) == decision
+    with pytest.raises(CommitMismatchError):
         form.merge(fenced, form.fenced(generation=GENERATION, step=STEP + 1))
 
 
-FOLLOWER = LayerClaim(squared_norm=4.0, num_counted=3, in_range=True)
+FOLLOWER = LayerVote(squared_norm=4.0, num_counted=3, in_range=True)
 
 
 @pytest.mark.parametrize(
-    ("layers", "verdict"),
+    ("layers", "kind"),
     [
-        ({2: FOLLOWER}, Verdict.COMMIT),
-        ({2: LayerClaim(squared_norm=4.0, num_counted=2, in_range=True)}, Verdict.INCOMPLETE),
-        ({2: LayerClaim(squared_norm=4.5, num_counted=3, in_range=True)}, Verdict.DIVERGED),
-        ({2: LayerClaim(squared_norm=4.0, num_counted=3, in_range=False)}, Verdict.OUT_OF_RANGE),
+        ({2: FOLLOWER}, DecisionKind.COMMIT),
+        ({2: LayerVote(squared_norm=4.0, num_counted=2, in_range=True)}, DecisionKind.INCOMPLETE),
+        ({2: LayerVote(squared_norm=4.5, num_counted=3, in_range=True)}, DecisionKind.DIVERGED),
+        (
+            {2: LayerVote(squared_norm=4.0, num_counted=3, in_range=False)},
+            DecisionKind.OUT_OF_RANGE,
+        ),
     ],
 )
 def test_a_follower_may_hold_few_microbatches_but_its_sums_must_be_complete(
-    layers: dict[int, LayerClaim], verdict: Verdict
+    layers: dict[int, LayerVote], kind: DecisionKind
 ) -> None:
     cluster = Cluster([pipeline(0, [2, 4], [0, 1]), pipeline(1, [4], [2])], 4, 3)
-    rows = [cluster._claim("0.0"), cluster._claim("1.0")]
-    rows[0] = cluster.format.merge(rows[0], cluster._claim("0.1"))
+    rows = [cluster._vote("0.0"), cluster._vote("1.0")]
+    rows[0] = cluster.format.merge(rows[0], cluster._vote("0.1"))
     rows.append(
-        cluster.format.claim(generation=GENERATION, step=STEP, mark=0, layers=layers, losses={})
+        cluster.format.vote(generation=GENERATION, step=STEP, mark=0, layers=layers, losses={})
     )
-    assert cluster.format.judge(np.stack(rows), num_followers=1).verdict is verdict
+    assert cluster.format.decide(np.stack(rows), num_followers=1).kind is kind
     # As a pipeline it would lack three layers.
-    as_pipeline = cluster.format.judge(np.stack(rows)).verdict
-    assert as_pipeline in (Verdict.INCOMPLETE, Verdict.OUT_OF_RANGE)
+    as_pipeline = cluster.format.decide(np.stack(rows)).kind
+    assert as_pipeline in (DecisionKind.INCOMPLETE, DecisionKind.OUT_OF_RANGE)
 
 
 EVALUATION = EvaluationPlan(
@@ -265,12 +266,12 @@ EVALUATION = EvaluationPlan(
 
 def evaluated(
     *shares: dict[int, int | None], step: int = STEP, is_reproducible: bool = True
-) -> Outcome:
-    """The verdict where each of two pipelines has evaluated some microbatches."""
-    form = replace(exchange_format(1, 4, is_reproducible=is_reproducible), evaluation=EVALUATION)
-    layers = {0: LayerClaim(squared_norm=4.0, num_counted=4, in_range=True)}
+) -> Decision:
+    """The decision where each of two pipelines has evaluated some microbatches."""
+    form = replace(vote_format(1, 4, is_reproducible=is_reproducible), evaluation=EVALUATION)
+    layers = {0: LayerVote(squared_norm=4.0, num_counted=4, in_range=True)}
     rows = [
-        form.claim(
+        form.vote(
             generation=GENERATION,
             step=step,
             mark=0,
@@ -280,7 +281,7 @@ def evaluated(
         )
         for share, microbatches in zip(shares, [(0, 1), (2, 3)], strict=True)
     ]
-    return form.judge(np.stack(rows))
+    return form.decide(np.stack(rows))
 
 
 @pytest.mark.parametrize("is_reproducible", [True, False])
@@ -290,33 +291,33 @@ def test_an_evaluation_does_not_depend_on_the_split_of_the_work(
 ) -> None:
     losses: dict[int, int | None] = dict(enumerate(units))
     shares = [dict([*losses.items()][:cut]), dict([*losses.items()][cut:])]
-    outcome = evaluated(*shares, is_reproducible=is_reproducible)
-    assert outcome.verdict is Verdict.COMMIT
-    assert outcome.record.evaluation_loss == sum(units) / 2**24 / 500
-    assert Outcome.decode(outcome.encode(), generation=GENERATION, step=STEP) == outcome
+    decision = evaluated(*shares, is_reproducible=is_reproducible)
+    assert decision.kind is DecisionKind.COMMIT
+    assert decision.record.evaluation_loss == sum(units) / 2**24 / 500
+    assert Decision.decode(decision.encode(), generation=GENERATION, step=STEP) == decision
 
 
 WHOLE: dict[int, int | None] = dict.fromkeys(range(5), 1 << 24)
 
 
 @pytest.mark.parametrize(
-    ("shares", "step", "verdict"),
+    ("shares", "step", "kind"),
     [
-        (({0: 1}, {1: 1, 2: 1, 3: 1}), STEP, Verdict.INCOMPLETE),
-        ((WHOLE, {4: 1}), STEP, Verdict.INCOMPLETE),
-        (({}, {}), STEP, Verdict.INCOMPLETE),
-        ((WHOLE, {}), STEP + 1, Verdict.INCOMPLETE),
-        (({}, {}), STEP + 1, Verdict.COMMIT),
-        ((WHOLE | {3: None}, {}), STEP, Verdict.OUT_OF_RANGE),
+        (({0: 1}, {1: 1, 2: 1, 3: 1}), STEP, DecisionKind.INCOMPLETE),
+        ((WHOLE, {4: 1}), STEP, DecisionKind.INCOMPLETE),
+        (({}, {}), STEP, DecisionKind.INCOMPLETE),
+        ((WHOLE, {}), STEP + 1, DecisionKind.INCOMPLETE),
+        (({}, {}), STEP + 1, DecisionKind.COMMIT),
+        ((WHOLE | {3: None}, {}), STEP, DecisionKind.OUT_OF_RANGE),
     ],
     ids=["one missing", "one twice", "none", "not asked for", "not due", "not finite"],
 )
 def test_invariant_1_a_step_that_evaluates_commits_with_the_whole_evaluation_only(
-    shares: tuple[dict[int, int | None], ...], step: int, verdict: Verdict
+    shares: tuple[dict[int, int | None], ...], step: int, kind: DecisionKind
 ) -> None:
-    outcome = evaluated(*shares, step=step)
-    assert outcome.verdict is verdict
-    assert verdict is not Verdict.COMMIT or outcome.record.evaluation_loss is None
+    decision = evaluated(*shares, step=step)
+    assert decision.kind is kind
+    assert kind is not DecisionKind.COMMIT or decision.record.evaluation_loss is None
 
 
 def test_the_closing_step_evaluates_and_trains_no_token() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from planaria_worker.engine.step.commit_record import (
-    CommitRecord,
-    KeptSums,
+from planaria_worker.engine.recovery.roll_forward import (
     RollForward,
-    roll_forward,
+    SumsKey,
+    decide_roll_forward,
 )
+from planaria_worker.engine.step.commit_record import CommitRecord
 
 RECORD = CommitRecord(step=6, generation=3, gradient_norm=1.5, loss=2.25, num_tokens=64)
 
@@ -16,21 +16,21 @@ RECORD = CommitRecord(step=6, generation=3, gradient_norm=1.5, loss=2.25, num_to
     ("committed_steps", "kept", "expected"),
     [
         (7, None, RollForward.NOTHING),
-        (6, KeptSums(step=6, generation=3), RollForward.APPLY),
-        (6, KeptSums(step=6, generation=2), RollForward.STALE),
-        (6, KeptSums(step=5, generation=3), RollForward.STALE),
+        (6, SumsKey(step=6, generation=3), RollForward.APPLY),
+        (6, SumsKey(step=6, generation=2), RollForward.STALE),
+        (6, SumsKey(step=5, generation=3), RollForward.STALE),
         (6, None, RollForward.STALE),
     ],
 )
 def test_what_a_record_asks_for(
-    committed_steps: int, kept: KeptSums | None, expected: RollForward
+    committed_steps: int, kept: SumsKey | None, expected: RollForward
 ) -> None:
-    assert roll_forward(RECORD, committed_steps=committed_steps, kept=kept) is expected
+    assert decide_roll_forward(RECORD, committed_steps=committed_steps, kept=kept) is expected
 
 
 def test_no_engine_is_two_steps_behind() -> None:
     with pytest.raises(ValueError, match="step 6 cannot follow 5 committed steps"):
-        roll_forward(RECORD, committed_steps=5, kept=None)
+        decide_roll_forward(RECORD, committed_steps=5, kept=None)
 
 
 def test_a_record_survives_the_wire() -> None:

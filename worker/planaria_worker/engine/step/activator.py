@@ -1,0 +1,215 @@
+"""Activates a plan: builds its groups, then trains in a new context or in the one that is kept."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import datetime
+
+from planaria.api.worker.v1.report_pb2 import EngineState
+from planaria_common.clock import Clock
+from planaria_worker.engine.groups import Communicators, GroupBroken
+from planaria_worker.engine.groups.current_groups import CurrentGroups
+from planaria_worker.engine.plan.activation import Activation, Answer, Builder, retained_by
+from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.process.step_reports import StepReporter
+from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.recovery.fence import FencedError
+from planaria_worker.engine.recovery.handover import Handover
+from planaria_worker.engine.recovery.training_state import TrainingState
+from planaria_worker.engine.step.training_context import build_context
+from planaria_worker.engine.step.training_loop import TrainingLoop
+from planaria_worker.engine.step.training_thread import TrainingThread
+
+
+class Activator:
+    """Carries out Activate directives of a fenced engine; `accept` runs on the control thread."""
+
+    def __init__(
+        self,
+        *,
+        builder: Builder,
+        training_state: TrainingState,
+        current_groups: CurrentGroups,
+        handover: Handover,
+        loop: TrainingLoop,
+        thread: TrainingThread,
+        vitals: Vitals,
+        reporter: StepReporter,
+        clock: Clock,
+        halt: Callable[[str], None],
+    ) -> None:
+        self._builder = builder
+        self._resources = builder.resources
+        self._fence = builder.resources.fence
+        self._stopwatch = builder.resources.stopwatch
+        self._training_state = training_state
+        self._current_groups = current_groups
+        self._handover = handover
+        self._loop = loop
+        self._thread = thread
+        self._vitals = vitals
+        self._reporter = reporter
+        self._clock = clock
+        self._halt = halt
+
+    def accept(self, activation: Activation, answer: Answer) -> Callable[[], None]:
+        """Begin to activate a plan: build its groups as soon as the engine is halted.
+
+        Called on the thread that also fences the engine, so that what is retained at a fence
+        includes every activation accepted before it.
+
+        Args:
+            activation: what to activate.
+            answer: called when the plan is activated, or cannot be.
+
+        Returns:
+            The rest, for the training thread; an error that it raises is the answer as well.
+
+        Raises:
+            PlanariaError: the plan cannot be activated.
+        """
+        view = self._builder.view(activation)
+        if view.keeps_step:
+            return self._accept_kept(activation, view, answer)
+        self._builder.require_layers(view, activation.committed_steps)
+        self._training_state.require_fenced(self._fence)
+        self._halt("the plan changed")
+        communicators = self._builder.communicators(activation)
+        begun: Future[datetime] = Future()
+
+        def begin() -> None:
+            try:
+                begun.set_result(self._begin_groups(communicators, activation, view))
+            except Exception as error:
+                begun.set_exception(error.with_traceback(None))  # which would keep the groups
+
+        self._fence.when_halted(begin)
+        return lambda: self._train_anew(activation, view, communicators, begun, answer)
+
+    # A new context.
+
+    def _begin_groups(
+        self, communicators: Communicators, activation: Activation, view: PlanView
+    ) -> datetime:
+        """Begin to build the groups of a new context; return when.
+
+        Raises:
+            StaleGenerationError: the engine has been fenced meanwhile.
+        """
+        start_time = self._clock.now()
+
+        def change() -> None:
+            self._current_groups.set_pipeline(())
+            self._begin_generation(communicators, activation, view)
+
+        with self._training_state.lock:
+            self._fence.install(activation.generation, change)  # a fence from here on shuts them
+            self._handover.watch(view)
+        self._builder.start(communicators, view.groups, activation)
+        return start_time
+
+    def _train_anew(
+        self,
+        activation: Activation,
+        view: PlanView,
+        communicators: Communicators,
+        begun: Future[datetime],
+        answer: Answer,
+    ) -> None:
+        """Enter a new context, whose groups are being built, and train until the engine must stop.
+
+        Raises:
+            FencedError: the engine was fenced before it entered the context.
+            PlanariaError: the plan cannot be activated.
+        """
+        try:
+            self._fence.begin(activation.generation)
+        except FencedError as error:
+            communicators.shut(str(error))
+            raise
+        with self._thread.training():
+            self._stopwatch.lap("idle")
+            self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
+            try:
+                start_time = begun.result(0)
+            finally:
+                del begun  # a failure would keep itself
+            try:
+                num_groups = self._enter_context(activation, view, communicators)
+            except GroupBroken as error:
+                raise self._builder.explain(error, activation.generation) from None
+            self._stopwatch.lap("rebuild")
+            self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
+            answer(self._builder.activated(start_time, num_groups, activation.committed_steps))
+            if not self._training_state.is_finished:
+                self._loop.train_from_start()
+
+    def _enter_context(
+        self, activation: Activation, view: PlanView, communicators: Communicators
+    ) -> int:
+        """Build the new context as soon as its groups are built; return how many groups it has."""
+        self._resources.store.keep(view.hosted_layers)
+        self._thread.drop_halted()
+        self._training_state.sums = None
+        self._vitals.committed_steps = activation.committed_steps
+        groups = communicators.wait()
+        step = activation.committed_steps
+        context = build_context(
+            self._resources,
+            view=view,
+            generation=activation.generation,
+            step=step,
+            groups=groups,
+            states=self._resources.store.states,
+            resumed_step=step if view.is_resuming else None,
+        )
+        with self._training_state.lock:
+            self._current_groups.set_pipeline(context.pipeline_groups)
+            retained_work = None if view.is_follower else retained_by(activation, view)
+            self._training_state.activate(context, retained_work, self._fence)
+        return len(groups)
+
+    # The context that is kept: a healthy pipeline finishes its step in another generation.
+
+    def _accept_kept(
+        self, activation: Activation, view: PlanView, answer: Answer
+    ) -> Callable[[], None]:
+        communicators = self._builder.communicators(activation)
+        with self._training_state.lock:
+            context = self._training_state.require_retained_work(
+                activation, view, self._current_groups, self._fence
+            )
+            self._begin_generation(communicators, activation, view)
+            self._training_state.retained_work = retained_by(activation, view)
+        self._handover.watch(view)
+        self._builder.start(communicators, view.sum_groups, activation, answer)
+        self._fence.resume()
+        context.upcoming.append(view)
+        return lambda: self._train_on(activation, communicators)
+
+    def _train_on(self, activation: Activation, awaited: Communicators) -> None:
+        """Finish the step in flight in another generation, and train on.
+
+        Even if it is fenced again, the engine makes its passes and the attempt: the whole pipeline
+        does.
+        """
+        with self._thread.training():
+            if not self._training_state.has_live_context:
+                broken = GroupBroken("the pipeline broke before its step went on")
+                awaited.shut(str(broken))
+                self._reporter.report_fault(
+                    broken, activation.generation, activation.committed_steps
+                )
+                return
+            self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
+            self._stopwatch.lap("idle")
+            self._training_state.sums = None
+            self._loop.train_renewed(activation.generation, awaited)
+
+    def _begin_generation(
+        self, communicators: Communicators, activation: Activation, view: PlanView
+    ) -> None:
+        """Begin a generation; keep the groups that are still intact."""
+        kept = self._current_groups.begin(
+            communicators, sums=view.sum_groups, kept=activation.kept_groups
+        )
+        self._stopwatch.trace.event("groups_kept", names=list(kept))
