@@ -4,6 +4,7 @@ To remove a guard, replace a function of the product by one without it (`swap`).
 ordinary test: it passes with the guard, and is run here once more, in this process, without it.
 """
 
+import importlib
 import sys
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
@@ -98,10 +99,20 @@ class Failures:
             self.broken.append(report.longreprtext)
 
 
+def is_test(scenario: Callable[..., object]) -> bool:
+    return scenario.__name__.startswith("test_")
+
+
+def load(scenario: Callable[..., object]) -> None:
+    """Import a test under pytest's name for it; later it would import what replaces the guard."""
+    if is_test(scenario):
+        importlib.import_module(f"tests.{scenario.__module__}")
+
+
 def run(scenario: Callable[..., object]) -> Failures:
     """Run a test in this process, with its fixtures and all its cases, until one fails."""
     failures = Failures()
-    if not scenario.__name__.startswith("test_"):
+    if not is_test(scenario):
         failures.call(scenario)
         return failures
     path = sys.modules[scenario.__module__].__file__
@@ -124,6 +135,8 @@ def parameters(guards: Iterable[Guard]) -> list[Any]:
 
 def assert_needed(guard: Guard, patch: pytest.MonkeyPatch) -> None:
     """Remove a guard, and check that each of its scenarios fails as it should."""
+    for scenario in guard.scenarios:
+        load(scenario)
     guard.remove(patch)
     expected: tuple[type[BaseException], ...] = (AssertionError, pytest.fail.Exception)
     for scenario in guard.scenarios:
