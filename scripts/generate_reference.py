@@ -166,7 +166,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def render(page: str, lines: Iterator[str]) -> str:
-    """Return the page with everything behind the marker made anew."""
+    """Return the page with everything below the marker generated again."""
     head, marker, _ = page.partition(MARKER)
     if not marker:
         raise SystemExit(f"a page lacks the line {MARKER!r}")

@@ -75,7 +75,7 @@ class Reducer:
         return count
 
     def update(self, step: int) -> None:
-        """Waits for the sums, clips by the norm over the whole pipeline, and updates."""
+        """Waits for the sums, clips by the norm over all stages, and updates."""
         for work in self._works:
             work.wait()
         assert len(self._works) == len(self._buckets)

@@ -138,7 +138,7 @@ def merge_page(call: Call[Any], whole: dict[str, Any] | None, page: Any) -> dict
 def _not_understood(call: Call[Any], detail: str) -> ConflictError:
     return ConflictError(
         f"the answer to {call.method} {call.path} is not understood ({detail}): "
-        "`planaria version` tells whether client and coordinator differ",
+        "`planaria version` shows whether client and coordinator differ",
         reason="VERSION_MISMATCH",
     )
 

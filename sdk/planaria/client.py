@@ -149,11 +149,11 @@ class Client:
         return self.send(_calls.cancel_job(job_id))
 
     def pause_job(self, job_id: str) -> Job:
-        """Let a job stand still after its next commit, its engines holding their state."""
+        """Pause a job after its next commit; its engines keep their state."""
         return self.send(_calls.pause_job(job_id))
 
     def resume_job(self, job_id: str) -> Job:
-        """Let a paused job go on."""
+        """Continue a paused job."""
         return self.send(_calls.resume_job(job_id))
 
     def job_plan(self, job_id: str) -> JobPlan:

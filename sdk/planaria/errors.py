@@ -46,7 +46,7 @@ class AccessError(PlanariaError):
 
 
 class UnavailableError(PlanariaError):
-    """No coordinator answers, or a part behind it is away: trying again later may help."""
+    """No coordinator answers, or a part that it needs is away: trying again later may help."""
 
 
 class JobFailedError(PlanariaError):

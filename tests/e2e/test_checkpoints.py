@@ -135,11 +135,11 @@ def test_an_engine_that_copies_long_after_the_last_step_is_not_lost(
     def types() -> list[str]:
         return [event.type for event in cluster.client.events(job_id=job.id)]
 
-    def stand_still() -> bool:
+    def are_parked() -> bool:
         told = types()
         return "job_finishing" in told and "fence_complete" in told[told.index("job_finishing") :]
 
-    cluster.wait_for("all to stand still at the end", stand_still)
+    cluster.wait_for("all to be parked at the end", are_parked)
     go.touch()
     assert succeeded(cluster, job.id).final_digest == digest
     assert "engine_lost" not in types()

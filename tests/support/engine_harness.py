@@ -136,7 +136,7 @@ class EngineCluster(Engines):
         return self._collect(chosen, Quiesce(mode=mode))
 
     def fence(self, lost: Iterable[str] = ()) -> dict[str, FenceReport]:
-        """Opens a new generation in which whole pipelines go on computing."""
+        """Opens a new generation in which healthy pipelines keep computing."""
         lost_ids = [self.engines[name].engine_id for name in lost]
         command = Quiesce(mode=Quiesce.MODE_FENCE, lost_engine_ids=lost_ids)
         chosen = [name for name in _alive(self, self.members) if name not in lost]

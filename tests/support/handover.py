@@ -1,4 +1,4 @@
-"""What a coordinator does to change the plan behind a commit, on real engines.
+"""What a coordinator does to change the plan at a commit, on real engines.
 
 handover = Handover(cluster, before, after)
 handover.stage()                # Activate with at_commit, answered with Staged
@@ -47,7 +47,7 @@ class Handover:
             before: the plan that they train in.
             after: the next one; pipelines that are in both have `keeps`.
             followers: engines without a pipeline in the plan before, and their layers.
-            rebuild_seconds: how long groups may take, and layers behind the commit.
+            rebuild_seconds: how long groups may take, and layers after the commit.
         """
         self.cluster = cluster
         cluster.generation += 1
@@ -72,7 +72,7 @@ class Handover:
         self._switching: dict[str, str] = {}
 
     def has_parked(self, *names: str) -> bool:
-        """Whether any of these engines has stood still since the generation was opened."""
+        """Whether any of these engines has been parked since the generation was opened."""
         return any(
             EngineState.ENGINE_STATE_PARKED
             in self.cluster.engines[name].states[self._num_states[name] :]
@@ -139,7 +139,7 @@ class Handover:
         """
         self.cluster.wait_for("the step before", lambda: self._has_committed(step - 1))
         self.begin_switching(but=but)
-        for name in self._switching:  # answered behind the directives before: they are taken up
+        for name in self._switching:  # answered after the directives before: those have begun
             self.cluster.ask(name, self.generation, digest_layers=DigestLayers())
         go.touch()
 

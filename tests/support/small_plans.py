@@ -27,7 +27,7 @@ class Pipeline:
     """Stages as (engine name, number of layers), and the microbatches of the pipeline.
 
     `in_flight` are those of the step in flight, for a pipeline that keeps it; `keeps` is for one
-    that keeps its place behind a commit.
+    that keeps its assignment after a commit.
     """
 
     stages: Sequence[tuple[str, int]]

@@ -174,7 +174,7 @@ def cancel(
 def pause(
     job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
-    """Let a job stand still after its next commit."""
+    """Pause a job after its next commit."""
     _change(_calls.pause_job, job_id, address, as_json)
 
 
@@ -182,7 +182,7 @@ def pause(
 def resume(
     job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
-    """Let a paused job go on."""
+    """Continue a paused job."""
     _change(_calls.resume_job, job_id, address, as_json)
 
 
@@ -195,7 +195,7 @@ def metrics(
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print what each committed step tells: loss, evaluation, learning rate, speed."""
+    """Print the figures of each committed step: loss, evaluation, learning rate, speed."""
     call = _calls.job_metrics(job_id)
     with Client(address) as client:
         body: Any = client.fetch(call)

@@ -20,7 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the REST body and no
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 NodeId = Annotated[str, typer.Argument(metavar="NODE", help="The node's id.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow it until it ends.")]
 
 
 def hand_down(context: typer.Context, address: str | None, *, as_json: bool = False) -> None:
@@ -31,7 +31,7 @@ def hand_down(context: typer.Context, address: str | None, *, as_json: bool = Fa
     """
     if as_json:
         raise InvalidArgumentError(
-            "--json: belongs behind the subcommand",
+            "--json: belongs after the subcommand",
             reason="INVALID_ARGUMENT",
             metadata={"option": "--json"},
         )

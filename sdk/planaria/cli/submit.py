@@ -39,7 +39,7 @@ def submit(
         typer.Option(
             "--resume",
             metavar="JOB",
-            help="Go on from the newest checkpoint of this job; with its job file, if none is "
+            help="Continue from the newest checkpoint of this job; with its job file, if none is "
             "given.",
         ),
     ] = None,
@@ -75,7 +75,7 @@ def submit(
 
 @contextmanager
 def _tracking(address: str | None, spec: JobSpec, job: Job) -> Iterator[None]:
-    """Write the job's metrics meanwhile; what goes wrong with that is only told."""
+    """Write the job's metrics meanwhile; what goes wrong with that is only reported."""
     if spec.metrics is None:
         yield
         return
@@ -103,7 +103,7 @@ def _spec(path: Path | None, resume: str | None, address: str | None) -> JobSpec
         return load_job_file(path)
     if resume is None:
         raise InvalidArgumentError(
-            "JOB.yaml: give a job file, or --resume JOB to go on from an earlier job",
+            "JOB.yaml: give a job file, or --resume JOB to continue an earlier job",
             reason="INVALID_ARGUMENT",
             metadata={"option": "JOB.yaml"},
         )
@@ -142,7 +142,7 @@ def _follow(address: str | None, job_id: str, as_json: bool) -> None:
     try:
         job, body = asyncio.run(_tell(address, job_id, say))
     except KeyboardInterrupt:
-        print_error(f"stopped watching; the job goes on: `planaria jobs get {job_id}`")
+        print_error(f"stopped watching; the job continues: `planaria jobs get {job_id}`")
         raise
     if as_json:
         print_json(body)

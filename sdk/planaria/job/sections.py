@@ -46,7 +46,7 @@ class OutputSpec(Section):
 
 
 class CheckpointSpec(Section):
-    """What to keep of a job while it trains, so that another job can go on from there."""
+    """What to keep of a job while it trains, so that another job can continue from there."""
 
     path: str = Field(min_length=1)
     """The folder of the checkpoints, on storage that all nodes share."""

@@ -28,7 +28,7 @@ class OptimizerSpec(Section):
     warmup_steps: Count = Field(default=0, ge=0)
     """Number of steps in which the learning rate grows linearly to its highest."""
     schedule: Literal["constant", "cosine"] = "cosine"
-    """How the learning rate goes on after the warm-up."""
+    """How the learning rate continues after the warm-up."""
     weight_decay: Real = Field(default=0.1, ge=0)
     """Decoupled weight decay of matrices and embeddings."""
     clip_norm: Real = Field(default=1.0, gt=0)

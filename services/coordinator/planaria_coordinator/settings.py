@@ -62,7 +62,7 @@ class CoordinatorSettings(ServiceSettings):
     )
     progress_deadline_seconds: PositiveFloat = Field(
         default=5.0,
-        description="The least time that a job may stand still before an engine is taken to hang.",
+        description="The least time without progress before an engine counts as hung.",
     )
     prepare_deadline_seconds: PositiveFloat = Field(
         default=120.0, description="How long an engine may take to start."

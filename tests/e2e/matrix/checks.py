@@ -119,10 +119,10 @@ def check_awake(pool: Pool, played: Played, traces: list[Traced]) -> None:
 
 
 def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
-    """[8] Pipelines that lost nobody finish microbatches before the wounded compute again.
+    """[8] Pipelines that lost nobody finish microbatches before survivors of broken ones do.
 
-    The wounded compute in another place; before that they may, for as long as their loss is not
-    noticed. Not where everybody stands still for a change, nor where one is only failed or delayed,
+    Those compute with another assignment; before that they may, while their loss is not yet
+    noticed. Not where everybody is parked for a change, nor where one is only failed or delayed,
     nor in the commit by which the plan changes.
     """
     if not played.losses or not played.case.leaves_pipelines_whole:
@@ -138,7 +138,7 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
         if trace.engine not in lost and (pipeline := _pipeline_at(trace, fault_time)) is not None
     ]
     whole = [trace for trace, pipeline in alive if pipeline and lost.isdisjoint(pipeline)]
-    wounded = [trace for trace, pipeline in alive if not pipeline or lost & {*pipeline}]
+    broken = [trace for trace, pipeline in alive if not pipeline or lost & {*pipeline}]
 
     def passes_behind(trace: Traced, fenced: float) -> list[float]:
         return [span["end"] for span in trace.spans(*BUSY) if span["start"] > fenced]
@@ -146,16 +146,18 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
     def fence_time(trace: Traced) -> float:
         """Nobody is fenced for who was to join, and had no pipeline yet."""
         fences = [at for line in trace.events("fence") if (at := line["at"]) > fault_time]
-        return min(fences, default=fault_time) if wounded else fault_time
+        return min(fences, default=fault_time) if broken else fault_time
 
     healthy = [end for trace in whole for end in passes_behind(trace, fence_time(trace))]
     assert healthy, "healthy pipelines computed nothing"
-    for trace in wounded:
+    for trace in broken:
         fenced = fence_time(trace)
         places = [line["at"] for line in trace.events("assignment") if line["num_layers"]]
         place_time = min((at for at in places if at > fenced), default=inf)
         returned = [end for end in passes_behind(trace, fenced) if end > place_time]
-        assert not returned or min(healthy) < min(returned), "the wounded were back first"
+        assert not returned or min(healthy) < min(returned), (
+            "survivors of a broken pipeline were first"
+        )
 
 
 def _changes_plan(fault: Fired, traces: list[Traced]) -> bool:

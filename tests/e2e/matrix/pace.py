@@ -6,7 +6,7 @@ from pathlib import Path
 from support.pool import Fired, Pool, Script
 
 STEP_SECONDS = 1.5
-"""A node takes seconds to join, and standing still as long would be taken for hanging."""
+"""A node takes seconds to join, and an equally long stop would count as a hang."""
 
 
 class Pace:

@@ -32,7 +32,7 @@ class Place:
     is_staged: bool = False
     """It is passed behind the beginning of staging, beside which training goes on."""
     is_unstaged: bool = False
-    """It is passed only when staging has failed: then everybody stands still for the change."""
+    """It is passed only when staging has failed: then everybody is parked for the change."""
     is_lone: bool = False
     """Two cannot fail there: nobody else passes it, or only once."""
     is_once: bool = False
@@ -157,8 +157,8 @@ class Case:
     def leaves_pipelines_whole(self) -> bool:
         """Whether somebody is lost while pipelines train that lose nobody by it.
 
-        Where staging has failed, all stand still; behind a switch, who is whole is being changed.
-        What raises or hangs beside training fails or delays the change, and nobody is lost.
+        Where staging has failed, all are parked; after a switch, pipelines are just changing.
+        What raises or hangs in the background fails or delays the change, and nobody is lost.
         """
         if self.place.during is not During.CHANGE:
             return True

@@ -122,7 +122,7 @@ def let_a_commit_overtake_a_copy(cluster: EngineCluster, folder: Path) -> Direct
     writing = cluster.direct(
         "a", cluster.generation, write_checkpoint=WriteCheckpoint(version=3, layers=[3])
     )
-    cluster.ask("a", digest_layers=DigestLayers(layers=[0]))  # the directive before is taken up
+    cluster.ask("a", digest_layers=DigestLayers(layers=[0]))  # the directive before has begun
     go.touch()
     cluster.wait_for_step("a", 3)
     copied.touch()

@@ -47,7 +47,7 @@ def takers(cluster: EngineCluster, version: int) -> dict[int, str]:
 def change_at_a_checkpoint(
     cluster: EngineCluster, after: Sequence[Pipeline], folder: Path
 ) -> Handover:
-    """Changes the plan behind the commit of VERSION, and checks who writes it."""
+    """Changes the plan at the commit of VERSION, and checks who writes it."""
     go = folder / "go"
     begin(cluster, go, joining="e")
     handover = Handover(cluster, BOTH, after)

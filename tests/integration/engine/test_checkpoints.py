@@ -1,4 +1,4 @@
-"""Checkpoints on real engines: written beside training, and gone on from on other engines."""
+"""Checkpoints on real engines: written while training continues, and restored on other engines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

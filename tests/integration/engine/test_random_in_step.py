@@ -94,7 +94,7 @@ def finish_the_step(cluster: EngineCluster, rng: random.Random, plans: dict[int,
 
 
 def finishing_plan(plans: Mapping[int, Plan], reports: Mapping[str, FenceReport]) -> Plan:
-    """The whole pipelines, with what they keep and their share of the rest, if there are any."""
+    """The healthy pipelines, with what they keep and their share of the rest, if there are any."""
     target = max(report.committed_steps for report in reports.values())
     found = [(p, what_it_keeps(p, plans, reports, target)) for p in plans[max(plans)]]
     whole = [(pipeline, list(kept)) for pipeline, kept in found if kept]

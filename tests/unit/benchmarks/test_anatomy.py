@@ -132,8 +132,8 @@ def test_the_tenth_engine_of_a_job_is_later_than_its_second(traces: list[EngineT
     assert active_times(by_name, KILL) == [10.7, 10.7]
 
 
-def test_the_recovery_lasts_until_the_wounded_compute_again(traces: list[EngineTrace]) -> None:
-    wounded = EngineTrace(
+def test_the_recovery_lasts_until_every_survivor_computes_again(traces: list[EngineTrace]) -> None:
+    survivor = EngineTrace(
         name="job.d.0.1",
         events=[
             event("assignment", 0.0, generation=1, first_layer=1, num_layers=1),
@@ -146,7 +146,7 @@ def test_the_recovery_lasts_until_the_wounded_compute_again(traces: list[EngineT
     )
     broken = pipeline_of(*(stage_on(node, layer, 1) for layer, node in enumerate("cd")))
     plan = plan_of(*KILL.plan.pipelines[:2], broken)
-    anatomy = dissected([*traces, wounded], replace(KILL, plan=plan))
+    anatomy = dissected([*traces, survivor], replace(KILL, plan=plan))
     assert anatomy.regrow_seconds == pytest.approx(0.7)
 
 

@@ -187,7 +187,7 @@ class Model(Engines):
         return number
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield all that may happen next; faults and wishes apart."""
+        """Yield all that may happen next; faults and requests apart."""
         for index, member in enumerate(state.members):
             yield from self._hear(state, index)
             if state.to_coordinator[index]:
@@ -209,7 +209,7 @@ class Model(Engines):
             signal_of_plan = PlanArrived(query=query, answer=answer)
             yield "the planner answers", self._decide(asked, signal_of_plan, "plan", query)
 
-    def wishes(self, state: State) -> Iterator[tuple[str, State]]:
+    def requests(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield what the scheduler may do next; nobody counts on it."""
         if joiners := self._joiners(self.runs[state.run]):
             granted = tuple(map(facts_of, joiners))

@@ -37,7 +37,7 @@ def search(model: Model) -> Found:
             next_states = list(model.steps(state))
             if not next_states:
                 raise ViolationError("nothing can happen any more, and the job is not done")
-            for event, successor in (*next_states, *model.wishes(state), *model.faults(state)):
+            for event, successor in (*next_states, *model.requests(state), *model.faults(state)):
                 if successor not in parents:
                     parents[successor] = (state, event)
                     model.check(successor)

@@ -358,7 +358,7 @@ class World:
         return next(a for a in self.agents.values() if engine.id in a.engines)
 
     async def train(self, num_steps: int = 1) -> None:
-        """Train whole steps; engines that stand still do not."""
+        """Train whole steps; parked engines do not."""
         for _ in range(num_steps):
             self.clock.advance(1.0)
             for agent in self.agents.values():

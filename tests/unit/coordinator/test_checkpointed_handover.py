@@ -27,7 +27,7 @@ Say = Callable[[World, SimEngine, tuple[int, ...]], None]
 
 
 async def switching(change: str) -> World:
-    """At step 1; everybody has been asked to change over behind the commit of step 2."""
+    """At step 1; everybody has been asked to change over at the commit of step 2."""
     world = await checkpointed_world(resilience={"fault_tolerance": 0})
     if change == "join":
         await join_in_a_pair(world)

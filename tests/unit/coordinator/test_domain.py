@@ -50,7 +50,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
     ("silence", "session_open", "holds_engines", "peer_lost", "is_lost"),
     [
         (2.9, True, True, False, False),
-        (3.1, True, True, False, True),  # a cut network, or a machine that stands still
+        (3.1, True, True, False, True),  # a cut network, or a stopped machine
         (3.1, True, False, False, True),
         (3.1, False, False, False, True),
         (3.1, False, True, False, False),  # perhaps only the agent has crashed

@@ -106,7 +106,7 @@ async def test_two_nodes_lost_at_once_are_one_story() -> None:
 
 
 async def test_when_every_replica_is_gone_the_job_fails_and_says_which_layers() -> None:
-    """No silent failure: STATE_LOST names the layers, and the loss that was one too many [10]."""
+    """No silent failure: STATE_LOST names the layers, and the last loss [10]."""
     world = await running_world(
         4, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 1}
     )

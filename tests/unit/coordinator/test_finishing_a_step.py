@@ -1,4 +1,4 @@
-"""A loss in the middle of a step: whole pipelines finish it, the others get places behind it."""
+"""A loss in the middle of a step: healthy pipelines finish it, the others are assigned after it."""
 
 from dataclasses import replace
 
@@ -79,7 +79,7 @@ async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> N
 
 
 async def test_stopping_after_the_step_delays_the_regrowth() -> None:
-    """The fault took 0 s, and a place could not be made ready beside training."""
+    """The fault took 0 s, and an assignment could not be staged."""
     world = await pairs()
     agent = world.agents["n1"]
     world.planner.is_open.clear()
@@ -234,7 +234,7 @@ async def test_the_last_step_needs_no_new_plan() -> None:
 
 @pytest.mark.parametrize("kind", ["quiesce", "commit", "activate", ""])
 async def test_a_crash_of_the_coordinator_collects_again_and_keeps_the_step(kind: str) -> None:
-    """Whatever was under way, what whole pipelines have computed stays [7]."""
+    """Whatever was under way, what healthy pipelines have computed stays [7]."""
     world = await pairs()
     for agent in world.agents.values():
         agent.held_kinds.add(kind)

@@ -14,7 +14,7 @@ from unit.coordinator.test_finishing_a_step import engine_on, pairs
     ("node_id", "reason", "kept"),
     [
         pytest.param("n3", ErrorReason.UNAVAILABLE, [5, 8], id="one of the broken pipeline"),
-        pytest.param("n1", ErrorReason.UNAVAILABLE, [5, 3], id="one stage of a whole pipeline"),
+        pytest.param("n1", ErrorReason.UNAVAILABLE, [5, 3], id="one stage of a healthy pipeline"),
         pytest.param("n3", ErrorReason.ENGINE_FAILED, [5], id="a fault of its own"),
     ],
 )

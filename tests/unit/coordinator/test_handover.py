@@ -1,4 +1,4 @@
-"""The plan changes behind a commit: nobody stands still."""
+"""The plan changes at a commit: nobody stops."""
 
 import pytest
 

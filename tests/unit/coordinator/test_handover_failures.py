@@ -45,7 +45,7 @@ async def test_the_other_joiner_joins_without_the_one_that_died() -> None:
 
 
 async def test_a_change_that_cannot_be_staged_is_made_with_engines_parked() -> None:
-    """Somebody cannot do it beside training: the change is made all the same."""
+    """Somebody cannot stage while it trains: the change is made all the same."""
     world = await running_world(3)
     agent = await staging_join(world)
     (directive,) = agent.held
@@ -68,7 +68,7 @@ async def test_a_change_that_cannot_be_staged_is_made_with_engines_parked() -> N
 async def test_a_joiner_that_does_not_stage_in_time_is_lost_and_others_are_parked(
     node_id: str, is_lost: bool
 ) -> None:
-    """One that trains may be too busy: all stand still for it. A joiner has no such excuse."""
+    """One that trains may be too busy: all are parked for it. A joining one has no such excuse."""
     world = await running_world(3)
     if node_id == "n9":
         await staging_join(world)

@@ -59,7 +59,7 @@ async def test_a_drained_node_whose_disk_hangs_is_free_when_the_version_is_given
 
 
 async def test_after_a_crash_at_the_end_the_last_checkpoint_is_written_again() -> None:
-    """Who has copies writes them; what nobody is known to write, replicas that stand still do."""
+    """Engines with copies write them; parked replicas write the rest."""
     world = await checkpointed_world(training={"steps": 2})
     await world.train()
     shares = announce(world, 2)

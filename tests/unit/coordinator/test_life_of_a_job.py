@@ -1,4 +1,4 @@
-"""The life of a job: it waits, starts, trains, stands still, goes on and finishes."""
+"""The life of a job: it waits, starts, trains, pauses, continues and finishes."""
 
 import hashlib
 import json

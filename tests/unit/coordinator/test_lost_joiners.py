@@ -75,7 +75,7 @@ def report(layers: tuple[int, ...]) -> FenceReport:
 
 
 def test_a_joiner_that_the_planner_was_asked_for_and_that_is_lost_is_planned_without() -> None:
-    """b1 becomes ready while the others, who stood still, are collected. Guard: it takes part in
+    """b1 becomes ready while the others, who were parked, are collected. Guard: it takes part in
     nothing yet, and a plan that comes with it would be one that nobody can carry out."""
     talk = Talk()
     talk.tell(NodesGranted(nodes=(facts_of("b1"),), nodes_per_replica=0, reason="room"))

@@ -33,7 +33,7 @@ def test_one_loss_at_any_moment(cluster: Cluster) -> None:
     ways = [run.transition for run in model.runs if run.transition is not None]
     assert any(transition.finishes_step for transition in ways), "pipelines finish steps"
     assert any(transition.is_ahead for transition in ways), "and others regrow"
-    assert any(transition.activated and transition.staged for transition in ways), "beside training"
+    assert any(transition.activated and transition.staged for transition in ways), "online"
 
 
 def test_two_losses_at_any_moments_of_a_step() -> None:
@@ -43,7 +43,7 @@ def test_two_losses_at_any_moments_of_a_step() -> None:
 
 
 def test_a_loss_and_an_assignment_that_cannot_be_staged() -> None:
-    """The change is made standing still then, with copies."""
+    """The change is made parked then, with copies."""
     model = Model(num_faults=1, num_crashes=0, num_failures=1, cluster=UNEVEN)
     search(model)
     ways = [run.transition for run in model.runs if run.transition is not None]
@@ -61,7 +61,7 @@ def test_a_loss_and_an_assignment_that_cannot_be_staged() -> None:
 def test_a_loss_and_groups_that_cannot_be_made(
     cluster: Cluster, num_lacks: int, num_states: int
 ) -> None:
-    """A step that whole pipelines finish, they go on with; the counts are those of the design."""
+    """Healthy pipelines finish a step, and continue; counts as in docs/verification."""
     model = Model(num_faults=1, num_crashes=0, num_lacks=num_lacks, cluster=cluster)
     assert search(model).num_states == num_states
     ways = [run.transition for run in model.runs if run.transition is not None]

@@ -1,4 +1,4 @@
-"""Any order of steps, faults, wishes and delays keeps the invariants, and comes to an end.
+"""Any order of steps, faults, requests and delays keeps the invariants, and comes to an end.
 
 Engines and the database of the simulation check at every moment that nothing is told before it is
 stored, that generations only grow, that no commit is split or taken back, and that a directive
@@ -154,7 +154,7 @@ class Cluster(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.do(self.world.advance(seconds))
 
-    # -- wishes ------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     @rule(name=st.sampled_from(NAMES))
     def add_a_node(self, name: str) -> None:

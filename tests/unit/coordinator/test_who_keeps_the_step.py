@@ -146,7 +146,7 @@ def test_a_healthy_pipeline_keeps_the_microbatches_it_reports() -> None:
     ("first", "second", "why"),
     [
         (report(), None, "one of its engines is gone"),
-        (report(), report(parked=True), "one stands still"),
+        (report(), report(parked=True), "one is parked"),
         (report(), report(applied=6), "they have done different numbers of exchanges"),
         (report(), report(steps=6), "one has committed, the other has been told to"),
         (report(), report(kept=(0, 2)), "they do not agree on what they have"),
@@ -254,7 +254,7 @@ def test_no_pipeline_is_given_more_than_fits_in_its_memory(
     }
     holdings = {engine_id: tuple(range(6)) for engine_id in reports}
     found = kept_pipelines(placement, reports, holdings, 7, requirements())
-    assert bool(found) is (shares is not None), "else all stand still, and are planned anew"
+    assert bool(found) is (shares is not None), "else all are parked and planned again"
     if found:
         target = finishing_placement(
             placement, found, holdings, engines, requirements(), generation=6

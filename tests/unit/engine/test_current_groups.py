@@ -176,7 +176,7 @@ def spec(name: str, *members: str) -> GroupSpec:
 
 
 class TestRetainIdle:
-    """A fence ends what is under way across the pipelines; the rest can be taken up again."""
+    """A fence ends what is under way across the pipelines; the rest can be used again."""
 
     def test_idle_groups_without_a_lost_member_outlive_the_fence(
         self, links: CurrentGroups, old: Generation
@@ -194,7 +194,7 @@ class TestRetainIdle:
         assert links.idle_groups == []
 
     def test_what_has_lost_a_member_does_not(self, links: CurrentGroups, old: Generation) -> None:
-        """Even if it was set aside before anybody knew."""
+        """Even if it was retained before anybody knew."""
         links.retain_idle([])
         links.retain_idle(["other"])
         assert old.across.is_shut
@@ -272,7 +272,7 @@ class TestRetainIdle:
     def test_what_was_lost_meanwhile_ends_the_new_groups(self) -> None:
         """The others go on with it: a group made without them would never stand.
 
-        Guard: what had been taken up is shut, since nobody else could end it.
+        Guard: kept groups are shut, since nobody else could end it.
         """
         kept, lost = FakeGroup("kept", "a", "b"), FakeGroup("lost", "a", "b", "other")
         links = CurrentGroups()

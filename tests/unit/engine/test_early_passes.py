@@ -1,7 +1,7 @@
 """A pipeline whose stages learn at different moments that they are to finish the step of others.
 
 Threads and groups in memory; schedule, stage and exchange are the real ones. The plans that follow
-each other within a step are told to each stage at any of its actions, or when it stands still.
+each other within a step reach each stage at any of its actions, or when it is parked.
 Whenever that is, each stage receives what its neighbour sent for this very pass, nobody waits for
 ever, and the model is that of a pipeline that had all of it from the start.
 """

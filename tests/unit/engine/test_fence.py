@@ -95,10 +95,10 @@ def test_a_report_waits_for_a_commit_that_was_passed() -> None:
     fence.when_settled(lambda: calls.append("between commits"))
     fence.pass_commit_point(3, 0)
     fence.fence(4)
-    fence.when_settled(lambda: calls.append("behind the commit"))
+    fence.when_settled(lambda: calls.append("after the commit"))
     assert calls == ["between commits"]
     fence.settle()
-    assert calls == ["between commits", "behind the commit"]
+    assert calls == ["between commits", "after the commit"]
 
 
 def test_a_commit_that_failed_half_way_holds_up_no_report() -> None:
@@ -196,8 +196,8 @@ def test_a_waiting_caller_is_notified_within_the_last_pass() -> None:
     assert calls == ["within a pass"]
     fence.end()
     assert calls == ["within a pass", "at its end"]
-    fence.when_halted(lambda: calls.append("standing still"))
-    assert calls[2:] == ["standing still"]
+    fence.when_halted(lambda: calls.append("parked"))
+    assert calls[2:] == ["parked"]
 
 
 def test_a_waiting_caller_is_notified_before_copies_begin() -> None:

@@ -120,7 +120,7 @@ def test_default_mode_differs_by_rounding_alone(tmp_path: Path, model: dict[str,
 def test_layers_that_travel_apart_have_the_same_sums(
     tmp_path: Path, travels: str, has_room: bool
 ) -> None:
-    """Also where a copy is needed again before the commit, with whole sums in it (`_reclaim`)."""
+    """Also where a copy with complete sums is needed again before the commit (`_reclaim`)."""
     job = make_job(tmp_path, MODELS["gpt2"], reproducible=True)
     largest = max(layout.num_elements for layout in job.layouts) * torch.int64.itemsize
     together = run_steps(take_places(job, PLANS["three cuts"]))
@@ -149,7 +149,7 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
     """Its gradient of the highest layer is on its way when that of the lowest is yet to come.
 
     Where others may have something whole, at least with those whom all have told in time. The last
-    one begins behind the pass.
+    one begins after the pass.
     """
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
     job = dataclasses.replace(job, bucket_bytes=1024, buckets_in_flight=1000)

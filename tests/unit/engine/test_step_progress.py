@@ -147,7 +147,7 @@ def test_one_slow_step_means_nothing_and_several_do() -> None:
 
 
 def ledger_behind(progress: StepProgress, compute_seconds: float) -> StepProgress:
-    """Return the account behind a step of three microbatches that took so long."""
+    """Return the account after a step of three microbatches that took so long."""
     progress.finished.extend([0, 2, 5])
     progress.compute_seconds = compute_seconds
     return progress.next_step(progress.step + 1, progress.generation)

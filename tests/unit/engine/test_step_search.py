@@ -28,7 +28,7 @@ class Case:
     cuts: tuple[tuple[int, ...], ...]
     """Of the pipelines that it begins with: where their stages end."""
     new_cuts: tuple[int, ...]
-    """Of one that is made anew."""
+    """Of one that is rebuilt."""
     max_in_flight: int
     num_losses: int
     num_disturbed: int

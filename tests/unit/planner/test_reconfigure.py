@@ -160,7 +160,7 @@ def test_a_layer_without_a_holder_has_no_copy_source() -> None:
 
 
 def test_a_slow_node_is_left_out_when_that_is_faster() -> None:
-    """A node measured at a tenth of its speed would slow its whole pipeline."""
+    """A node measured at a tenth of its speed would slow all of its pipeline."""
     problem = small_job(min_nodes_per_pipeline=1)
     nodes = nodes_named(*"abcd")
     plan = instantiate(problem, nodes).plan

@@ -7,7 +7,7 @@ from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import JobState
 from support.repository import PACKAGES, ROOT
 
-TELLERS = {"emit", "draft", "tell"}
+EMITTERS = {"emit", "draft", "tell"}
 SOURCES = sorted(PACKAGES["planaria_coordinator"].rglob("*.py"))
 
 
@@ -28,7 +28,7 @@ def _told() -> set[str]:
     return {
         constant.value
         for call in calls
-        if isinstance(call.func, ast.Attribute) and call.func.attr in TELLERS
+        if isinstance(call.func, ast.Attribute) and call.func.attr in EMITTERS
         for constant in ast.walk(call.args[0])
         if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
         if re.fullmatch(r"[a-z]+(_[a-z]+)+", constant.value)

@@ -15,7 +15,7 @@ USAGE = [
     (("jobs", "lst"), "No such command 'lst'. Did you mean 'list'?"),
     (("--nope",), "No such option: --nope"),
     (("jobs", "get"), "Missing argument 'JOB'."),
-    (("jobs", "--json", "list"), "--json: belongs behind the subcommand"),
+    (("jobs", "--json", "list"), "--json: belongs after the subcommand"),
     (("nodes", "list", "--address", "foo"), "--address foo: must be a URL such as"),
     (("up", "--nodes", "0"), "Invalid value for '--nodes'"),
     (("submit", "/none/job.yaml"), "/none/job.yaml: cannot read the job file: No such file"),

@@ -152,7 +152,7 @@ def targets(
 
 
 _MOST_DISSOLVED = 4
-"""Up to so many whole pipelines are planned anew; beyond it is the plan from scratch."""
+"""Up to so many healthy pipelines are planned again; beyond it is the plan from scratch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +164,11 @@ class _Builder:
     min_pipelines: int
 
     def keep(self) -> Iterator[Target]:
-        """Whole pipelines go on, the others hand over their microbatches, their nodes idle."""
+        """Healthy pipelines continue; the others hand over their microbatches, their nodes idle."""
         whole, broken = self.situation.whole, self.situation.broken
         idle = f", {len(broken)} broken ones idle" if broken else ""
         yield from self._with_groups(
-            CandidateKind.KEEP, whole, (), f"{len(whole)} whole pipelines go on{idle}"
+            CandidateKind.KEEP, whole, (), f"{len(whole)} healthy pipelines continue{idle}"
         )
 
     def shrink(self) -> Iterator[Target]:
@@ -218,7 +218,7 @@ class _Builder:
         )
 
     def replan(self, num_dissolved: int) -> Iterator[Target]:
-        """Some whole pipelines stay; everything else is planned anew, as well as is possible."""
+        """Some healthy pipelines stay; everything else is planned again, as well as possible."""
         whole = self.situation.whole
         kept = whole[num_dissolved:]
         pool = self._pool(kept)
@@ -228,7 +228,7 @@ class _Builder:
             kind, moves = CandidateKind.MERGE, "broken remainders and free nodes are planned anew"
         else:
             kind = CandidateKind.REPLAN
-            moves = f"{num_dissolved} of {len(whole)} whole pipelines are planned anew as well"
+            moves = f"{num_dissolved} of {len(whole)} healthy pipelines are planned again as well"
         selection = self.selector.select(
             self._budget(kept, pool),
             min_pipelines=self.min_pipelines,

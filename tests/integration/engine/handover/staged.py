@@ -11,7 +11,7 @@ from support.small_plans import Pipeline
 
 NUM_STEPS = 9
 STEP = 4
-"""Behind this step the plan changes, unless a test says otherwise."""
+"""After this step the plan changes, unless a test says otherwise."""
 PAIR = [("a", 3), ("b", 4)]
 OTHER_PAIR = [("c", 5), ("d", 2)]
 BOTH = [Pipeline(PAIR, [0, 1, 2]), Pipeline(OTHER_PAIR, [3, 4, 5])]

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.integration
 def test_an_engine_that_dies_around_the_commit_leaves_one_plan_or_the_other(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, place: str, victim: str
 ) -> None:
-    """Whoever passed it bears witness to the next plan; the others are told, and stand still."""
+    """An engine that passed it is a witness of the next plan; the others roll forward and park."""
     fatal = {"at": place, "action": "kill", "step": STEP}
     begin(cluster, go, joining="e", failpoints={victim: [fatal]})
     handover = Handover(cluster, BOTH, WITH_E)

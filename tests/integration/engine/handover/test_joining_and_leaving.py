@@ -1,6 +1,6 @@
-"""The plan changes behind a commit: nobody stands still for it, and the model never learns of it.
+"""The plan changes at a commit: nobody stops for it, and the model is not affected.
 
-One engine is held at a step until the test has said what is to happen behind that step.
+One engine is held at a step until the test has said what is to happen after that step.
 """
 
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_plans_change_one_after_the_other(
 def test_a_lost_pipeline_is_regrown_without_a_second_stop(
     cluster: EngineCluster, expected: ReferenceResult, go: Path
 ) -> None:
-    """c and d finish the step in which b died; a, now a follower, becomes a whole pipeline."""
+    """c and d finish the step in which b died; a, now a follower, becomes a pipeline of its own."""
     fatal = {"at": "backward", "action": "kill", "step": 1, "microbatch": 1}
     cluster.prepare(*"abcd", failpoints={"b": [fatal], "c": [held(go)]})
     cluster.train(BOTH)
@@ -121,7 +121,7 @@ def test_a_lost_pipeline_is_regrown_without_a_second_stop(
 def test_a_joiner_needs_no_switch_of_its_own(
     cluster: EngineCluster, expected: ReferenceResult, go: Path
 ) -> None:
-    """It takes its place behind the commit that it follows, and answers when it is asked."""
+    """It activates after the commit that it follows, and answers when it is asked."""
     begin(cluster, go, joining="e")
     handover = Handover(cluster, BOTH, WITH_E)
     handover.stage()

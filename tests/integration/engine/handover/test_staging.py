@@ -93,7 +93,7 @@ def test_a_joiner_that_dies_in_staging_costs_nothing(
 def test_a_source_that_dies_while_it_is_followed_is_a_loss_like_any(
     cluster: EngineCluster, expected: ReferenceResult, go: Path
 ) -> None:
-    """What was staged is dropped; the whole pipeline finishes the step."""
+    """What was staged is dropped; the healthy pipeline finishes the step."""
     fatal = {"at": "serve_follow", "action": "kill", "step": STEP + 1}
     begin(cluster, go, joining="e", failpoints={"c": [fatal], "e": []})
     handover = Handover(cluster, BOTH, WITH_E)
@@ -161,7 +161,7 @@ def test_an_engine_that_dies_in_staging_is_a_loss_like_any(
 def test_a_stopped_joiner_does_not_hold_up_the_others(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, place: str
 ) -> None:
-    """In staging it holds up nobody; behind the commit it is lost like any engine."""
+    """In staging it delays nobody; after the commit it is lost like any engine."""
     begin(cluster, go, joining="e", failpoints={"e": [{"at": place, "action": "stop"}]})
     handover = Handover(cluster, BOTH, WITH_E)
     handover.begin_staging()

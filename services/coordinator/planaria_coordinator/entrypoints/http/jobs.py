@@ -60,13 +60,13 @@ async def cancel_job(job_id: str, jobs: JobsDep, change: models.Change = _NO_CHA
 
 @router.post("/{job_id}:pause", response_model=models.Job)
 async def pause_job(job_id: str, jobs: JobsDep, change: models.Change = _NO_CHANGE) -> Job:
-    """Let a job stand still after a commit, its engines holding their state."""
+    """Pause a job after a commit; its engines keep their state."""
     return await jobs.pause(job_id, request_id=change.request_id)
 
 
 @router.post("/{job_id}:resume", response_model=models.Job)
 async def resume_job(job_id: str, jobs: JobsDep, change: models.Change = _NO_CHANGE) -> Job:
-    """Let a paused job go on."""
+    """Continue a paused job."""
     return await jobs.resume(job_id, request_id=change.request_id)
 
 
