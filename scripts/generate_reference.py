@@ -8,7 +8,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from planaria.cli.main import app
 from planaria.errors import ConflictError
 from planaria.job import MODEL_KINDS, JobSpec
+from planaria.job.fields import is_expert
 from planaria_common.settings import ServiceSettings
 from planaria_coordinator.settings import CoordinatorSettings
 from planaria_planner.service.settings import PlannerSettings
@@ -84,16 +85,26 @@ def one_line(text: str | None) -> str:
     return re.sub(r"\s+", " ", text or "").replace("|", "\\|")
 
 
+def field_table(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    """Yield a table of fields."""
+    yield "| field | type | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for name, field in fields.items():
+        kind, default = type_name(field.annotation), default_of(field)
+        yield f"| `{name}` | {kind} | {default} | {one_line(field.description)} |"
+    yield ""
+
+
 def job_fields(section: type[BaseModel] = JobSpec, path: str = "") -> Iterator[str]:
     """Yield a table for a group of fields and one for each group inside it."""
     yield f"### `{path}`" if path else "### The file itself"
     yield ""
-    yield "| field | type | default | meaning |"
-    yield "| --- | --- | --- | --- |"
-    for name, field in section.model_fields.items():
-        kind, default = type_name(field.annotation), default_of(field)
-        yield f"| `{name}` | {kind} | {default} | {one_line(field.description)} |"
-    yield ""
+    fields = section.model_fields.items()
+    yield from field_table({name: field for name, field in fields if not is_expert(field)})
+    if expert := {name: field for name, field in fields if is_expert(field)}:
+        yield "Expert settings, for measurements of the engine; no job needs them:"
+        yield ""
+        yield from field_table(expert)
     for name, field in section.model_fields.items():
         if name == "model":
             for kind, model in MODEL_KINDS.items():

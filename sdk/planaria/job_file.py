@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from planaria.errors import FieldProblem, InvalidJobError
 from planaria.job import MODEL_KINDS, JobSpec
+from planaria.job.fields import is_expert
 
 _MAX_BYTES = 2**20
 
@@ -105,7 +106,7 @@ def _explain(detail: ErrorDetails, section: Sequence[str], context: Mapping[str,
         case "dict_type" if section == ["model", "huggingface"]:
             return f"must be the contents of a config.json, not {given!r}"
         case "model_type" | "model_attributes_type":
-            known = ", ".join(_section([*section, str(detail["loc"][-1])]).model_fields)
+            known = _usual_fields(_section([*section, str(detail["loc"][-1])]))
             return f"must be a group of fields ({known}), not {given!r}"
         case "dict_type":
             return f"must be a group of fields, not {given!r}"
@@ -206,9 +207,15 @@ def _empty_groups(
             yield from _empty_groups(value, group, f"{field}.")
             is_empty = isinstance(value, yaml.ScalarNode) and value.value == ""
             if is_empty and NoneType in _choices(section, key.value):
-                known = ", ".join(group.model_fields)
+                known = _usual_fields(group)
                 message = f"must be a group of fields ({known}); leave the line out for none"
                 yield FieldProblem(field=field, message=message)
+
+
+def _usual_fields(section: type[BaseModel]) -> str:
+    """Return the names of a section's fields but for expert settings, with commas."""
+    fields = section.model_fields.items()
+    return ", ".join(name for name, field in fields if not is_expert(field))
 
 
 def _with_huggingface_config(document: object, folder: Path, *, source: str) -> object:

@@ -3,7 +3,8 @@
 import math
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 
@@ -17,6 +18,15 @@ Count = Annotated[int, Field(le=2**31 - 1), BeforeValidator(_refuse_truth_values
 LayerCount = Annotated[int, Field(ge=1, le=1000), BeforeValidator(_refuse_truth_values)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(_refuse_truth_values)]
 Real = Annotated[float, BeforeValidator(_refuse_truth_values)]
+
+
+EXPERT: dict[str, JsonValue] = {"expert": True}
+"""Marks a field as an expert setting (`is_expert`)."""
+
+
+def is_expert(field: FieldInfo) -> bool:
+    """Whether a field is a setting that no job needs: for measurements of the engine itself."""
+    return field.json_schema_extra == EXPERT
 
 
 class Section(BaseModel):

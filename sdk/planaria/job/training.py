@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from planaria.job.fields import Count, Real, Section, Seed, nearby_divisors, problem
+from planaria.job.fields import EXPERT, Count, Real, Section, Seed, nearby_divisors, problem
 
 
 class DataSpec(Section):
@@ -52,13 +52,13 @@ class TrainingSpec(Section):
     """Keeps only the inputs of blocks, and computes the rest again in the backward pass."""
     reproducible: bool = True
     """Whether the result is bitwise the same, whatever plan and failures."""
-    buckets_in_flight: Count = Field(default=4, ge=1)
-    """How many buckets of gradient sums a rank has under way at once."""
-    bucket_bytes: Count = Field(default=8 << 20, ge=4096)
-    """What is summed at once: small layers together, large ones in pieces. Small buckets begin
-    early in the last backward pass, large ones make more of a fast network."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """How a step changes the parameters."""
+    buckets_in_flight: Count = Field(default=4, ge=1, json_schema_extra=EXPERT)
+    """How many buckets of gradient sums an engine reduces at once."""
+    bucket_bytes: Count = Field(default=8 << 20, ge=4096, json_schema_extra=EXPERT)
+    """Size of a bucket. A small one starts earlier in the last backward pass, a large one uses a
+    fast network better."""
 
     @model_validator(mode="after")
     def _microbatch_divides(self) -> "TrainingSpec":

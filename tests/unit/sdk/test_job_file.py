@@ -286,7 +286,7 @@ EMPTY = [
     (
         "training:\n",
         "training: must be a group of fields (steps, global_batch_size, microbatch_size, seed, "
-        "dtype, activation_checkpointing, reproducible, buckets_in_flight, bucket_bytes, "
+        "dtype, activation_checkpointing, reproducible, "
         "optimizer), not None",
     ),
 ]
