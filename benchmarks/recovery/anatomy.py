@@ -36,7 +36,7 @@ class Anatomy:
     """Within the recovery, by what most engines did instead."""
     usual_nobody_computed_seconds: float
     """In as long a time of undisturbed steps: everybody waits for everybody at their ends."""
-    whole_pipelines_idle_share: float
+    healthy_pipelines_idle_share: float
     """Share of the recovery in which no stage of a pipeline that lost nobody computed; the mean."""
     usual_idle_share: float
     """The same share in undisturbed steps."""
@@ -97,7 +97,7 @@ def dissect(traces: Sequence[EngineTrace], hurt: Hurt, recovery: Recovery) -> An
             [engine for engine in traces if engine is not engines[hurt.node_id]], window
         ),
         usual_nobody_computed_seconds=usually_nobody * length([window]) / length([before]),
-        whole_pipelines_idle_share=statistics.mean(_idle_share(each, window) for each in whole),
+        healthy_pipelines_idle_share=statistics.mean(_idle_share(each, window) for each in whole),
         usual_idle_share=statistics.mean(_idle_share(each, before) for each in whole),
         step=step,
         step_seconds=commits[step] - commits[step - 1],

@@ -87,11 +87,11 @@ def summarize(figures: Sequence[Anatomy], control: float) -> dict[str, dict[str,
         "the same in as long a time of undisturbed steps, s": (
             f.usual_nobody_computed_seconds for f in figures
         ),
-        "whole pipelines idle, share of the recovery": (
-            f.whole_pipelines_idle_share for f in figures
+        "healthy pipelines idle, share of the recovery": (
+            f.healthy_pipelines_idle_share for f in figures
         ),
         "the same in undisturbed steps": (f.usual_idle_share for f in figures),
-        "the difference": (f.whole_pipelines_idle_share - f.usual_idle_share for f in figures),
+        "the difference": (f.healthy_pipelines_idle_share - f.usual_idle_share for f in figures),
         "the step that was hit, s": (f.step_seconds for f in figures),
         "steps before it, s": (f.usual_step_seconds for f in figures),
         "excess_seconds": (f.excess_seconds(control) for f in figures),

@@ -20,7 +20,7 @@ _WANTED = {
     "resume_seconds": "0.12, p95 0.3",
     "regrow_seconds": "0.12, p95 0.3, read strictly",
     "nobody computed, s": "0.03",
-    "whole pipelines idle, share of the recovery": "0.05, paced, read strictly",
+    "healthy pipelines idle, share of the recovery": "0.05, paced, read strictly",
     "the difference": "0.05, paced",
     "begun again, share of the lost microbatches": "never over 1",
 }
@@ -31,7 +31,7 @@ Results = dict[str, Any]
 
 
 def write_page() -> None:
-    """Renew the page below the marker, and the plots, from whatever parts were measured."""
+    """Write the page below the marker, and the plots, from the parts that were measured."""
     results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     sections = [
         _deaths(results.get("deaths")),
@@ -55,10 +55,10 @@ def _deaths(result: Results | None) -> str:
     ]
     header = ("private memory", *(f"{c}{w}" for w in ("", ", without") for c in _COLUMNS[:3]))
     return (
-        "## How soon a death shows\n\n"
-        "Seconds from the `kill -9` of a process until its peer sees it; and until a connection "
-        "ends that is closed behind the process's memory, as all are where no thread has files of "
-        f"its own. {result['kills']} times each.\n\n" + table(header, rows)
+        "## How soon a death is noticed\n\n"
+        "Seconds from the `kill -9` of a process until its peer notices, with a liveness beacon, "
+        "and without one: then connections close only after the process's memory is freed. "
+        f"{result['kills']} times each.\n\n" + table(header, rows)
     )
 
 
@@ -75,8 +75,8 @@ def _kills(result: Results) -> str:
         f"## {count} kills, {computation}\n\n"
         f"![{count} kills, {computation}]({picture})\n\n"
         + table(("", *_COLUMNS), rows)
-        + f"\nLargest private memory of an engine: {result['private_mib']:.0f} MiB. "
-        f"Seed {result['seed']}. When nobody computed, most engines did: {idle}.\n"
+        + f"\nLargest private memory of an engine: {result['private_mib']:.0f} MiB. Seed "
+        f"{result['seed']}. While nobody computed, most engines spent, per recovery: {idle}.\n"
     )
 
 
@@ -91,7 +91,7 @@ def _idle_by_name(result: Results) -> str:
 
 
 def _excess(results: Results) -> str:
-    """Compare with others: all paced, so that it is their programs and not two cores that count."""
+    """Compare with others: all paced, so that two shared cores do not decide."""
     if "kills-paced" not in results:
         return ""
     ours = _our_excess(results["kills-paced"])
@@ -107,9 +107,10 @@ def _excess(results: Results) -> str:
     plot_excess(columns, PAGE.parent / "recovery-excess.svg")
     header = ("seconds", "median", "p95", "max", "kills", "times Planaria's median", "wanted")
     return (
-        "## Excess of the step that was hit, paced\n\n![Excess](recovery-excess.svg)\n\n"
+        "## How much longer the step that was hit takes, paced\n\n"
+        "![Excess](recovery-excess.svg)\n\n"
         + table(header, rows)
-        + "\nIn brackets what chance may have made of it: the 95 % interval of the bootstrap.\n"
+        + "\nIn brackets: the 95 % interval of the bootstrap.\n"
     )
 
 
@@ -126,7 +127,7 @@ def _changes(result: Results) -> str:
         for name, key in (("drain", "drains"), ("join", "joins"))
     ]
     return f"## Drains and joins, {result['computation']}\n\n" + table(
-        ("seconds lost", *_COLUMNS, "microbatches redone (none)"), rows
+        ("seconds lost", *_COLUMNS, "microbatches redone (wanted: 0)"), rows
     )
 
 
@@ -134,7 +135,7 @@ def _stops(result: Results | None) -> str:
     if result is None:
         return ""
     deadline = f"deadline of {result['deadline_seconds']:.0f} s"
-    what = f"SIGSTOP to all taking part again, beyond the {deadline}"
+    what = f"SIGSTOP to all taking part again, minus the {deadline}"
     rows = [(what, *_numbers(result["summary"]), "0.15")]
     return "## A node that stops, paced\n\n" + table(("seconds", *_COLUMNS), rows)
 
@@ -147,18 +148,18 @@ def _goodput(result: Results | None) -> str:
         ("minutes", f"{result['seconds'] / 60:.1f}"),
         ("steps trained", result["steps"]),
         (
-            "of the planner's optimum for the nodes alive, its steps as measured",
+            "share of the planner's optimum for the nodes alive, steps as measured",
             f"{result['goodput_of_measured_optimum']:.3f} (wanted: 0.95)",
         ),
         (
-            "of the quickest plan that any had for as many nodes, as measured",
+            "share of the fastest plan seen for as many nodes, as measured",
             f"{result['goodput_of_quickest_plan']:.3f} (0.95, read strictly)",
         ),
         (
-            "of the planner's optimum for the nodes alive, its steps as predicted",
+            "share of the planner's optimum for the nodes alive, steps as predicted",
             f"{result['goodput_of_predicted_optimum']:.3f}",
         ),
-        ("of six nodes undisturbed", f"{result['plain_ratio']:.3f}"),
+        ("share of six undisturbed nodes", f"{result['plain_ratio']:.3f}"),
     ]
     plans = [
         (plan["nodes"], plan["layout"], f"{plan['step_seconds']:.3f}", plan["stretches"])
@@ -167,7 +168,7 @@ def _goodput(result: Results | None) -> str:
     return (
         "## Goodput with a kill every 30 s, paced\n\n"
         + table(("", ""), rows)
-        + "\nThe plans: microbatches of each pipeline on so many layers a stage; an undisturbed "
+        + "\nThe plans: microbatches of each pipeline and its layers per stage; an undisturbed "
         "step, in seconds; how many stretches between two changes ended with it.\n\n"
         + table(("nodes alive", "plan", "step", "stretches"), plans)
     )

@@ -162,7 +162,7 @@ def test_the_step_that_was_hit_is_compared_with_one_that_others_do_from_its_star
 
 def test_the_ends_of_steps_are_idle_without_a_kill_as_well(traces: list[EngineTrace]) -> None:
     assert dissected(traces).usual_idle_share == pytest.approx(0.25)
-    assert dissected(traces).whole_pipelines_idle_share == pytest.approx(0.0)
+    assert dissected(traces).healthy_pipelines_idle_share == pytest.approx(0.0)
     # A quarter of every step, and the recovery takes 0.2 s.
     assert dissected(traces).usual_nobody_computed_seconds == pytest.approx(0.05)
 
