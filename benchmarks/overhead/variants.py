@@ -20,7 +20,7 @@ from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan.plan import PipelineAssignment, StageAssignment
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.reduction.complete_sums import cut_into_buckets
 from planaria_worker.engine.step.training_context import (

@@ -23,7 +23,7 @@ from benchmarks.common.cluster import Cluster
 from planaria_common.credentials import ensure_token
 from planaria_worker.engine.process.failpoint_script import mark
 from planaria_worker.engine.process.failpoints import ENVIRONMENT_VARIABLE as FAILPOINTS
-from planaria_worker.engine.process.trace import ENVIRONMENT_VARIABLE as TRACE
+from planaria_worker.engine.process.telemetry import ENVIRONMENT_VARIABLE as TRACE
 from support.network import Network
 
 

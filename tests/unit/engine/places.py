@@ -18,7 +18,7 @@ from planaria_worker.engine.plan.plan import (
 )
 from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import (

@@ -17,7 +17,7 @@ from planaria_worker.engine.groups import SumGroup
 from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
 from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.engine.reduction.gradient_reduction import GradientReduction
 from unit.engine.plans import pipeline as pipeline_plan

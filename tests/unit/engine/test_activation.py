@@ -13,7 +13,7 @@ from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan.activation import Activation, Builder
 from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.step.training_context import EngineResources
 from support.training_jobs import training_job

@@ -9,8 +9,7 @@ import pytest
 
 from planaria_common.errors import PlanariaError
 from planaria_worker.engine.groups.current_groups import CurrentGroups
-from planaria_worker.engine.process.trace import Trace
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Trace, Vitals
 from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork

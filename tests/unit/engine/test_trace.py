@@ -4,8 +4,7 @@ import json
 from itertools import count
 from pathlib import Path
 
-from planaria_worker.engine.process.stopwatch import Stopwatch
-from planaria_worker.engine.process.trace import ENVIRONMENT_VARIABLE, Trace
+from planaria_worker.engine.process.telemetry import ENVIRONMENT_VARIABLE, Stopwatch, Trace
 from planaria_worker.engine.recovery.fence import Fence
 
 

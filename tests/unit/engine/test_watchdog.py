@@ -11,8 +11,7 @@ from planaria_common.errors import ErrorReason
 from planaria_worker.engine.groups import Group, GroupKind, GroupSpec, Work
 from planaria_worker.engine.groups.backends import Pending
 from planaria_worker.engine.process.faults import Fault
-from planaria_worker.engine.process.stopwatch import Stopwatch
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
 from planaria_worker.engine.process.watchdog import LOOKS_PER_DEADLINE, Watchdog
 
 

@@ -18,8 +18,7 @@ from planaria_worker.engine.process.directives import Directives
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.preparation import Preparation, prepare
 from planaria_worker.engine.process.reports import Reports, ToAgent
-from planaria_worker.engine.process.stopwatch import Stopwatch
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
 from planaria_worker.engine.process.watchdog import Watchdog
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.step.trainer import Trainer

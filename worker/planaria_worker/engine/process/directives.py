@@ -34,7 +34,7 @@ from planaria_worker.engine.layers.copy import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.layers.layer_tasks import LayerTasks
 from planaria_worker.engine.plan.activation import Activated, Activation, Answer
 from planaria_worker.engine.process import convert
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Vitals
 from planaria_worker.engine.recovery.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.recovery.staging import Staged
 from planaria_worker.engine.step.commit_record import CommitRecord

@@ -21,9 +21,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import configure_logging, get_logger
 from planaria_worker.engine.process.control import Control
 from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.stopwatch import Stopwatch
-from planaria_worker.engine.process.trace import Trace
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Stopwatch, Trace, Vitals
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine_config import EngineConfig
 

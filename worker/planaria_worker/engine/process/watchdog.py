@@ -15,8 +15,7 @@ from planaria_common.errors import ErrorReason
 from planaria_worker.engine.groups import Communicators
 from planaria_worker.engine.groups.group import Work
 from planaria_worker.engine.process.faults import Fault
-from planaria_worker.engine.process.stopwatch import Stopwatch
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
 
 LOOKS_PER_DEADLINE = 10
 USUAL_ACTIONS = 10

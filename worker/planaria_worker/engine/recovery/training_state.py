@@ -6,8 +6,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.plan.activation import Activation
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.process.trace import Trace
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Trace, Vitals
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.recovery.roll_forward import CommittableSums, committable_sums

@@ -21,7 +21,7 @@ from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.plan.owned_layers import OwnedLayers
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.reduction.complete_sum_query import CompleteSumQuery
 from planaria_worker.engine.reduction.complete_sums import Part, Piece, cut_into_buckets, part_of

@@ -11,7 +11,7 @@ from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.plan.activation import Activation, Answer, Builder, retained_by
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.step_reports import StepReporter
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Vitals
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.training_state import TrainingState

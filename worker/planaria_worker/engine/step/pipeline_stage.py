@@ -15,7 +15,7 @@ from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.step.evaluation_pass import EvaluationPass
 from planaria_worker.engine.step.schedule import Action, Verb, one_forward_one_backward
 from planaria_worker.engine.step.stage_links import StageLinks

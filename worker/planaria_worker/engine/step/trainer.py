@@ -17,7 +17,7 @@ from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.plan.activation import Activation, Answer, Builder
 from planaria_worker.engine.process.step_reports import Listener, StepReporter
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Vitals
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork

@@ -15,7 +15,7 @@ from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.norm import squared_norm
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.stopwatch import Stopwatch
+from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.reduction.gradient_reduction import GradientReduction
 from planaria_worker.engine.step.commit_link import CommitLink

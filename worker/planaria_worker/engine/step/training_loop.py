@@ -9,7 +9,7 @@ from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.plan.activation import Builder
 from planaria_worker.engine.process.step_reports import StepReporter
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Vitals
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.staging import StagedChange

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
-from planaria_worker.engine.process.stopwatch import Stopwatch
-from planaria_worker.engine.process.vitals import Vitals
+from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.recovery.training_state import TrainingState
 
