@@ -258,7 +258,13 @@ class EngineCluster(Engines):
     ) -> dict[str, DirectiveResult]:
         results = self.ask_all(
             {
-                name: {"copy": Copy(layers=_layer_sources(sources), version=version)}
+                name: {
+                    "copy": Copy(
+                        layers=_layer_sources({x: a for x, a in sources.items() if a}),
+                        initial_layers=[x for x, a in sources.items() if not a],
+                        version=version,
+                    )
+                }
                 for name, sources in orders.items()
             }
         )

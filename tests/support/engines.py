@@ -90,7 +90,7 @@ class Engines:
             result = self._wait_for_preparation(name)
             assert result.HasField("prepared"), result
             self.engines[name].snapshot = result.prepared.engine
-            self.base_steps = result.prepared.base.step
+            self.base_steps = result.prepared.initial_state.step
 
     def start(self, name: str) -> DirectiveResult:
         """Starts one engine; returns what it says to Prepare."""

@@ -52,15 +52,15 @@ class EngineConfig:
     """SHA-256 of the contents of the data and tokenizer files, as the agent found them."""
     evaluation_data_path: str = ""
     """Token file of `evaluation.data`; empty: the job has none."""
-    base_path: str = ""
-    """Where the job begins, as its first engines found it; empty: it begins from its seed, or this
-    is one of them."""
-    base_step: int = 0
-    """Number of steps in the base."""
-    base_sha256: str = ""
-    """Of the base's manifest or weights, hexadecimal."""
-    base_tokens: int = 0
-    """Tokens seen in the steps of the base."""
+    initial_path: str = ""
+    """Of the job's initial state, as its first engines found it; empty: training begins from the
+    seed, or this is one of them."""
+    initial_step: int = 0
+    """Number of steps in the initial state."""
+    initial_sha256: str = ""
+    """Of the manifest or the weights of the initial state, hexadecimal."""
+    initial_tokens: int = 0
+    """Tokens seen in the steps of the initial state."""
     forward_flops: tuple[int, ...] = ()
     """Operations of each layer's forward pass, as another engine has counted them; empty: this one
     counts."""

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Grows when agents and coordinators of different versions no longer understand each other."""
 
 

@@ -89,7 +89,7 @@ COMMANDS: Sequence[Command] = (
     Prepare(job_spec="{}", accelerator=0, job_secret="s"),
     Quiesce(mode=QuiesceMode.AT_COMMIT, lost_engine_ids=("x",)),
     Commit(record=RECORD),
-    Copy(layers=(LayerSource(layer=1, addresses=("h:1",)), LayerSource(layer=2)), version=3),
+    Copy(layers=(LayerSource(layer=1, addresses=("h:1",)),), version=3, initial_layers=(2,)),
     Activate(
         pipelines=(
             PipelineAssignment(

@@ -319,7 +319,7 @@ def test_weights_that_differ_between_nodes_are_detected(
         save_huggingface(tmp_path / name, job, seed)
         files = beginning_from(job.files, tmp_path / name)
         with EngineCluster(tmp_path / f"cluster-{name}", files, zygote) as cluster:
-            bases.append(cluster.start(name).prepared.base.sha256)
+            bases.append(cluster.start(name).prepared.initial_state.sha256)
     assert bases[0] == bases[1] != bases[2]
     (tmp_path / "empty").mkdir()
     files = beginning_from(job.files, tmp_path / "empty")

@@ -190,10 +190,9 @@ class EngineModel:
 
     def _copy(self, member: Member, command: Copy, peers: Peers) -> After:
         layers = list(member.layers)
+        for layer in command.initial_layers:
+            layers[layer] = ((0, 0),) * command.version
         for source in command.layers:
-            if not source.addresses:  # made from the seed, or from a checkpoint
-                layers[source.layer] = ((0, 0),) * command.version
-                continue
             found = next(
                 (
                     made_by
@@ -209,7 +208,7 @@ class EngineModel:
             layers[source.layer] = found
         member = member._replace(layers=tuple(layers))
         now = self._now()
-        num_bytes = BYTES_PER_LAYER * sum(bool(source.addresses) for source in command.layers)
+        num_bytes = BYTES_PER_LAYER * len(command.layers)
         copied = Copied(num_bytes=num_bytes, layers=member.held(), start_time=now, end_time=now)
         return member, copied
 

@@ -109,8 +109,10 @@ def make_plan(
     pipelines = []
     for index in range(num_pipelines):
         mine = node_ids[index::num_pipelines]
-        places = [(k, n) for k in range(len(mine)) for n in range(num_accelerators)][:num_layers]
-        cuts = [num_layers * k // len(places) for k in range(len(places) + 1)]
+        stage_engines = [(k, n) for k in range(len(mine)) for n in range(num_accelerators)][
+            :num_layers
+        ]
+        cuts = [num_layers * k // len(stage_engines) for k in range(len(stage_engines) + 1)]
         stages = tuple(
             Stage(
                 first_layer=first,
@@ -120,7 +122,7 @@ def make_plan(
                 accelerators=(accelerator,),
             )
             for (node_index, accelerator), (first, end) in zip(
-                places, itertools.pairwise(cuts), strict=True
+                stage_engines, itertools.pairwise(cuts), strict=True
             )
         )
         microbatches = tuple(range(index, num_microbatches, num_pipelines))

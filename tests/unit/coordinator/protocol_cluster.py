@@ -174,7 +174,7 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
         job_id="job",
         requirements=requirements(num_steps, cluster),
         state=JobState.RUNNING,
-        ledger=TimeAccount(current=Activity.PRODUCTIVE, since=NOON),
+        time_account=TimeAccount(current=Activity.PRODUCTIVE, since=NOON),
         create_time=NOON,
         start_time=NOON,
         nodes_per_replica=cluster.min_nodes,
@@ -182,7 +182,7 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
         nodes={node: facts_of(node) for node in (*cluster.training, *cluster.spare)},
         engines=engines,
         placement=Placement(
-            generation=1, plan=plan, places=assign_engines(plan, engines.values()), reason=""
+            generation=1, plan=plan, stage_engines=assign_engines(plan, engines.values()), reason=""
         ),
         num_engines=len(engines),
         announced_fault_tolerance=1,
@@ -204,7 +204,9 @@ def activate_of(placement: Placement) -> Activate:
                 ),
                 microbatches=pipeline.microbatches,
             )
-            for pipeline, engine_ids in zip(placement.plan.pipelines, placement.places, strict=True)
+            for pipeline, engine_ids in zip(
+                placement.plan.pipelines, placement.stage_engines, strict=True
+            )
         ),
         committed_steps=0,
         store_address="",

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason, UnavailableError
+from planaria_common.version import PROTOCOL_VERSION
 from planaria_coordinator.application.agents.agent_messages import (
     EngineExited,
     Hello,
@@ -64,7 +65,7 @@ class SimAgent:
         self.num_reports = 0
         self.refusal: Failure | None = None
         self.data_digest = "data"
-        self.base: InitialState | None = None
+        self.initial_state: InitialState | None = None
         self.fingerprint = {"torch": "2"}
         self.num_counts = 0
         """Engines that had to count the model's operations themselves."""
@@ -76,7 +77,7 @@ class SimAgent:
             node_id=self.node_id,
             agent_id=self.agent_id,
             version="1",
-            protocol_version=1,
+            protocol_version=PROTOCOL_VERSION,
             advertise_address="127.0.0.1",
             num_accelerators=self.world.num_accelerators,
             accelerator_kind="cpu",
@@ -165,7 +166,7 @@ class SimAgent:
             data_digest=self.data_digest,
             num_tokens=1000,
             fingerprint=self.fingerprint,
-            base=command.base or self.base,
+            initial_state=command.initial_state or self.initial_state,
             measured_layers=tuple(
                 MeasuredLayer(
                     layer=layer,

@@ -121,24 +121,24 @@ def test_every_second_has_exactly_one_name(
     switches: list[tuple[Activity, float, Activity, float]],
 ) -> None:
     """Whatever clocks engines have, the names add up to the wall clock [9]."""
-    ledger = TimeAccount(current=Activity.WAITING, since=NOON)
+    time_account = TimeAccount(current=Activity.WAITING, since=NOON)
     for activity, offset, other, seconds in switches:
-        ledger = ledger.switch(activity, NOON + timedelta(seconds=offset))
-        ledger = ledger.move(activity, other, seconds)
-    end = max(ledger.since, NOON + timedelta(seconds=100))
-    ledger = ledger.close(end)
-    totals = ledger.totals(end + timedelta(days=1))
+        time_account = time_account.switch(activity, NOON + timedelta(seconds=offset))
+        time_account = time_account.move(activity, other, seconds)
+    end = max(time_account.since, NOON + timedelta(seconds=100))
+    time_account = time_account.close(end)
+    totals = time_account.totals(end + timedelta(days=1))
     assert sum(totals.values()) == pytest.approx((end - NOON).total_seconds(), abs=1e-6)
     assert all(seconds >= -1e-9 for seconds in totals.values())
 
 
 def test_goodput_counts_from_the_first_step() -> None:
-    ledger = TimeAccount(current=Activity.WAITING, since=NOON)
+    time_account = TimeAccount(current=Activity.WAITING, since=NOON)
     start = NOON + timedelta(seconds=30)
-    ledger = ledger.switch(Activity.PRODUCTIVE, start)
-    assert ledger.goodput(start + timedelta(seconds=10), None) is None
-    ledger = ledger.switch(Activity.COPY, start + timedelta(seconds=8))
-    assert ledger.goodput(start + timedelta(seconds=10), start) == pytest.approx(0.8)
+    time_account = time_account.switch(Activity.PRODUCTIVE, start)
+    assert time_account.goodput(start + timedelta(seconds=10), None) is None
+    time_account = time_account.switch(Activity.COPY, start + timedelta(seconds=8))
+    assert time_account.goodput(start + timedelta(seconds=10), start) == pytest.approx(0.8)
 
 
 # -- replicas ----------------------------------------------------------------------------------
@@ -169,8 +169,8 @@ def engine(node_id: str) -> Engine:
 
 def placement(*node_ids: str) -> Placement:
     plan = make_plan(list(node_ids), 1, 6, 8)
-    places = assign_engines(plan, [engine(node_id) for node_id in node_ids])
-    return Placement(generation=3, plan=plan, places=places, reason="")
+    stage_engines = assign_engines(plan, [engine(node_id) for node_id in node_ids])
+    return Placement(generation=3, plan=plan, stage_engines=stage_engines, reason="")
 
 
 def test_everyone_is_brought_to_the_newest_version_reported() -> None:
@@ -196,11 +196,10 @@ def test_sources_follow_the_planner_and_spread_the_load() -> None:
     holdings = {"a": (0, 1, 2), "b": (0, 1, 2), "d": ()}
     proposed = [LayerCopy(layer=0, source_node_id="b", destination_node_id="d", num_bytes=1)]
     chosen = choose_sources({"d": (0, 1, 2, 5)}, holdings, engines, proposed)["d"]
-    assert [source.addresses[:1] for source in chosen] == [
-        ("data:b",),
-        ("data:a",),
-        ("data:a",),
-        (),
+    assert [(source.layer, source.addresses[0]) for source in chosen] == [
+        (0, "data:b"),
+        (1, "data:a"),
+        (2, "data:a"),
     ]
     again = choose_sources({"d": (0,)}, holdings, engines, proposed, skip=1)["d"]
     assert again[0].addresses == ("data:a", "data:b")
@@ -228,8 +227,8 @@ def test_with_tied_embeddings_the_host_of_the_head_needs_the_embedding_too() -> 
         JobSpec.model_validate(job_document(model={"tie_word_embeddings": True})), "secret"
     )
     plan = make_plan(["a", "b"], 1, 6, 8)
-    places = assign_engines(plan, [engine("a"), engine("b")])
-    missing = missing_layers(plan, places, {"a": (0, 1, 2), "b": (3, 4, 5)}, tied)
+    stage_engines = assign_engines(plan, [engine("a"), engine("b")])
+    missing = missing_layers(plan, stage_engines, {"a": (0, 1, 2), "b": (3, 4, 5)}, tied)
     assert missing == {"b": (0,)}
 
 

@@ -280,7 +280,7 @@ async def test_a_node_is_recorded_as_lost_even_if_its_engine_was_seen_to_die(
         run = replace(run, engines={**run.engines, another.id: another})
     told = decide(Moment(seconds=0.0, time=now), run, lost, Limits()).run.transition
     assert told is not None
-    assert told.story.nodes_lost == ("n0",)
+    assert told.history.nodes_lost == ("n0",)
     await world.stop()
 
 

@@ -19,11 +19,11 @@ from unit.coordinator.simulation import World
 BASE = InitialState(path="runs/step-00000050", step=50, sha256="ab", num_tokens=50 * 128)
 
 
-async def world_from(base: InitialState, **changes: Any) -> World:
+async def world_from(initial_state: InitialState, **changes: Any) -> World:
     world = World()
     await world.start(4)
     for agent in world.agents.values():
-        agent.base = base
+        agent.initial_state = initial_state
     await world.submit(init_from="runs", resources=IN_PAIRS, **changes)
     return world
 
@@ -89,7 +89,7 @@ async def test_a_joiner_gets_the_initial_state_and_one_with_another_is_refused()
     world = await world_from(BASE)
     await world.train()
     other = await world.add_node("n9")
-    other.base = replace(BASE, sha256="cd")
+    other.initial_state = replace(BASE, sha256="cd")
     await world.train(3)
     assert all(engine.committed_steps > 50 for engine in other.engines.values())
     await world.stop()
@@ -99,8 +99,8 @@ async def test_nodes_that_see_different_bases_are_named() -> None:
     world = World()
     await world.start(4)
     for agent in world.agents.values():
-        agent.base = BASE
-    world.agents["n2"].base = replace(BASE, sha256="cd")
+        agent.initial_state = BASE
+    world.agents["n2"].initial_state = replace(BASE, sha256="cd")
     await world.submit(init_from="runs")
     job = await world.job()
     assert job.error is not None

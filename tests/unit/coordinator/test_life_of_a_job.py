@@ -61,8 +61,9 @@ async def test_engines_tell_the_layers_of_a_users_own_model_and_that_it_ties_the
     )
     assert (await world.job()).state is JobState.RUNNING
     stored = [json.loads(directive) for directive in world.database.tables.directives.values()]
-    copies = [d["command"]["layers"] for d in stored if d["command"]["kind"] == "copy"]
-    assert [[source["layer"] for source in copy] for copy in copies] == [[0, 1, 2], [0, 3, 4, 5]]
+    copies = [d["command"] for d in stored if d["command"]["kind"] == "copy"]
+    assert [copy["initial_layers"] for copy in copies] == [[0, 1, 2], [0, 3, 4, 5]]
+    assert not any(copy["layers"] for copy in copies)
     await world.stop()
 
 
@@ -112,7 +113,7 @@ async def test_each_loss_while_the_job_finishes_is_a_story_of_its_own() -> None:
     lost = NodeLost(node_id="n0", fault_time=now, reason="its session ended")
     told = decide(Moment(seconds=0.0, time=now), world.run, lost, Limits()).run
     assert told.transition is not None
-    assert told.transition.story.cause is Cause.FINISHED, "it would be begun again"
+    assert told.transition.history.cause is Cause.FINISHED, "it would be begun again"
 
     world.clock.advance(5.0)
     await world.kill_node("n1")

@@ -123,7 +123,7 @@ async def test_a_node_that_is_lost_while_it_is_given_to_a_job(
 async def test_a_job_hears_of_a_lost_node_once_that_is_stored() -> None:
     """Else a crash between the two leaves a node that is up for everybody but the job."""
     world = await running_world(4)
-    num_losses = world.run.num_losses
+    num_faults = world.run.num_faults
     world.agents.pop("n1").disconnect()
     await world.advance(9)
     world.database.num_failing_commits = 1
@@ -134,7 +134,7 @@ async def test_a_job_hears_of_a_lost_node_once_that_is_stored() -> None:
         with suppress(PlanariaError):
             await world.coordinator.tick()
     await world.settle()
-    assert world.run.num_losses == num_losses
+    assert world.run.num_faults == num_faults
     await world.train(2)
-    assert world.run.num_losses == num_losses + 1
+    assert world.run.num_faults == num_faults + 1
     await world.stop()

@@ -3,6 +3,7 @@
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.version import PROTOCOL_VERSION
 from planaria_coordinator.application.agents.agent_messages import Hello
 from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.engines.node import NodeState
@@ -220,7 +221,9 @@ async def test_only_nodes_that_are_gone_can_be_removed() -> None:
     await world.stop()
 
 
-def hello(node_id: str = "n0", agent_id: str = "other", protocol_version: int = 1) -> Hello:
+def hello(
+    node_id: str = "n0", agent_id: str = "other", protocol_version: int = PROTOCOL_VERSION
+) -> Hello:
     return Hello(
         node_id=node_id,
         agent_id=agent_id,
@@ -239,7 +242,7 @@ def hello(node_id: str = "n0", agent_id: str = "other", protocol_version: int = 
     ("greeting", "reason"),
     [
         (hello(), ErrorReason.NODE_NAME_TAKEN),
-        (hello(node_id="n7", protocol_version=2), ErrorReason.VERSION_MISMATCH),
+        (hello(node_id="n7", protocol_version=PROTOCOL_VERSION - 1), ErrorReason.VERSION_MISMATCH),
         (hello(node_id="a/b"), ErrorReason.INVALID_ARGUMENT),
         (hello(node_id="n7", agent_id=""), ErrorReason.INVALID_ARGUMENT),
     ],

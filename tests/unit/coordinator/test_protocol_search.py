@@ -32,7 +32,7 @@ def test_one_loss_at_any_moment(cluster: Cluster) -> None:
     assert found.num_ends > 100
     ways = [run.transition for run in model.runs if run.transition is not None]
     assert any(transition.finishes_step for transition in ways), "pipelines finish steps"
-    assert any(transition.is_ahead for transition in ways), "and others regrow"
+    assert any(transition.plans_online for transition in ways), "and others regrow"
     assert any(transition.activated and transition.staged for transition in ways), "online"
 
 
@@ -65,7 +65,7 @@ def test_a_loss_and_groups_that_cannot_be_made(
     model = Model(num_faults=1, num_crashes=0, num_lacks=num_lacks, cluster=cluster)
     assert search(model).num_states == num_states
     ways = [run.transition for run in model.runs if run.transition is not None]
-    assert {way.mode for way in ways if way.story.num_attempts} == set(QuiesceMode)
+    assert {way.mode for way in ways if way.history.num_attempts} == set(QuiesceMode)
 
 
 def test_a_handover_with_any_engine_slow() -> None:
@@ -119,7 +119,7 @@ def assert_somebody_joins(model: Model, found: Found) -> None:
     """Engines were started for a join, and have places in the last plan of some runs."""
     ways = [run.transition for run in model.runs if run.transition is not None]
     starts = [way for way in ways if way.phase is Phase.PREPARING]
-    assert any(way.story.cause is Cause.NODE_JOINED for way in starts)
+    assert any(way.history.cause is Cause.NODE_JOINED for way in starts)
     assert any(placed.issuperset(model.cluster.joiners) for placed in found.placed_at_end)
 
 

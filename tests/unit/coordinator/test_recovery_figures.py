@@ -31,7 +31,7 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def history(cause: Cause = Cause.NODE_LOST, **changes: Any) -> TransitionHistory:
+def history_of(cause: Cause = Cause.NODE_LOST, **changes: Any) -> TransitionHistory:
     """The fault at 0 s, noticed at 0.1 s."""
     made = TransitionHistory(cause=cause, start_time=at(0), first_open_time=at(0.1))
     return replace(made, **changes)
@@ -54,14 +54,14 @@ def activated(stopped: float, resumed: float) -> Activated:
     return Activated(rebuild_start_time=at(stopped), resume_time=at(resumed), num_communicators=1)
 
 
-def transition(story: TransitionHistory, mode: QuiesceMode, **changes: Any) -> Transition:
+def transition(history: TransitionHistory, mode: QuiesceMode, **changes: Any) -> Transition:
     """A pipeline of the engines a and b, and one of c and d, in the plan that it leads to."""
     plan = Plan(pipelines=(), idle_node_ids=(), iteration_seconds=1.0, fault_tolerance=0)
-    target = Placement(generation=3, plan=plan, places=(("a", "b"), ("c", "d")), reason="")
+    target = Placement(generation=3, plan=plan, stage_engines=(("a", "b"), ("c", "d")), reason="")
     made = Transition(
         generation=3,
         phase=Phase.ACTIVATING,
-        story=story,
+        history=history,
         open_time=at(0.1),
         horizon_seconds=60.0,
         mode=mode,
@@ -72,7 +72,7 @@ def transition(story: TransitionHistory, mode: QuiesceMode, **changes: Any) -> T
     return replace(made, **changes)
 
 
-def switched(story: TransitionHistory, **resumed: tuple[float, float]) -> Transition:
+def switched(history: TransitionHistory, **resumed: tuple[float, float]) -> Transition:
     """A change at a commit: when each engine stopped for it, and could compute again."""
     staged = Staged(
         num_bytes=0,
@@ -82,7 +82,7 @@ def switched(story: TransitionHistory, **resumed: tuple[float, float]) -> Transi
         num_communicators=1,
     )
     return transition(
-        story,
+        history,
         QuiesceMode.AT_COMMIT,
         staged=dict.fromkeys(resumed, staged),
         activated={engine_id: activated(*times) for engine_id, times in resumed.items()},
@@ -99,16 +99,16 @@ PARKED = {"a": report(0.2, 0.05), "b": report(0.3, 0.25), "c": report(0.25, None
 
 def test_a_loss_with_healthy_pipelines_takes_two_transitions() -> None:
     """Fence and resume are of the first, regrow is of the second."""
-    story = history(
+    history = history_of(
         fence_time=at(0.3), resume_time=at(0.4), idle_seconds=0.0, stop_times={"c": at(0.2)}
     )
-    done = switched(story, a=(1.0, 1.0), b=(1.0, 1.0), c=(1.1, 1.3), d=(1.1, 1.2))
+    done = switched(history, a=(1.0, 1.0), b=(1.0, 1.0), c=(1.1, 1.3), d=(1.1, 1.2))
     assert all_of(recovery_figures(done)) == pytest.approx((0.1, 0.3, 0.4, 1.3, 0.0))
 
 
 def test_where_no_survivor_lost_its_pipeline_all_have_one_when_they_resume() -> None:
-    story = history(fence_time=at(0.3), resume_time=at(0.4), idle_seconds=0.0)
-    kept = transition(story, QuiesceMode.AT_COMMIT)
+    history = history_of(fence_time=at(0.3), resume_time=at(0.4), idle_seconds=0.0)
+    kept = transition(history, QuiesceMode.AT_COMMIT)
     figures = recovery_figures(kept)
     assert figures.regrow_seconds == figures.resume_seconds == pytest.approx(0.4)
 
@@ -116,7 +116,7 @@ def test_where_no_survivor_lost_its_pipeline_all_have_one_when_they_resume() -> 
 def test_a_loss_without_healthy_pipelines_takes_one_transition() -> None:
     """Nobody computes from the last pass of any engine until the first can compute again."""
     done = transition(
-        history(fence_time=at(0.3)), QuiesceMode.FENCE, reports=PARKED, activated=REBUILT
+        history_of(fence_time=at(0.3)), QuiesceMode.FENCE, reports=PARKED, activated=REBUILT
     )
     assert all_of(recovery_figures(done)) == pytest.approx((0.1, 0.3, 1.6, 1.6, 1.4 - 0.25))
 
@@ -124,7 +124,7 @@ def test_a_loss_without_healthy_pipelines_takes_one_transition() -> None:
 def test_waits_for_a_silent_peer_are_idle_from_the_fault_on() -> None:
     """Its pipeline waited for it before the loss was noticed; before the fault that is no loss."""
     waiting = {"a": report(3.2, 0.5), "b": report(3.3, 0.6)}
-    silent = history(first_open_time=at(3.0), fence_time=at(3.3))
+    silent = history_of(first_open_time=at(3.0), fence_time=at(3.3))
     done = transition(
         silent, QuiesceMode.FENCE, reports=waiting, activated={"a": activated(3.5, 4.0)}
     )
@@ -137,26 +137,28 @@ def test_waits_for_a_silent_peer_are_idle_from_the_fault_on() -> None:
 
 def test_a_pipeline_that_goes_on_computes() -> None:
     going_on = {**PARKED, "a": report(0.2, 0.0, goes_on=True)}
-    done = transition(history(), QuiesceMode.FENCE, reports=going_on, activated=REBUILT)
+    done = transition(history_of(), QuiesceMode.FENCE, reports=going_on, activated=REBUILT)
     assert recovery_figures(done).idle_seconds == 0.0
 
 
 @pytest.mark.parametrize("cause", [Cause.NODE_JOINED, Cause.NODE_DRAINED, Cause.RESUMED])
 def test_a_planned_change_has_no_fault_to_count_from(cause: Cause) -> None:
     """Of both engines that switch, the one computes while the other does not."""
-    done = switched(history(cause), a=(10.0, 10.2), b=(10.3, 10.5))
+    done = switched(history_of(cause), a=(10.0, 10.2), b=(10.3, 10.5))
     assert recovery_figures(done) == RecoveryFigures(idle_seconds=0.0)
-    at_once = switched(history(cause), a=(10.0, 10.5), b=(10.2, 10.4))
+    at_once = switched(history_of(cause), a=(10.0, 10.5), b=(10.2, 10.4))
     assert recovery_figures(at_once).idle_seconds == pytest.approx(0.2)
 
 
 def test_a_recovery_that_ends_with_the_job_has_no_more_than_it_came_to() -> None:
-    fenced = transition(history(fence_time=at(0.3)), QuiesceMode.FENCE, reports=PARKED, target=None)
+    fenced = transition(
+        history_of(fence_time=at(0.3)), QuiesceMode.FENCE, reports=PARKED, target=None
+    )
     figures = recovery_figures(fenced)
     assert figures.fence_seconds == pytest.approx(0.3)
     assert (figures.resume_seconds, figures.regrow_seconds, figures.idle_seconds) == (None,) * 3
     assert hit_step(fenced) is None
-    resumed = history(fence_time=at(0.3), resume_time=at(0.4), stop_times={"c": at(0.2)})
+    resumed = history_of(fence_time=at(0.3), resume_time=at(0.4), stop_times={"c": at(0.2)})
     paused = transition(resumed, QuiesceMode.AT_COMMIT, target=None)
     assert recovery_figures(paused).resume_seconds == pytest.approx(0.4)
     assert recovery_figures(paused).regrow_seconds is None
@@ -164,7 +166,7 @@ def test_a_recovery_that_ends_with_the_job_has_no_more_than_it_came_to() -> None
 
 def test_without_survivors_nobody_is_fenced() -> None:
     """At the initial state nothing is lost: other nodes begin the job again."""
-    done = transition(history(), QuiesceMode.FENCE, activated=REBUILT, stopped=())
+    done = transition(history_of(), QuiesceMode.FENCE, activated=REBUILT, stopped=())
     figures = recovery_figures(done)
     assert (figures.fence_seconds, figures.idle_seconds) == (None, None)
     assert figures.resume_seconds == pytest.approx(1.6)
@@ -172,18 +174,18 @@ def test_without_survivors_nobody_is_fenced() -> None:
 
 def test_clocks_that_disagree_make_no_length_negative() -> None:
     """Engines' clocks may be ahead of ours or behind; the order of what happened is known."""
-    story = history(first_open_time=at(-1.0), fence_time=at(0.5))
+    history = history_of(first_open_time=at(-1.0), fence_time=at(0.5))
     outcomes = {"a": activated(-5.0, -4.0), "b": activated(-5.0, -4.5)}
-    done = transition(story, QuiesceMode.FENCE, reports=PARKED, activated=outcomes)
+    done = transition(history, QuiesceMode.FENCE, reports=PARKED, activated=outcomes)
     assert all_of(recovery_figures(done)) == pytest.approx((0.0, 0.5, 0.5, 0.5, 0.0))
 
 
 def test_the_step_that_was_hit() -> None:
     """In flight at the fence of a loss; the first of the new plan of a change; none of a pause."""
-    lost = transition(history(hit_step=2), QuiesceMode.FENCE)
+    lost = transition(history_of(hit_step=2), QuiesceMode.FENCE)
     assert hit_step(lost) == 2
-    assert hit_step(transition(history(Cause.NODE_JOINED), QuiesceMode.AT_COMMIT)) == 4
-    assert hit_step(transition(history(Cause.RESUMED), QuiesceMode.IMMEDIATE)) is None
+    assert hit_step(transition(history_of(Cause.NODE_JOINED), QuiesceMode.AT_COMMIT)) == 4
+    assert hit_step(transition(history_of(Cause.RESUMED), QuiesceMode.IMMEDIATE)) is None
 
 
 def steps(first: int, *lengths: float, generation: int = 3) -> list[StepMetrics]:

@@ -152,7 +152,7 @@ def found(path: str, step: int) -> InitialState:
 
 
 @pytest.mark.parametrize(
-    ("init_from", "base", "is_there"),
+    ("init_from", "initial_state", "is_there"),
     [
         ("runs", None, True),
         ("./runs/", found("runs/step-00000050", 50), True),
@@ -167,11 +167,11 @@ def found(path: str, step: int) -> InitialState:
     ],
 )
 async def test_only_a_checkpoint_in_the_folder_itself_is_found_there(
-    init_from: str, base: InitialState | None, is_there: bool
+    init_from: str, initial_state: InitialState | None, is_there: bool
 ) -> None:
     """Weights from Hugging Face in it or below it are none, nor is what another job has below."""
     world = await checkpointed_world()
     requirements = replace(world.run.requirements, init_from=init_from)
-    run = replace(world.run, requirements=requirements, base=base)
+    run = replace(world.run, requirements=requirements, initial_state=initial_state)
     assert (resume_problem(run) == "") is is_there
     await world.stop()

@@ -17,15 +17,15 @@ from unit.coordinator.checkpoint_world import ALL, FULL, checkpointed_world, wri
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> list[tuple[str, int]]:
+def histories(draw: st.DrawFn) -> list[tuple[str, int]]:
     """What engines may say of two versions, in any order and as often as they like."""
     words = st.tuples(
         st.sampled_from(["taken", "written", "written", "written"]), st.sampled_from(ALL)
     )
-    story = draw(st.lists(words, min_size=10, max_size=60))
+    history = draw(st.lists(words, min_size=10, max_size=60))
     for _ in range(draw(st.integers(0, 1))):
-        story.insert(draw(st.integers(0, len(story))), ("failed", 0))
-    return story
+        history.insert(draw(st.integers(0, len(history))), ("failed", 0))
+    return history
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def test_a_version_with_a_gap_is_given_up_at_its_deadline(run: JobRun) -> None:
     assert decision.run.checkpoints == {}
 
 
-@given(story=stories())
+@given(history=histories())
 def test_a_seal_names_every_layer_once_and_none_follows_a_failure(
-    run: JobRun, story: list[tuple[str, int]]
+    run: JobRun, history: list[tuple[str, int]]
 ) -> None:
     seen: set[int] = set()
     sent: list[SealCheckpoint] = []
     has_failed = False
-    for word, layer in story:
+    for word, layer in history:
         taken = CheckpointTaken(layers=(layer,))
         reports: dict[str, Report] = {"taken": taken, "written": written(layer), "failed": FULL}
         decision = decided(run, said(run, reports[word]))

@@ -25,7 +25,7 @@ def measured_run(*peaks: float) -> JobRun:
         for engine, peak in zip(run.engines.values(), peaks, strict=True)
     }
     assert run.placement is not None
-    peak = peak_of(run.placement.places, engines)
+    peak = peak_of(run.placement.stage_engines, engines)
     placement = replace(run.placement, peak_flops_per_second=peak)
     return replace(run, engines=engines, placement=placement)
 

@@ -241,7 +241,7 @@ async def test_what_is_lost_while_engines_start_for_a_job_that_waits_is_the_same
 def test_only_what_a_job_waits_with_is_recorded_when_it_continues(
     state: JobState, cause: Cause, *, is_told_later: bool
 ) -> None:
-    story = TransitionHistory(
+    history = TransitionHistory(
         cause=cause,
         start_time=NOON,
         first_open_time=NOON,
@@ -249,10 +249,10 @@ def test_only_what_a_job_waits_with_is_recorded_when_it_continues(
         nodes_joined=("n1",),
     )
     transition = Transition(
-        generation=2, phase=Phase.PREPARING, story=story, open_time=NOON, horizon_seconds=1.0
+        generation=2, phase=Phase.PREPARING, history=history, open_time=NOON, horizon_seconds=1.0
     )
     run = replace(first_run(1), state=state, transition=transition)
-    assert run.unreported_recovery == (replace(story, nodes_joined=()) if is_told_later else None)
+    assert run.unreported_recovery == (replace(history, nodes_joined=()) if is_told_later else None)
 
 
 async def test_a_job_that_waits_can_be_paused_though_the_nodes_that_were_to_join_are_gone() -> None:

@@ -98,7 +98,7 @@ PLAN = make_plan("abcd", 2, 6, 8)
 
 
 PLACEMENT = Placement(
-    generation=5, plan=PLAN, places=assign_engines(PLAN, ENGINES.values()), reason=""
+    generation=5, plan=PLAN, stage_engines=assign_engines(PLAN, ENGINES.values()), reason=""
 )
 
 
@@ -164,7 +164,11 @@ def test_a_broken_pipeline_keeps_nothing(
 def test_an_unchanged_pipeline_may_report_an_older_generation() -> None:
     """Its engines have done equally many exchanges, whichever Activate they applied last."""
     placement = Placement(
-        generation=5, plan=PLAN, places=PLACEMENT.places, reason="", first_generations=(3, 3)
+        generation=5,
+        plan=PLAN,
+        stage_engines=PLACEMENT.stage_engines,
+        reason="",
+        first_generations=(3, 3),
     )
     assert kept({"a": report(applied=4), "c": report(applied=4)}, placement) == [EVEN]
     assert kept({"a": report(applied=2), "c": report(applied=2)}, placement) == []
@@ -208,11 +212,11 @@ def test_what_is_lost_goes_to_those_that_are_quick() -> None:
         for name in "abcdef"
     }
     plan = make_plan("abcdef", 3, 6, 8)
-    places = assign_engines(plan, engines.values())
-    placement = Placement(generation=5, plan=plan, places=places, reason="")
+    stage_engines = assign_engines(plan, engines.values())
+    placement = Placement(generation=5, plan=plan, stage_engines=stage_engines, reason="")
     reports = {
         engine_id: report(kept=pipeline.microbatches, microbatch_seconds=seconds)
-        for pipeline, place, seconds in zip(plan.pipelines, places, (0.6, 0.1), strict=False)
+        for pipeline, place, seconds in zip(plan.pipelines, stage_engines, (0.6, 0.1), strict=False)
         for engine_id in place
     }
     holdings = {engine_id: tuple(range(6)) for engine_id in reports}
@@ -243,13 +247,16 @@ def test_no_pipeline_is_given_more_than_fits_in_its_memory(
         replace(pipeline, max_microbatches=most)
         for pipeline, most in zip(plan.pipelines, (room_of_a, room_of_b, 0), strict=True)
     )
-    places = assign_engines(plan, engines.values())
+    stage_engines = assign_engines(plan, engines.values())
     placement = Placement(
-        generation=5, plan=replace(plan, pipelines=pipelines), places=places, reason=""
+        generation=5,
+        plan=replace(plan, pipelines=pipelines),
+        stage_engines=stage_engines,
+        reason="",
     )
     reports = {
         engine_id: report(kept=pipeline.microbatches)
-        for pipeline, place in zip(plan.pipelines, places[:2], strict=False)
+        for pipeline, place in zip(plan.pipelines, stage_engines[:2], strict=False)
         for engine_id in place
     }
     holdings = {engine_id: tuple(range(6)) for engine_id in reports}
@@ -268,7 +275,7 @@ def test_the_placement_that_finishes_the_step_runs_everything_once() -> None:
     survivors = {name: HOLDINGS[name] for name in "acd"}
     engines = {name: ENGINES[name] for name in "acd"}
     target = finishing_placement(PLACEMENT, found, survivors, engines, requirements(), generation=6)
-    assert target.places == (("a", "c"),)
+    assert target.stage_engines == (("a", "c"),)
     assert target.step_microbatches == (tuple(range(8)),)
     assert target.plan.pipelines[0].microbatches == tuple(range(8))
     assert target.followers == {"d": (3, 4, 5)}

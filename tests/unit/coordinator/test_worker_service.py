@@ -22,6 +22,7 @@ from planaria.api.worker.v1.worker_service_pb2_grpc import (
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcclient import bearer, open_channel, to_planaria_error
 from planaria_common.grpcserver import GrpcServer
+from planaria_common.version import PROTOCOL_VERSION
 from planaria_coordinator.domain.engines import directive as words
 from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer
 from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
@@ -66,7 +67,7 @@ def hello(**changes: object) -> SessionRequest:
         node_id="n0",
         agent_id="a",
         version="1",
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         advertise_address="127.0.0.1",
         num_accelerators=1,
         accelerator_kind="cpu",
@@ -223,7 +224,7 @@ def test_every_command_has_its_message() -> None:
         words.Prepare(job_spec="{}", accelerator=1, job_secret="s", forward_flops=(0, 7)),
         words.Quiesce(mode=words.QuiesceMode.AT_COMMIT, lost_engine_ids=("x",)),
         words.Commit(record=record),
-        words.Copy(layers=(source,), version=4),
+        words.Copy(layers=(source,), version=4, initial_layers=(0, 7)),
         words.Activate(
             pipelines=(pipeline,),
             committed_steps=4,
@@ -238,6 +239,7 @@ def test_every_command_has_its_message() -> None:
         message = told(command)
         assert message.WhichOneof("command") == command.kind
     assert list(told(commands[0]).prepare.forward_flops) == [0, 7]
+    assert list(told(commands[3]).copy.initial_layers) == [0, 7]
     activate = told(commands[4]).activate
     assert activate.pipelines[0].stages[0].first_layer == 2
     assert list(activate.pipelines[0].microbatches) == [1, 3]

@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from planaria.models import Info
+from planaria_common.version import PROTOCOL_VERSION
 from planaria_coordinator.entrypoints.http.app import create_app
 from planaria_coordinator.entrypoints.http.dependencies import Provided
 from planaria_coordinator.entrypoints.http.security import AccessRules
@@ -25,7 +26,7 @@ RULES = AccessRules(
 )
 INFO = Info(
     version="0.1.0",
-    protocol_version=1,
+    protocol_version=PROTOCOL_VERSION,
     grpc_endpoints=("127.0.0.1:50051",),
     http_url="http://127.0.0.1:8080",
 )

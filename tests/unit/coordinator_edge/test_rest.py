@@ -8,6 +8,7 @@ from planaria import models
 from planaria.api.common.v1 import plan_pb2
 from planaria.api.coordinator.v1 import resources_pb2
 from planaria_common.errors import ErrorReason
+from planaria_common.version import PROTOCOL_VERSION
 from planaria_coordinator.domain.job.job import JobError
 from unit.coordinator_edge.fakes import FakeCoordinator, job
 
@@ -195,7 +196,7 @@ async def test_info_names_the_endpoints(client: httpx.AsyncClient) -> None:
     """Whoever knows the HTTP address finds everything else."""
     assert (await client.get("/api/v1/info")).json() == {
         "version": "0.1.0",
-        "protocol_version": 1,
+        "protocol_version": PROTOCOL_VERSION,
         "grpc_endpoints": ["127.0.0.1:50051"],
         "http_url": "http://127.0.0.1:8080",
     }

@@ -130,7 +130,7 @@ def forget_the_old_plan(patch: pytest.MonkeyPatch) -> None:
 
 def keep_every_pipeline(patch: pytest.MonkeyPatch) -> None:
     def unchanged(running: Placement, target: Placement) -> Placement:
-        return replace(target, first_generations=(running.generation,) * len(target.places))
+        return replace(target, first_generations=(running.generation,) * len(target.stage_engines))
 
     swap(patch, handover._grown_from, unchanged)
 

@@ -10,6 +10,7 @@ import planaria
 from planaria import load_job_file
 from planaria.aio import AsyncClient
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.version import PROTOCOL_VERSION
 from unit.coordinator_edge.conftest import TOKEN, build_app
 from unit.coordinator_edge.fakes import FakeCoordinator
 
@@ -79,7 +80,7 @@ async def test_nodes(client: AsyncClient, cluster: FakeCoordinator) -> None:
 async def test_the_cluster_names_its_endpoints(client: AsyncClient) -> None:
     info = await client.info()
     assert info.grpc_endpoints == ("127.0.0.1:50051",)
-    assert info.protocol_version == 1
+    assert info.protocol_version == PROTOCOL_VERSION
 
 
 async def test_errors_keep_reason_and_metadata(

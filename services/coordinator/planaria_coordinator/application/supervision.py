@@ -135,8 +135,8 @@ class Supervisor:
     def _lose_patience(self, actor: JobActor) -> None:
         """When a fence found nobody hanging, the job is slow: wait twice as long the next time."""
         losses, factor = self._patience.get(actor.job_id, (-1, 1.0))
-        same = losses == actor.run.num_losses
-        self._patience[actor.job_id] = (actor.run.num_losses, 2 * factor if same else 1.0)
+        same = losses == actor.run.num_faults
+        self._patience[actor.job_id] = (actor.run.num_faults, 2 * factor if same else 1.0)
 
     # -- flushes -----------------------------------------------------------------------------------
 

@@ -27,12 +27,12 @@ def job_initial_state(config: EngineConfig, job: Job) -> InitialState:
     """
     spec = _spec(config)
     known = None
-    if config.base_path:
+    if config.initial_path:
         known = InitialStateFacts(
-            path=config.base_path,
-            step=config.base_step,
-            sha256=bytes.fromhex(config.base_sha256),
-            num_tokens=config.base_tokens,
+            path=config.initial_path,
+            step=config.initial_step,
+            sha256=bytes.fromhex(config.initial_sha256),
+            num_tokens=config.initial_tokens,
         )
     try:
         return open_initial_state(spec.init_from, known, job=job, model=_model(spec, job))

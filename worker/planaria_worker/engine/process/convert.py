@@ -75,12 +75,8 @@ def sources(layers: Iterable[directive_pb2.LayerSource]) -> dict[int, tuple[str,
 
 
 def wanted_layers(copy: directive_pb2.Copy) -> WantedLayers:
-    """On the wire, a layer of the initial state is one without an address."""
-    found = sources(copy.layers)
     return WantedLayers(
-        version=copy.version,
-        initial=[layer for layer, addresses in found.items() if not addresses],
-        copied={layer: addresses for layer, addresses in found.items() if addresses},
+        version=copy.version, initial=copy.initial_layers, copied=sources(copy.layers)
     )
 
 
@@ -126,11 +122,11 @@ def layer_entry(message: report_pb2.LayerWritten) -> LayerEntry:
     return LayerEntry(layer=message.layer, num_bytes=message.bytes, sha256=message.sha256.hex())
 
 
-def base(facts: InitialStateFacts) -> report_pb2.Base | None:
+def initial_state(facts: InitialStateFacts) -> report_pb2.InitialState | None:
     """None when the job begins from its seed."""
     if not facts.path:
         return None
-    return report_pb2.Base(
+    return report_pb2.InitialState(
         path=facts.path, step=facts.step, sha256=facts.sha256, num_tokens=facts.num_tokens
     )
 

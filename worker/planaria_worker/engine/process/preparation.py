@@ -60,7 +60,7 @@ class Preparation:
             measured_layers=[_measured(*item) for item in self.measured.items()],
             model_digest=self.job.model_digest,
             peak_flops_per_second=self.peak_flops_per_second,
-            base=convert.base(self.initial_state.facts),
+            initial_state=convert.initial_state(self.initial_state.facts),
             ties_embeddings=self.job.model.tied is not None,
         )
 

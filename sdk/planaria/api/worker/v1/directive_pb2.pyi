@@ -143,7 +143,7 @@ class Prepare(_message.Message):
     JOB_SPEC_FIELD_NUMBER: _builtins.int
     ACCELERATOR_FIELD_NUMBER: _builtins.int
     JOB_SECRET_FIELD_NUMBER: _builtins.int
-    BASE_FIELD_NUMBER: _builtins.int
+    INITIAL_STATE_FIELD_NUMBER: _builtins.int
     FORWARD_FLOPS_FIELD_NUMBER: _builtins.int
     job_spec: _builtins.str
     """The job file, as JSON."""
@@ -152,7 +152,7 @@ class Prepare(_message.Message):
     job_secret: _builtins.str
     """Shared by the engines of the job; a peer must show it before it is served."""
     @_builtins.property
-    def base(self) -> _report_pb2.Base:
+    def initial_state(self) -> _report_pb2.InitialState:
         """Where the job begins, once that is known; absent, and with `init_from` in the job file: the
         engine finds it out and says so in Prepared.
         """
@@ -169,12 +169,12 @@ class Prepare(_message.Message):
         job_spec: _builtins.str = ...,
         accelerator: _builtins.int = ...,
         job_secret: _builtins.str = ...,
-        base: _report_pb2.Base | None = ...,
+        initial_state: _report_pb2.InitialState | None = ...,
         forward_flops: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["initial_state", b"initial_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator", b"accelerator", "base", b"base", "forward_flops", b"forward_flops", "job_secret", b"job_secret", "job_spec", b"job_spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator", b"accelerator", "forward_flops", b"forward_flops", "initial_state", b"initial_state", "job_secret", b"job_secret", "job_spec", b"job_spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,27 +269,33 @@ Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
 @_typing.final
 class Copy(_message.Message):
-    """Obtains layers in one version, beside those the engine already holds. Answered with Copied."""
+    """Obtains layers in one version, in addition to those the engine already holds. Answered with Copied."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LAYERS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    INITIAL_LAYERS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version wanted: the number of committed steps."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerSource]:
-        """The layers."""
+        """The layers to fetch from other engines."""
+
+    @_builtins.property
+    def initial_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The layers to take from the job's initial state: from what `init_from` names, or from the seed."""
 
     def __init__(
         self,
         *,
         layers: _abc.Iterable[Global___LayerSource] | None = ...,
         version: _builtins.int = ...,
+        initial_layers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_layers", b"initial_layers", "layers", b"layers", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -307,8 +313,8 @@ class LayerSource(_message.Message):
     """The layer."""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Data addresses of engines that hold it, the preferred one first; none: the layer is that of
-        the job's base, by default initialised from its seed.
+        """Data addresses of engines that hold it, the preferred one first; none, in Export only: the
+        engine that writes the model holds it.
         """
 
     def __init__(

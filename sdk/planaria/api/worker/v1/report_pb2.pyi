@@ -314,7 +314,7 @@ class Prepared(_message.Message):
     MEASURED_LAYERS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     PEAK_FLOPS_PER_SECOND_FIELD_NUMBER: _builtins.int
-    BASE_FIELD_NUMBER: _builtins.int
+    INITIAL_STATE_FIELD_NUMBER: _builtins.int
     TIES_EMBEDDINGS_FIELD_NUMBER: _builtins.int
     data_digest: _builtins.str
     """SHA-256 of the contents of the data and tokenizer files."""
@@ -341,7 +341,7 @@ class Prepared(_message.Message):
         """Measured cost of every layer; layers that are alike are measured once."""
 
     @_builtins.property
-    def base(self) -> Global___Base:
+    def initial_state(self) -> Global___InitialState:
         """Where the job begins; absent: from its seed."""
 
     def __init__(
@@ -354,19 +354,19 @@ class Prepared(_message.Message):
         measured_layers: _abc.Iterable[Global___MeasuredLayer] | None = ...,
         model_digest: _builtins.str = ...,
         peak_flops_per_second: _builtins.float = ...,
-        base: Global___Base | None = ...,
+        initial_state: Global___InitialState | None = ...,
         ties_embeddings: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "engine", b"engine"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "initial_state", b"initial_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens", "peak_flops_per_second", b"peak_flops_per_second", "ties_embeddings", b"ties_embeddings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "initial_state", b"initial_state", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens", "peak_flops_per_second", b"peak_flops_per_second", "ties_embeddings", b"ties_embeddings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Prepared: _TypeAlias = Prepared  # noqa: Y015
 
 @_typing.final
-class Base(_message.Message):
+class InitialState(_message.Message):
     """Where a job begins, if not from its seed."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -397,7 +397,7 @@ class Base(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Base: _TypeAlias = Base  # noqa: Y015
+Global___InitialState: _TypeAlias = InitialState  # noqa: Y015
 
 @_typing.final
 class MeasuredLayer(_message.Message):

@@ -144,7 +144,7 @@ class Jobs:
             job_id=job_id,
             requirements=requirements,
             state=JobState.PENDING,
-            ledger=TimeAccount(current=Activity.WAITING, since=now),
+            time_account=TimeAccount(current=Activity.WAITING, since=now),
             create_time=now,
             nodes_per_replica=answer.min_nodes if answer else requirements.min_nodes_per_pipeline,
         )

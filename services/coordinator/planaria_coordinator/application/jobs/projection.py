@@ -22,7 +22,7 @@ def project(job: Job, run: JobRun, newest: Sequence[StepMetrics], now: datetime)
     """
     running = newest and run.state in (JobState.RUNNING, JobState.RECOVERING, JobState.PAUSED)
     holds_state = run.placement is not None and run.state is not JobState.WAITING
-    totals = run.ledger.totals(now)
+    totals = run.time_account.totals(now)
     return replace(
         job,
         state=run.state,
@@ -32,7 +32,7 @@ def project(job: Job, run: JobRun, newest: Sequence[StepMetrics], now: datetime)
         evaluation_step=None if run.evaluation is None else run.evaluation.step,
         generation=run.generation,
         tokens_per_second=tokens_per_second(newest) if running else 0.0,
-        goodput=run.ledger.goodput(now, run.start_time),
+        goodput=run.time_account.goodput(now, run.start_time),
         final_digest=run.final_digest,
         error=run.error,
         start_time=run.start_time,

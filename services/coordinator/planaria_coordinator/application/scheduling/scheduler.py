@@ -272,7 +272,7 @@ def _may_grow(run: JobRun) -> bool:
     transition = run.transition
     if transition is None:
         return True
-    return transition.phase is Phase.PREPARING and transition.story.cause is Cause.NODE_JOINED
+    return transition.phase is Phase.PREPARING and transition.history.cause is Cause.NODE_JOINED
 
 
 def _new_to_the_plan(run: JobRun, node_ids: Sequence[str]) -> dict[str, NodeFacts]:

@@ -52,9 +52,9 @@ class Checkpoint:
         return len(self.written) == num_layers
 
 
-def first_due(base_steps: int, *, every_steps: int, num_steps: int) -> int:
+def first_due(initial_steps: int, *, every_steps: int, num_steps: int) -> int:
     """Return the first version that is written of a job that begins at `base_steps`."""
-    return min((base_steps // every_steps + 1) * every_steps, num_steps)
+    return min((initial_steps // every_steps + 1) * every_steps, num_steps)
 
 
 def version_of(path: str) -> int | None:

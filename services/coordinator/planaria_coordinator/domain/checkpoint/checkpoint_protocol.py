@@ -191,7 +191,7 @@ def _open(turn: Turn, version: int) -> Checkpoint | None:
     run = turn.run
     if version in run.checkpoints:
         return run.checkpoints[version]
-    if not _is_due(run, version) or version <= max(run.checkpoint_floor, run.base_steps):
+    if not _is_due(run, version) or version <= max(run.checkpoint_floor, run.initial_steps):
         return None
     checkpoint = Checkpoint(version=version, deadline_seconds=_deadline(turn))
     _put(turn, checkpoint)
@@ -314,7 +314,7 @@ def _seal_again(turn: Turn, checkpoint: Checkpoint, reason: str) -> None:
 def _generation(run: JobRun, engine_id: str) -> int:
     """The one that an engine acts for: one that it was not told of is not its own yet."""
     transition = run.transition
-    untold = transition is None or transition.phase is Phase.PREPARING or transition.is_ahead
+    untold = transition is None or transition.phase is Phase.PREPARING or transition.plans_online
     if transition is not None and transition.phase is Phase.STAGING:
         untold = transition.target is None or engine_id not in transition.target.engine_ids
     return run.placement.generation if untold and run.placement else run.generation

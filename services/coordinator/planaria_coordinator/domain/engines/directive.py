@@ -35,7 +35,7 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSource:
-    """Where a layer's state comes from; no address: the job's base, or in this engine (Export)."""
+    """Engines to fetch a layer from; none, in Export: the engine that writes holds it."""
 
     layer: int
     addresses: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Prepare:
     job_spec: str
     accelerator: int
     job_secret: str = field(repr=False)
-    base: InitialState | None = None
+    initial_state: InitialState | None = None
     """Where the job begins, once its first engines have found it."""
     forward_flops: tuple[int, ...] = ()
     """Of each layer, once an engine has counted them."""
@@ -117,10 +117,11 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Obtain layers in one version."""
+    """Obtain layers in one version, from other engines and from the job's initial state."""
 
     layers: tuple[LayerSource, ...]
     version: int
+    initial_layers: tuple[int, ...] = ()
     kind: Literal["copy"] = "copy"
 
 

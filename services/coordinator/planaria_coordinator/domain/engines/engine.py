@@ -22,7 +22,7 @@ class Engine:
     measured_layers: tuple[MeasuredLayer, ...] = ()
     model_digest: str = ""
     peak_flops_per_second: float = 0.0
-    base: InitialState | None = None
+    initial_state: InitialState | None = None
     ties_embeddings: bool = False
 
 

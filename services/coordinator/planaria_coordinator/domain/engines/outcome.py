@@ -35,7 +35,7 @@ class Prepared:
     model_digest: str = ""
     """Of the source of a model by import path."""
     peak_flops_per_second: float = 0.0
-    base: InitialState | None = None
+    initial_state: InitialState | None = None
     """Where the job begins; None: from its seed."""
     ties_embeddings: bool = False
     """Whether the last layer shares a parameter with the first."""

@@ -50,7 +50,7 @@ def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
         measured_layers=outcome.measured_layers,
         model_digest=outcome.model_digest,
         peak_flops_per_second=outcome.peak_flops_per_second,
-        base=outcome.base,
+        initial_state=outcome.initial_state,
         ties_embeddings=outcome.ties_embeddings,
     )
     suspected = {k: each for k, each in turn.run.suspected.items() if k != engine.node_id}
@@ -129,8 +129,8 @@ def check_prepared(turn: Turn) -> None:
 
 def _let_join(turn: Turn, joiners: list[str]) -> None:
     if joiners:
-        story = replace(turn.transition.story, nodes_joined=tuple(joiners))
-        turn.note(story=story)
+        history = replace(turn.transition.history, nodes_joined=tuple(joiners))
+        turn.note(history=history)
         if turn.transition.mode is QuiesceMode.AT_COMMIT:
             begin_online_planning(turn)
         else:

@@ -43,7 +43,7 @@ def _end(turn: Turn, state: JobState, reason: str) -> None:
         transition=None,
         interrupted=None,
         disturbance=None,
-        ledger=turn.run.ledger.close(turn.now.time),
+        time_account=turn.run.time_account.close(turn.now.time),
         end_time=turn.now.time,
     )
     turn.stop_engines(tuple(turn.run.engines), reason)
@@ -62,10 +62,10 @@ def park(turn: Turn, state: JobState, message: str) -> None:
 
     What a job waits for is told by `waiting`.
     """
-    story = turn.transition.story
+    history = turn.transition.history
     waits = state in (JobState.WAITING, JobState.PENDING)
     turn.drop_superseded()
-    turn.change(transition=None, state=state, interrupted=story if waits else None)
+    turn.change(transition=None, state=state, interrupted=history if waits else None)
     turn.account(Activity.WAITING if waits else Activity.PAUSED)
     if not waits:
         turn.emit("job_paused", message, step=turn.run.committed_steps)

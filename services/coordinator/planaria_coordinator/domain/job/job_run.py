@@ -69,7 +69,7 @@ class JobRun:
     job_id: str
     requirements: Requirements
     state: JobState
-    ledger: TimeAccount
+    time_account: TimeAccount
     create_time: datetime
     nodes_per_replica: int
     """n0: the fewest nodes that hold the model."""
@@ -110,7 +110,7 @@ class JobRun:
     fingerprint: dict[str, str] = field(default_factory=dict)
     reference_node_id: str = ""
     """The node that the digests and `fingerprint` were taken from."""
-    base: InitialState | None = None
+    initial_state: InitialState | None = None
     """Where training begins; None: from the seed."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     """Those that are not complete yet, by version."""
@@ -123,8 +123,8 @@ class JobRun:
     newest_checkpoint_steps: int = 0
     """Number of committed steps in it."""
     announced_fault_tolerance: int | None = None
-    num_losses: int = 0
-    last_loss: str = ""
+    num_faults: int = 0
+    last_fault: str = ""
     """The newest of them, as it was told."""
     disturbance: Disturbance | None = None
     num_disturbances: int = 0
@@ -152,9 +152,9 @@ class JobRun:
         return replace(self, evaluation=Evaluation(step=record.step, loss=record.evaluation_loss))
 
     @property
-    def base_steps(self) -> int:
+    def initial_steps(self) -> int:
         """Steps that the job begins at: before the first commit, nothing of it can be lost."""
-        return self.base.step if self.base is not None else 0
+        return self.initial_state.step if self.initial_state is not None else 0
 
     @property
     def waits(self) -> bool:
@@ -166,10 +166,10 @@ class JobRun:
         """What a job that waits for nodes has yet to tell of; also while engines start on some."""
         if self.transition is None:
             return self.interrupted
-        story = self.transition.story
-        if self.state is not JobState.WAITING or story.cause is Cause.NODE_JOINED:
+        history = self.transition.history
+        if self.state is not JobState.WAITING or history.cause is Cause.NODE_JOINED:
             return None
-        return replace(story, nodes_joined=())
+        return replace(history, nodes_joined=())
 
     @property
     def has_trained(self) -> bool:

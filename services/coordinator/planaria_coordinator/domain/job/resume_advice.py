@@ -27,7 +27,7 @@ def resume_problem(run: JobRun) -> str:
         return ""
     num_steps = requirements.trained_steps(run.committed_steps)
     first = first_due(
-        run.base_steps,
+        run.initial_steps,
         every_steps=requirements.checkpoint_every_steps,
         num_steps=requirements.steps,
     )
@@ -43,9 +43,11 @@ def resume_problem(run: JobRun) -> str:
 
 def _began_in(folder: str, run: JobRun) -> bool:
     """Whether a job began at a checkpoint in a folder: then that one is there at least."""
-    base, init_from = run.base, PurePosixPath(run.requirements.init_from)
-    if base is not None:  # at step 0: from Hugging Face weights
-        return base.step > 0 and PurePosixPath(base.path).parent == PurePosixPath(folder)
+    initial_state, init_from = run.initial_state, PurePosixPath(run.requirements.init_from)
+    if initial_state is not None:  # at step 0: from Hugging Face weights
+        return initial_state.step > 0 and PurePosixPath(initial_state.path).parent == PurePosixPath(
+            folder
+        )
     if init_from.parent == PurePosixPath(folder):
         return version_of(init_from.name) is not None
     return bool(run.requirements.init_from) and init_from == PurePosixPath(folder)

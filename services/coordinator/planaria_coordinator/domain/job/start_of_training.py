@@ -42,7 +42,7 @@ def start_training(turn: Turn) -> None:
 
 def choose_first_plan(turn: Turn) -> None:
     """Ask for the plan that training begins with, at the version of the initial state."""
-    turn.note(target_steps=turn.run.base_steps)
+    turn.note(target_steps=turn.run.initial_steps)
     choose_plan(turn)
 
 
@@ -52,7 +52,7 @@ def _take_reference(turn: Turn) -> None:
 
     def view(engine: Engine) -> tuple[str, str, InitialState | None, tuple[tuple[str, str], ...]]:
         fingerprint = tuple(sorted(engine.fingerprint.items()))
-        return engine.data_digest, engine.model_digest, engine.base, fingerprint
+        return engine.data_digest, engine.model_digest, engine.initial_state, fingerprint
 
     counts = Counter(view(engine) for engine in engines)
     reference = max(engines, key=lambda engine: counts[view(engine)])
@@ -61,8 +61,8 @@ def _take_reference(turn: Turn) -> None:
         model_digest=reference.model_digest,
         fingerprint=reference.fingerprint,
         reference_node_id=reference.node_id,
-        base=reference.base,
-        committed_steps=reference.base.step if reference.base is not None else 0,
+        initial_state=reference.initial_state,
+        committed_steps=reference.initial_state.step if reference.initial_state is not None else 0,
     )
     requirements = turn.run.requirements
     if not requirements.layers:  # only who has built the model knows them
@@ -92,7 +92,7 @@ def difference_to_reference(turn: Turn, engine: Engine) -> Failure | None:
             f"{run.reference_node_id}: the module must be the same on all nodes",
             metadata={"node_id": engine.node_id, "field": "model.import_path"},
         )
-    if engine.base != run.base:
+    if engine.initial_state != run.initial_state:
         path = run.requirements.init_from
         return Failure(
             reason=ErrorReason.INIT_MISMATCH,

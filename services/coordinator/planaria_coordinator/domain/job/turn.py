@@ -106,7 +106,7 @@ class Turn:
     def account(self, activity: Activity, at: datetime | None = None) -> None:
         """Name what the job's time goes to from now on, or from an earlier moment on."""
         moment = min(at, self.now.time) if at else self.now.time
-        self.change(ledger=self.run.ledger.switch(activity, moment))
+        self.change(time_account=self.run.time_account.switch(activity, moment))
 
     def account_phase(self, activity: Activity) -> None:
         """Name the time of a phase; all that precedes the first step is starting."""
@@ -220,7 +220,7 @@ class Turn:
             job_spec=requirements.job_spec,
             accelerator=accelerator,
             job_secret=requirements.job_secret,
-            base=self.run.base,
+            initial_state=self.run.initial_state,
             forward_flops=counted_flops(self.run),
         )
         self.send(engine, command, allow_seconds=self.limits.prepare_seconds)

@@ -35,15 +35,15 @@ def nodes_granted(turn: Turn, signal: NodesGranted) -> None:
         await_nodes(turn, node_ids)
         check_prepared(turn)
     elif not run.has_trained:
-        story = new_history(turn, Cause.START)
+        history = new_history(turn, Cause.START)
         reason = f"starts on {', '.join(node_ids)}"
-        open_transition(turn, story, reason, awaited_nodes=node_ids)
+        open_transition(turn, history, reason, awaited_nodes=node_ids)
     else:
         waiting = run.state is JobState.WAITING
-        story = replace(new_history(turn, Cause.NODE_JOINED), nodes_joined=node_ids)
+        history = replace(new_history(turn, Cause.NODE_JOINED), nodes_joined=node_ids)
         open_transition(
             turn,
-            story,
+            history,
             f"{', '.join(node_ids)} join{'s' if len(node_ids) == 1 else ''}: {signal.reason}",
             mode=QuiesceMode.IMMEDIATE if waiting else QuiesceMode.AT_COMMIT,
             awaited_nodes=node_ids,
@@ -110,14 +110,14 @@ def follow_up(turn: Turn) -> None:
     if not _may_open(turn) or not run.has_trained or run.state is not JobState.RUNNING:
         return
     if run.committed_steps >= run.requirements.num_commits:
-        story = new_history(turn, Cause.FINISHED)
-        open_transition(turn, story, "the last step is committed")
+        history = new_history(turn, Cause.FINISHED)
+        open_transition(turn, history, "the last step is committed")
     elif run.pause_wanted:
-        story = new_history(turn, Cause.PAUSED)
-        open_transition(turn, story, "pause is wanted", mode=QuiesceMode.AT_COMMIT)
+        history = new_history(turn, Cause.PAUSED)
+        open_transition(turn, history, "pause is wanted", mode=QuiesceMode.AT_COMMIT)
     elif leaving := _leaving_nodes(turn):
-        story = new_history(turn, Cause.NODE_DRAINED)
-        open_online_change(turn, story, f"{', '.join(leaving)} is to be freed")
+        history = new_history(turn, Cause.NODE_DRAINED)
+        open_online_change(turn, history, f"{', '.join(leaving)} is to be freed")
 
 
 def _may_open(turn: Turn) -> bool:

@@ -70,7 +70,7 @@ def make_query(
 
 def begin_online_planning(turn: Turn) -> None:
     """Ask the planner while engines train; the plan says how they come to their new places."""
-    turn.enter(Phase.PLANNING, "the next plan is asked for beside training", is_ahead=True)
+    turn.enter(Phase.PLANNING, "the next plan is asked for beside training", plans_online=True)
     ask_early(turn)
 
 
@@ -80,7 +80,7 @@ def ask_early(turn: Turn) -> None:
     enough = len(nodes_to_plan_on(run)) >= run.nodes_per_replica
     if run.placement is None or run.pause_wanted or not enough:
         return
-    if turn.transition.story.cause is Cause.FINISHED:
+    if turn.transition.history.cause is Cause.FINISHED:
         return
     expected = holdings_of_placement(run.placement, run.prepared_engines, run.requirements)
     turn.ask(plan_query(run, expected))
@@ -98,14 +98,14 @@ def contingency_query(run: JobRun, now: datetime) -> PlanQuery | None:
     if run.state is not JobState.RUNNING or run.pause_wanted:
         return None
     holdings = holdings_of_placement(placement, run.prepared_engines, run.requirements)
-    horizon = horizon_seconds(run, now, num_further_losses=1)
+    horizon = horizon_seconds(run, now, num_further_faults=1)
     return make_query(run, holdings, horizon_seconds=horizon)
 
 
-def horizon_seconds(run: JobRun, now: datetime, *, num_further_losses: int = 0) -> float:
+def horizon_seconds(run: JobRun, now: datetime, *, num_further_faults: int = 0) -> float:
     """Return the expected time to the next change (H of planning.md 5)."""
-    num_losses = run.num_losses + num_further_losses
-    if not num_losses or run.start_time is None:
+    num_faults = run.num_faults + num_further_faults
+    if not num_faults or run.start_time is None:
         return _FIRST_HORIZON_SECONDS
     elapsed = (now - run.start_time).total_seconds()
-    return max(_LEAST_HORIZON_SECONDS, elapsed / num_losses)
+    return max(_LEAST_HORIZON_SECONDS, elapsed / num_faults)

@@ -56,7 +56,7 @@ def plan_arrived(turn: Turn, query: PlanQuery, answer: PlanAnswer) -> None:
     if turn.run.transition is None or turn.transition.query != query:
         return
     turn.note(answer=answer, answered_time=turn.now.time)
-    if turn.transition.phase is Phase.PLANNING and not turn.transition.is_ahead:
+    if turn.transition.phase is Phase.PLANNING and not turn.transition.plans_online:
         _adopt(turn, answer)
 
 
@@ -101,17 +101,17 @@ def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
     if problem is not None:
         fail(turn, ErrorReason.INTERNAL, f"the planner is wrong: {problem}", {"part": "planner"})
         return False
-    places = assign_engines(answer.plan, run.engines.values())
+    stage_engines = assign_engines(answer.plan, run.engines.values())
     target = Placement(
         generation=transition.generation,
         plan=answer.plan,
-        places=places,
+        stage_engines=stage_engines,
         reason=answer.reason,
-        peak_flops_per_second=peak_of(places, run.engines),
+        peak_flops_per_second=peak_of(stage_engines, run.engines),
     )
-    turn.note(target=target, story=_with_joiners(run, transition.story, answer.plan))
+    turn.note(target=target, history=_with_joiners(run, transition.history, answer.plan))
     turn.change(nodes_per_replica=answer.min_nodes or run.nodes_per_replica)
-    before = transition.story.sizes_before
+    before = transition.history.sizes_before
     instead = f" instead of {pipelines_in_words(before)}" if before else ""
     turn.emit(
         "plan_chosen",
@@ -125,13 +125,13 @@ def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
     return True
 
 
-def _with_joiners(run: JobRun, story: TransitionHistory, plan: Plan) -> TransitionHistory:
+def _with_joiners(run: JobRun, history: TransitionHistory, plan: Plan) -> TransitionHistory:
     """Nodes that were ready to join when something else happened join with its plan."""
     if run.in_force is None:
-        return story
+        return history
     before = run.in_force.plan_in_question.node_ids
     new = (node_id for node_id in plan.node_ids if node_id not in before)
-    return replace(story, nodes_joined=tuple(dict.fromkeys((*story.nodes_joined, *new))))
+    return replace(history, nodes_joined=tuple(dict.fromkeys((*history.nodes_joined, *new))))
 
 
 def _adopt(turn: Turn, answer: PlanAnswer) -> None:
@@ -139,7 +139,9 @@ def _adopt(turn: Turn, answer: PlanAnswer) -> None:
         return
     transition = turn.transition
     target = turn.target
-    missing = missing_layers(answer.plan, target.places, transition.holdings, turn.run.requirements)
+    missing = missing_layers(
+        answer.plan, target.stage_engines, transition.holdings, turn.run.requirements
+    )
     if missing:
         begin_copying(turn, missing)
     else:

@@ -17,7 +17,7 @@ class Placement:
 
     generation: int
     plan: Plan
-    places: StageEngines
+    stage_engines: StageEngines
     reason: str
     resume_time: datetime | None = None
     """When its first engine could compute; None while that is not known."""
@@ -35,7 +35,7 @@ class Placement:
     @property
     def engine_ids(self) -> frozenset[str]:
         """Every engine that steps cannot do without."""
-        placed = (engine_id for pipeline in self.places for engine_id in pipeline)
+        placed = (engine_id for pipeline in self.stage_engines for engine_id in pipeline)
         return frozenset((*placed, *self.followers))
 
     @property
@@ -48,11 +48,11 @@ class Placement:
         return self.first_generations[index] if self.first_generations else self.generation
 
 
-def peak_of(places: StageEngines, engines: Mapping[str, Engine]) -> float:
+def peak_of(stage_engines: StageEngines, engines: Mapping[str, Engine]) -> float:
     """Return what the accelerators of pipelines can do together, in operations a second.
 
     Returns:
         0 if one of them has not been measured.
     """
-    peaks = [engines[e].peak_flops_per_second for pipeline in places for e in pipeline]
+    peaks = [engines[e].peak_flops_per_second for pipeline in stage_engines for e in pipeline]
     return sum(peaks) if all(peaks) else 0.0

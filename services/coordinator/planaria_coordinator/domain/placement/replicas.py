@@ -107,7 +107,7 @@ def holdings_of_placement(
     """Return what engines hold if each holds exactly what its place needs, followers included."""
     held = {
         engine_id: requirements.layers_of(stage)
-        for pipeline, engines in zip(placement.plan.pipelines, placement.places, strict=True)
+        for pipeline, engines in zip(placement.plan.pipelines, placement.stage_engines, strict=True)
         for stage, engine_id in zip(pipeline.stages, engines, strict=True)
     }
     held.update(placement.followers)
@@ -124,11 +124,11 @@ def assign_engines(plan: Plan, engines: Iterable[Engine]) -> StageEngines:
 
 
 def missing_layers(
-    plan: Plan, places: StageEngines, holdings: Holdings, requirements: Requirements
+    plan: Plan, stage_engines: StageEngines, holdings: Holdings, requirements: Requirements
 ) -> dict[str, tuple[int, ...]]:
     """Return, by engine, the layers that its place needs and that it does not hold."""
     missing: dict[str, tuple[int, ...]] = {}
-    for pipeline, engine_ids in zip(plan.pipelines, places, strict=True):
+    for pipeline, engine_ids in zip(plan.pipelines, stage_engines, strict=True):
         for stage, engine_id in zip(pipeline.stages, engine_ids, strict=True):
             held = holdings.get(engine_id, ())
             needed = requirements.layers_of(stage)
@@ -151,7 +151,7 @@ def choose_sources(
     An engine of the same machine comes first: no network is faster, and the planner, to whom a
     machine's layers are one set, proposes none. Then comes the planner's proposal where its source
     still holds the layer; otherwise the holder that serves the fewest layers so far. A layer that
-    nobody holds gets no address: it is made from the job's seed.
+    nobody holds is left out: it comes from the job's initial state.
 
     Args:
         missing: the layers needed, by engine.
@@ -175,14 +175,15 @@ def choose_sources(
             node_id = engines[holder].node_id
             return node_id != own, node_id != wish, num_served.get(holder, 0)
 
-        holders = sorted(holders_of.get(layer, ()), key=preference)
-        if holders:
-            turn = skip % len(holders)
-            holders = (holders[turn:] + holders[:turn])[:MAX_SOURCES]
-            num_served[holders[0]] = num_served.get(holders[0], 0) + 1
+        holders = sorted(holders_of[layer], key=preference)
+        turn = skip % len(holders)
+        holders = (holders[turn:] + holders[:turn])[:MAX_SOURCES]
+        num_served[holders[0]] = num_served.get(holders[0], 0) + 1
         return LayerSource(layer=layer, addresses=tuple(engines[h].data_address for h in holders))
 
     return {
-        engine_id: tuple(source(engine_id, layer) for layer in missing[engine_id])
+        engine_id: tuple(
+            source(engine_id, layer) for layer in missing[engine_id] if layer in holders_of
+        )
         for engine_id in sorted(missing)
     }

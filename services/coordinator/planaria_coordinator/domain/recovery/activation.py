@@ -26,7 +26,7 @@ def begin_activation(turn: Turn) -> None:
     turn.enter(Phase.ACTIVATING, f"{len(target.engine_ids)} engines take their places")
     turn.account_phase(Activity.REBUILD)
     turn.change(placement=target, candidate=None, left_idle=())
-    turn.save_generation(transition.story.cause, plan=target.plan, reason=target.reason)
+    turn.save_generation(transition.history.cause, plan=target.plan, reason=target.reason)
     send_assignments(turn, target)
 
 
@@ -52,7 +52,7 @@ def send_assignments(
     command = Activate(
         pipelines=_assignments(target, engines),
         committed_steps=0 if at_commit else turn.transition.target_steps,
-        store_address=engines[target.places[0][0]].store_address,
+        store_address=engines[target.stage_engines[0][0]].store_address,
         rebuild_timeout_seconds=rebuild_seconds,
         at_commit=at_commit,
         kept_groups=() if at_commit else idle_groups(turn.transition.reports.values()),
@@ -96,7 +96,7 @@ def _copying_seconds(turn: Turn, engine_id: str) -> float:
 def _assignments(
     target: Placement, engines: Mapping[str, Engine]
 ) -> tuple[PipelineAssignment, ...]:
-    pipelines = zip(target.plan.pipelines, target.places, strict=True)
+    pipelines = zip(target.plan.pipelines, target.stage_engines, strict=True)
     return tuple(
         PipelineAssignment(
             stages=tuple(
@@ -124,11 +124,11 @@ def activated(turn: Turn, pending: Pending, outcome: Activated) -> bool:
 
 def note_activation(turn: Turn, pending: Pending, outcome: Activated) -> None:
     """What an engine computes from now on is new work."""
-    story = turn.transition.story
-    others = tuple(engine_id for engine_id in story.redone_by if engine_id != pending.engine_id)
+    history = turn.transition.history
+    others = tuple(engine_id for engine_id in history.redone_by if engine_id != pending.engine_id)
     turn.note(
         activated={**turn.transition.activated, pending.engine_id: outcome},
-        story=replace(story, redone_by=others, has_activated=True),
+        history=replace(history, redone_by=others, has_activated=True),
     )
 
 

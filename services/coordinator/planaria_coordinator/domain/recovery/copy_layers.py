@@ -34,9 +34,15 @@ def _send_copies(turn: Turn, missing: dict[str, tuple[int, ...]], *, attempt: in
         skip=attempt - 1,
     )
     for engine_id, layers in sources.items():
+        held_by_others = {source.layer for source in layers}
+        command = Copy(
+            layers=layers,
+            version=transition.target_steps,
+            initial_layers=tuple(x for x in missing[engine_id] if x not in held_by_others),
+        )
         turn.send(
             turn.run.engines[engine_id],
-            Copy(layers=layers, version=transition.target_steps),
+            command,
             allow_seconds=seconds_for_layers(turn, missing[engine_id]),
             attempt=attempt,
         )
@@ -74,7 +80,7 @@ def copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
 def _still_missing(turn: Turn, engine_id: str) -> tuple[int, ...]:
     target = turn.target
     missing = missing_layers(
-        target.plan, target.places, turn.transition.holdings, turn.run.requirements
+        target.plan, target.stage_engines, turn.transition.holdings, turn.run.requirements
     )
     return missing.get(engine_id, ())
 

@@ -205,7 +205,7 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case PlanArrived(query=query, answer=answer):
             plan_arrived(turn, query, answer)
         case PlanRefused():
-            if turn.run.transition is not None and turn.run.transition.is_ahead:
+            if turn.run.transition is not None and turn.run.transition.plans_online:
                 online_plan_refused(turn, signal)
             else:
                 plan_refused(turn, signal)
@@ -359,7 +359,7 @@ def _restarted(turn: Turn) -> None:
         open_online_change(turn, carried_history(turn), reason, asks_anew=True)
         return
     trained = transition.mode is QuiesceMode.FENCE or transition.phase is Phase.SWITCHING
-    finishes = trained or transition.story.resume_time is not None
+    finishes = trained or transition.history.resume_time is not None
     mode = QuiesceMode.FENCE if finishes else QuiesceMode.IMMEDIATE
     open_again(turn, reason, counts=False, mode=mode)
 

@@ -57,15 +57,15 @@ def begin_quiescing(turn: Turn) -> None:
     transition, run = turn.transition, turn.run
     participants = tuple(sorted(run.prepared_engines))
     mode = transition.mode or QuiesceMode.IMMEDIATE
-    if transition.story.cause not in _KEEP_THEIR_STATE:
+    if transition.history.cause not in _KEEP_THEIR_STATE:
         turn.set_state(JobState.RECOVERING)
     if mode is not QuiesceMode.AT_COMMIT:
-        finishing = transition.story.cause is Cause.FINISHED
+        finishing = transition.history.cause is Cause.FINISHED
         turn.account(Activity.FINISHING if finishing else Activity.QUIESCE)
     turn.enter(
         Phase.QUIESCING,
         f"{len(participants)} engines are told: {_IN_WORDS[mode]}",
-        is_ahead=False,
+        plans_online=False,
         participants=participants,
         stopped=tuple(sorted(run.required_engines.intersection(participants))),
         mode=mode,
@@ -84,9 +84,9 @@ def begin_quiescing(turn: Turn) -> None:
 
 def _lost_engines(turn: Turn) -> tuple[str, ...]:
     """All that are gone of those that steps cannot do without; the story knows who went first."""
-    run, story = turn.run, turn.transition.story
+    run, history = turn.run, turn.transition.history
     gone = sorted(run.required_engines - run.engines.keys())
-    return tuple(dict.fromkeys((*story.engines_lost, *gone)))
+    return tuple(dict.fromkeys((*history.engines_lost, *gone)))
 
 
 def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:
@@ -103,7 +103,7 @@ def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:
 def _decide_version(turn: Turn) -> None:
     run, reports = turn.run, turn.transition.reports
     # With nobody left to ask, the steps that were told of are gone with their engines.
-    target = max(target_steps(reports), run.base_steps) if reports else run.committed_steps
+    target = max(target_steps(reports), run.initial_steps) if reports else run.committed_steps
     if target + 1 < run.committed_steps:  # by one, somebody who has died may have been ahead
         _state_lost(turn, tuple(range(run.requirements.num_layers)), run.committed_steps)
         return
@@ -138,17 +138,17 @@ def _note_fence(turn: Turn) -> None:
     engines got another plan since the last commit, that is in the length of this step, too.
     """
     transition, run = turn.transition, turn.run
-    story = transition.story
+    history = transition.history
     if transition.mode is QuiesceMode.AT_COMMIT or not transition.reports:
         return
-    if story.fence_time is None and run.last_commit_time is not None:
+    if history.fence_time is None and run.last_commit_time is not None:
         began = run.placement.resume_time if run.placement else None
         is_clean = began is None or began <= run.last_commit_time
-        story = replace(story, hit_step=transition.target_steps if is_clean else None)
-    if story.fence_time is None or story.has_activated:
+        history = replace(history, hit_step=transition.target_steps if is_clean else None)
+    if history.fence_time is None or history.has_activated:
         fence_time = max(report.fence_time for report in transition.reports.values())
-        story = replace(story, fence_time=fence_time, has_activated=False)
-    turn.note(story=story)
+        history = replace(history, fence_time=fence_time, has_activated=False)
+    turn.note(history=history)
 
 
 def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:
@@ -157,7 +157,7 @@ def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:
     Engines that are collected a second time, without a place in between, report the same again.
     """
     transition, run = turn.transition, turn.run
-    story = transition.story
+    history = transition.history
     keepers = {e for pipeline in kept for e in _engines_of(turn, pipeline)}
     current = {
         engine_id: report
@@ -165,25 +165,27 @@ def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:
         if report.committed_steps == transition.target_steps
         and report.step_compute_seconds > 0
         and engine_id not in keepers
-        and engine_id not in story.redone_by
+        and engine_id not in history.redone_by
     }
     if not current or transition.mode is QuiesceMode.AT_COMMIT:
         return
     finished = {m for report in current.values() for m in report.finished_microbatches}
     seconds = sum(report.step_compute_seconds for report in current.values())
     turn.note(
-        story=replace(
-            story,
-            redone_by=(*story.redone_by, *current),
-            redone_microbatches=story.redone_microbatches + len(finished),
-            redone_seconds=story.redone_seconds + seconds,
+        history=replace(
+            history,
+            redone_by=(*history.redone_by, *current),
+            redone_microbatches=history.redone_microbatches + len(finished),
+            redone_seconds=history.redone_seconds + seconds,
         )
     )
     resumed = run.placement.resume_time if run.placement else None
     starts = [time for time in (run.last_commit_time, resumed) if time is not None]
-    if starts and not story.redone_by and not kept:  # else that time was used well by some
-        lost_seconds = (story.start_time - max(starts)).total_seconds()
-        turn.change(ledger=run.ledger.move(Activity.PRODUCTIVE, Activity.REDONE, lost_seconds))
+    if starts and not history.redone_by and not kept:  # else that time was used well by some
+        lost_seconds = (history.start_time - max(starts)).total_seconds()
+        turn.change(
+            time_account=run.time_account.move(Activity.PRODUCTIVE, Activity.REDONE, lost_seconds)
+        )
 
 
 def _roll_forward(turn: Turn, record: CommitRecord, behind: tuple[str, ...]) -> None:
@@ -232,7 +234,7 @@ def _rolled_forward(turn: Turn, engine_id: str, outcome: Committed) -> tuple[int
 
 def _engines_of(turn: Turn, pipeline: KeptPipeline) -> tuple[str, ...]:
     placement = turn.run.in_force
-    return placement.places[pipeline.index] if placement else ()
+    return placement.stage_engines[pipeline.index] if placement else ()
 
 
 def _kept_pipelines(turn: Turn) -> tuple[KeptPipeline, ...]:
@@ -261,7 +263,7 @@ def version_reached(turn: Turn) -> None:
     transition, run = turn.transition, turn.run
     target = transition.target_steps
     lost = layers_without_replica(transition.holdings, run.requirements.num_layers)
-    if lost and target > run.base_steps:
+    if lost and target > run.initial_steps:
         _state_lost(turn, lost, target)
     elif target >= run.requirements.num_commits:
         steps = run.requirements.steps
@@ -270,7 +272,7 @@ def version_reached(turn: Turn) -> None:
     elif kept and run.in_force is not None:
         _finish_step(turn, run.in_force, kept)
     elif run.pause_wanted:
-        if transition.story.cause in (Cause.NODE_LOST, Cause.ENGINE_LOST):
+        if transition.history.cause in (Cause.NODE_LOST, Cause.ENGINE_LOST):
             close_recovery(turn, "a pause is wanted: what is left of the recovery comes behind it")
         park(turn, JobState.PAUSED, f"the job stands still at step {target}")
     else:
@@ -281,7 +283,7 @@ def _state_lost(turn: Turn, lost: tuple[int, ...], step: int) -> None:
     layers = ",".join(str(layer) for layer in lost)
     newest = turn.run.newest_checkpoint
     step = turn.run.requirements.trained_steps(step)
-    how = f", the last as {turn.run.last_loss}" if turn.run.last_loss else ""
+    how = f", the last as {turn.run.last_fault}" if turn.run.last_fault else ""
     fail(
         turn,
         ErrorReason.STATE_LOST,

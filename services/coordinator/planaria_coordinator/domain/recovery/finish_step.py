@@ -67,7 +67,7 @@ def kept_pipelines(
     """
     found = (
         _kept_pipeline(index, placement, reports, target_steps, stands_behind=stands_behind)
-        for index in range(len(placement.places))
+        for index in range(len(placement.stage_engines))
         if _holds_its_layers(index, placement, holdings, requirements)
     )
     kept = tuple(pipeline for pipeline in found if pipeline is not None)
@@ -88,7 +88,9 @@ def _have_room(kept: Sequence[KeptPipeline], plan: Plan, requirements: Requireme
 def _holds_its_layers(
     index: int, placement: Placement, holdings: Holdings, requirements: Requirements
 ) -> bool:
-    stages = zip(placement.plan.pipelines[index].stages, placement.places[index], strict=True)
+    stages = zip(
+        placement.plan.pipelines[index].stages, placement.stage_engines[index], strict=True
+    )
     return all(
         set(requirements.layers_of(stage)) <= set(holdings.get(engine_id, ()))
         for stage, engine_id in stages
@@ -103,7 +105,7 @@ def _kept_pipeline(
     *,
     stands_behind: bool,
 ) -> KeptPipeline | None:
-    members = [reports.get(engine_id) for engine_id in placement.places[index]]
+    members = [reports.get(engine_id) for engine_id in placement.stage_engines[index]]
     present = [report for report in members if report is not None and report.park_time is None]
     views = {(r.applied_generation, r.committed_steps, r.kept_microbatches) for r in present}
     if len(present) < len(members) or len(views) != 1:
@@ -202,17 +204,17 @@ def finishing_placement(
     of_every_step = _complete(
         pipelines, speeds, regular, [len(mine) for mine in regular], num_microbatches
     )
-    places = tuple(placement.places[pipeline.index] for pipeline in kept)
-    placed = frozenset(engine_id for pipeline in places for engine_id in pipeline)
+    stage_engines = tuple(placement.stage_engines[pipeline.index] for pipeline in kept)
+    placed = frozenset(engine_id for pipeline in stage_engines for engine_id in pipeline)
     return Placement(
         generation=generation,
         plan=_plan(pipelines, of_every_step, holdings, engines, requirements),
-        places=places,
+        stage_engines=stage_engines,
         reason="the step in flight is finished by the pipelines that have lost nobody",
         followers={e: layers for e, layers in holdings.items() if layers and e not in placed},
         step_microbatches=of_step,
         first_generations=tuple(placement.first_generation(p.index) for p in kept),
-        peak_flops_per_second=peak_of(places, engines),
+        peak_flops_per_second=peak_of(stage_engines, engines),
         plan_before=placement.plan_in_question,
     )
 

@@ -39,13 +39,13 @@ def begin_staging(turn: Turn, running: Placement, answer: PlanAnswer) -> None:
     run = turn.run
     target = _grown_from(running, turn.target)
     holdings = holdings_of_placement(running, run.prepared_engines, run.requirements)
-    missing = missing_layers(target.plan, target.places, holdings, run.requirements)
+    missing = missing_layers(target.plan, target.stage_engines, holdings, run.requirements)
     num_layers = sum(len(layers) for layers in missing.values())
     turn.enter(
         Phase.STAGING,
         f"{len(target.engine_ids)} engines make their places ready, {len(missing)} of them with "
         f"{num_layers} layers",
-        is_ahead=False,
+        plans_online=False,
         target=target,
     )
     send_assignments(
@@ -64,14 +64,16 @@ def _grown_from(running: Placement, target: Placement) -> Placement:
     unchanged = {
         (pipeline.stages, engine_ids): running.first_generation(index)
         for index, (pipeline, engine_ids) in enumerate(
-            zip(running.plan.pipelines, running.places, strict=True)
+            zip(running.plan.pipelines, running.stage_engines, strict=True)
         )
     }
     return replace(
         target,
         first_generations=tuple(
             unchanged.get((pipeline.stages, engine_ids), target.generation)
-            for pipeline, engine_ids in zip(target.plan.pipelines, target.places, strict=True)
+            for pipeline, engine_ids in zip(
+                target.plan.pipelines, target.stage_engines, strict=True
+            )
         ),
     )
 
@@ -107,9 +109,9 @@ def _when_all_have_answered(turn: Turn) -> None:
         return
     failure = turn.transition.failure
     if failure:
-        story = carried_history(turn)
-        story = replace(story, num_attempts=story.num_attempts + 1, staging_failed=True)
-        open_online_change(turn, story, f"the change is made standing still: {failure}")
+        history = carried_history(turn)
+        history = replace(history, num_attempts=history.num_attempts + 1, staging_failed=True)
+        open_online_change(turn, history, f"the change is made standing still: {failure}")
     else:
         _begin_switching(turn)
 
@@ -169,8 +171,8 @@ def left(turn: Turn, pending: Pending, report: FenceReport) -> None:
 
 def switch_failed(turn: Turn, failure: Failure) -> None:
     """Somebody cannot take its place, and others may have: everyone is asked what has become."""
-    story = replace(turn.transition.story, staging_failed=True)
-    turn.note(story=story)
+    history = replace(turn.transition.history, staging_failed=True)
+    turn.note(history=history)
     open_again(
         turn, f"the change could not be completed: {failure.message}", mode=QuiesceMode.FENCE
     )
@@ -188,5 +190,5 @@ def _when_all_have_changed(turn: Turn) -> None:
         left_idle=(),
         committed_steps=max(steps, turn.run.committed_steps),
     )
-    turn.save_generation(transition.story.cause, plan=target.plan, reason=target.reason)
+    turn.save_generation(transition.history.cause, plan=target.plan, reason=target.reason)
     complete(turn)

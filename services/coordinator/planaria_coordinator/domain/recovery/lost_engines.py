@@ -139,14 +139,14 @@ def _after_loss(
 def _complete_history(turn: Turn, node_id: str) -> bool:
     """Say of a node whose engine was seen to die first that all of it is gone; whether one was."""
     run = turn.run
-    story = run.transition.story if run.transition else run.interrupted
-    if story is None or node_id not in map(node_of, story.engines_lost):
+    history = run.transition.history if run.transition else run.interrupted
+    if history is None or node_id not in map(node_of, history.engines_lost):
         return complete_recovery(turn, node_id)
-    story = _with_losses(story, [], node_id)
+    history = _with_losses(history, [], node_id)
     if run.transition:
-        turn.note(story=story)
+        turn.note(history=history)
     else:
-        turn.change(interrupted=story)
+        turn.change(interrupted=history)
     return True
 
 
@@ -175,13 +175,13 @@ def _plan_again_without(turn: Turn, gone: Iterable[str], reason: str, node_id: s
     if _asked_for(turn).isdisjoint(map(node_of, gone)):
         return
     lost = {node_id, *(node_of(engine_id) for engine_id in gone)}
-    story = carried_history(turn)
-    joining = tuple(n for n in story.nodes_joined if n not in lost)
-    if story.cause is Cause.NODE_JOINED and story.resume_time is None and not joining:
+    history = carried_history(turn)
+    joining = tuple(n for n in history.nodes_joined if n not in lost)
+    if history.cause is Cause.NODE_JOINED and history.resume_time is None and not joining:
         turn.because(reason)
         cancel_join(turn)
     else:
-        open_online_change(turn, replace(story, nodes_joined=joining), reason)
+        open_online_change(turn, replace(history, nodes_joined=joining), reason)
 
 
 def _recreate(turn: Turn, gone: Iterable[str]) -> None:
@@ -203,52 +203,59 @@ def fault_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
 
 
 def _merged_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
-    story = carried_history(turn)
-    if story.cause is Cause.FINISHED:
+    history = carried_history(turn)
+    if history.cause is Cause.FINISHED:
         return fault_history(turn, fault_time)
     if is_planned_change(turn.transition):  # the fault is what counts now
         now = turn.now.time
-        story = replace(story, start_time=min(fault_time, now), first_open_time=now)
-    cause = story.cause if story.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST
-    return replace(story, cause=cause, num_attempts=0)
+        history = replace(history, start_time=min(fault_time, now), first_open_time=now)
+    cause = history.cause if history.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST
+    return replace(history, cause=cause, num_attempts=0)
 
 
 def _with_losses(
-    story: TransitionHistory, engine_ids: Iterable[str], node_id: str
+    history: TransitionHistory, engine_ids: Iterable[str], node_id: str
 ) -> TransitionHistory:
-    engines_lost = tuple(dict.fromkeys((*story.engines_lost, *engine_ids)))
-    nodes_joined = tuple(n for n in story.nodes_joined if n != node_id)
+    engines_lost = tuple(dict.fromkeys((*history.engines_lost, *engine_ids)))
+    nodes_joined = tuple(n for n in history.nodes_joined if n != node_id)
     if not node_id:
-        return replace(story, engines_lost=engines_lost)
+        return replace(history, engines_lost=engines_lost)
     return replace(
-        story,
-        cause=story.cause if story.cause is Cause.START else Cause.NODE_LOST,
+        history,
+        cause=history.cause if history.cause is Cause.START else Cause.NODE_LOST,
         engines_lost=engines_lost,
-        nodes_lost=tuple(dict.fromkeys((*story.nodes_lost, node_id))),
+        nodes_lost=tuple(dict.fromkeys((*history.nodes_lost, node_id))),
         nodes_joined=nodes_joined,
     )
 
 
 def _open_recovery(
-    turn: Turn, story: TransitionHistory, gone: Iterable[str], reason: str, node_id: str
+    turn: Turn, history: TransitionHistory, gone: Iterable[str], reason: str, node_id: str
 ) -> None:
-    story = _with_losses(story, gone, node_id)
-    last_loss = reason[:MAX_MESSAGE_CHARACTERS]
-    turn.change(num_losses=turn.run.num_losses + 1, last_loss=last_loss)
+    history = _with_losses(history, gone, node_id)
+    last_fault = reason[:MAX_MESSAGE_CHARACTERS]
+    turn.change(num_faults=turn.run.num_faults + 1, last_fault=last_fault)
     fenced = turn.run.transition
-    ledger_before = turn.run.ledger  # of the first fault that nobody has computed through yet
+    time_account_before = (
+        turn.run.time_account
+    )  # of the first fault that nobody has computed through yet
     if fenced is not None and fenced.mode is QuiesceMode.FENCE:
-        ledger_before = fenced.ledger_before or ledger_before
-    account_detection(turn, story.start_time)
+        time_account_before = fenced.time_account_before or time_account_before
+    account_detection(turn, history.start_time)
     awaited = () if turn.run.has_trained else tuple(turn.run.nodes)
     # Who is to stand still anyhow need not finish the step in flight.
     mode = QuiesceMode.IMMEDIATE if turn.run.pause_wanted else QuiesceMode.FENCE
     open_transition(
-        turn, story, reason, mode=mode, awaited_nodes=awaited, ledger_before=ledger_before
+        turn,
+        history,
+        reason,
+        mode=mode,
+        awaited_nodes=awaited,
+        time_account_before=time_account_before,
     )
 
 
 def account_detection(turn: Turn, fault_time: datetime) -> None:
     """From the fault on, time was no longer productive."""
-    if turn.run.ledger.current is Activity.PRODUCTIVE:
+    if turn.run.time_account.current is Activity.PRODUCTIVE:
         turn.account(Activity.DETECT, at=fault_time)

@@ -36,7 +36,7 @@ def advance_online_change(turn: Turn) -> None:
         return
     is_over = turn.run.committed_steps >= turn.run.requirements.num_commits
     gives_way = turn.run.pause_wanted or is_over
-    if transition.is_ahead:
+    if transition.plans_online:
         if gives_way:
             begin_quiescing(turn)
         else:
@@ -58,7 +58,7 @@ def _advance_when_planned(turn: Turn) -> None:
         return
     elif same_pipelines(answer.plan, placement.plan) and not placement.followers:
         stay(turn, answer.reason)
-    elif transition.story.staging_failed:
+    elif transition.history.staging_failed:
         begin_quiescing(turn)
     else:
         begin_staging(turn, placement, answer)
@@ -71,11 +71,13 @@ def online_plan_refused(turn: Turn, signal: PlanRefused) -> None:
     if wants_less(turn, signal):
         ask_early(turn)
     elif signal.reason is ErrorReason.NOT_ENOUGH_NODES:
-        if turn.transition.story.cause is Cause.NODE_DRAINED:  # else it is asked for again at once
+        if (
+            turn.transition.history.cause is Cause.NODE_DRAINED
+        ):  # else it is asked for again at once
             needed = max(turn.run.nodes_per_replica, len(signal.query.nodes) + 1)
             turn.change(nodes_per_replica=needed)
         stay(turn, signal.message)
-    elif turn.transition.story.cause is Cause.NODE_JOINED:
+    elif turn.transition.history.cause is Cause.NODE_JOINED:
         stay(turn, signal.message)  # who trains need not suffer for it
     else:
         fail(turn, signal.reason, signal.message, signal.metadata)
@@ -103,7 +105,7 @@ def stay(turn: Turn, reason: str) -> None:
         interrupted=None,
     )
     turn.because("the pipelines go on as they are")
-    if transition.story.resume_time is None:
+    if transition.history.resume_time is None:
         turn.emit("plan_kept", f"training goes on as it was: {reason}")
         return
     tell_of_recovery(turn, transition)

@@ -49,22 +49,22 @@ def new_history(
 
 def open_transition(
     turn: Turn,
-    story: TransitionHistory,
+    history: TransitionHistory,
     reason: str,
     *,
     mode: QuiesceMode | None = QuiesceMode.IMMEDIATE,
     awaited_nodes: tuple[str, ...] = (),
-    ledger_before: TimeAccount | None = None,
+    time_account_before: TimeAccount | None = None,
 ) -> None:
     """Let generation g + 1 take the place of whatever is under way.
 
     Args:
         turn: the decision.
-        story: what the transition is about.
+        history: what the transition is about.
         reason: why it is opened, in words.
         mode: when engines stop.
         awaited_nodes: nodes whose engines must be ready before anyone is told.
-        ledger_before: the job's time before the fault that some may compute through.
+        time_account_before: the job's time before the fault that some may compute through.
     """
     generation = turn.run.generation + 1
     lets_train = mode is QuiesceMode.AT_COMMIT or awaited_nodes
@@ -76,11 +76,11 @@ def open_transition(
         transition=Transition(
             generation=generation,
             phase=Phase.PREPARING,
-            story=story,
+            history=history,
             open_time=turn.now.time,
             horizon_seconds=horizon_seconds(turn.run, turn.now.time),
             mode=mode,
-            ledger_before=ledger_before,
+            time_account_before=time_account_before,
         ),
     )
     _tell(turn, reason)
@@ -96,7 +96,7 @@ def open_transition(
 
 
 def open_online_change(
-    turn: Turn, story: TransitionHistory, reason: str, *, asks_anew: bool = False
+    turn: Turn, history: TransitionHistory, reason: str, *, asks_anew: bool = False
 ) -> None:
     """Let generation g + 1 be planned while engines train; they are told nothing before that.
 
@@ -104,7 +104,7 @@ def open_online_change(
 
     Args:
         turn: the decision.
-        story: what the transition is about.
+        history: what the transition is about.
         reason: why it is opened, in words.
         asks_anew: whoever had the question has forgotten it.
     """
@@ -113,7 +113,7 @@ def open_online_change(
     transition = Transition(
         generation=generation,
         phase=Phase.PLANNING,
-        story=story,
+        history=history,
         open_time=turn.now.time,
         horizon_seconds=horizon_seconds(turn.run, turn.now.time),
         mode=QuiesceMode.AT_COMMIT,
@@ -135,16 +135,16 @@ def open_online_change(
 
 
 def _tell(turn: Turn, reason: str) -> None:
-    story = turn.transition.story
-    regrows = turn.transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is not None
-    turn.save_generation(story.cause)
+    history = turn.transition.history
+    regrows = turn.transition.mode is QuiesceMode.AT_COMMIT and history.resume_time is not None
+    turn.save_generation(history.cause)
     turn.because(reason)
     turn.emit(
-        "regrow_started" if regrows else _EVENTS[story.cause],
+        "regrow_started" if regrows else _EVENTS[history.cause],
         f"{reason} (generation {turn.run.generation})",
-        cause=str(story.cause),
-        nodes_lost=list(story.nodes_lost),
-        nodes_joined=list(story.nodes_joined),
+        cause=str(history.cause),
+        nodes_lost=list(history.nodes_lost),
+        nodes_joined=list(history.nodes_joined),
     )
 
 
@@ -157,37 +157,37 @@ def open_again(
 ) -> None:
     """Begin the transition under way anew in the next generation: nobody new was lost."""
     transition = turn.transition
-    story = carried_history(turn)
+    history = carried_history(turn)
     if is_planned_change(transition) and mode is not QuiesceMode.AT_COMMIT:
         # From now on engines stop for it.
-        story = replace(story, start_time=turn.now.time, first_open_time=turn.now.time)
+        history = replace(history, start_time=turn.now.time, first_open_time=turn.now.time)
     if counts:
-        story = replace(story, num_attempts=story.num_attempts + 1)
+        history = replace(history, num_attempts=history.num_attempts + 1)
     awaited: tuple[str, ...] = ()
     if not turn.run.has_trained:
         awaited = tuple(n for n in transition.awaited_nodes if n in turn.run.nodes)
     computes = mode is QuiesceMode.FENCE and transition.finishes_step
     open_transition(
         turn,
-        story,
+        history,
         reason,
         mode=mode,
         awaited_nodes=awaited,
-        ledger_before=transition.ledger_before if computes else None,
+        time_account_before=transition.time_account_before if computes else None,
     )
 
 
 def carried_history(turn: Turn) -> TransitionHistory:
     """Return the story of the transition under way, for the one that takes its place."""
-    story = turn.transition.story
-    return replace(story, copied_bytes=story.copied_bytes + turn.transition.copied_bytes)
+    history = turn.transition.history
+    return replace(history, copied_bytes=history.copied_bytes + turn.transition.copied_bytes)
 
 
 def is_planned_change(transition: Transition) -> bool:
     """Whether a change follows nobody's loss: nobody stands still, or not before a commit."""
-    story = transition.story
-    planned = transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is None
-    return planned and story.cause is not Cause.START
+    history = transition.history
+    planned = transition.mode is QuiesceMode.AT_COMMIT and history.resume_time is None
+    return planned and history.cause is not Cause.START
 
 
 def retry_or_give_up(turn: Turn) -> None:
@@ -199,7 +199,7 @@ def retry_or_give_up(turn: Turn) -> None:
     reason, turn.retry_reason = turn.retry_reason, ""
     if not reason or turn.run.transition is None:
         return
-    if turn.transition.story.num_attempts + 1 >= turn.limits.num_attempts:
+    if turn.transition.history.num_attempts + 1 >= turn.limits.num_attempts:
         message = f"{turn.limits.num_attempts} attempts failed: {reason}"
         fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": reason})
     else:
@@ -207,7 +207,7 @@ def retry_or_give_up(turn: Turn) -> None:
         goes_on = (
             transition.finishes_step
             and not transition.is_at_fault
-            and not transition.story.num_attempts
+            and not transition.history.num_attempts
             and not turn.run.pause_wanted
         )
         open_again(turn, reason, mode=QuiesceMode.FENCE if goes_on else QuiesceMode.IMMEDIATE)

@@ -18,10 +18,10 @@ from planaria_coordinator.domain.recovery.transition import Transition
 
 def recovery_record(run: JobRun, transition: Transition, number: int) -> Recovery:
     """Return the record of a transition whose engines all have their places."""
-    story = transition.story
+    history = transition.history
     end = _end(transition)
     stopped = stop_times(transition)
-    start = story.start_time
+    start = history.start_time
     if _is_planned(transition):
         start = min((stopped[e] for e in _had_to_stop(transition)), default=end)
     figures = recovery_figures(transition)
@@ -33,7 +33,7 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
     return Recovery(
         job_id=run.job_id,
         id=number,
-        cause=str(story.cause),
+        cause=str(history.cause),
         generation=transition.generation,
         start_time=start,
         end_time=max(start, end),
@@ -43,13 +43,13 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
         regrow_seconds=figures.regrow_seconds,
         idle_seconds=figures.idle_seconds,
         hit_step=hit_step(transition),
-        nodes_lost=story.nodes_lost,
-        nodes_joined=story.nodes_joined,
-        redone_microbatches=story.redone_microbatches,
-        copied_bytes=story.copied_bytes + transition.copied_bytes,
+        nodes_lost=history.nodes_lost,
+        nodes_joined=history.nodes_joined,
+        redone_microbatches=history.redone_microbatches,
+        copied_bytes=history.copied_bytes + transition.copied_bytes,
         phases=phases_of(transition),
-        lost_accelerator_seconds={"idle": idle_engine_seconds, "redone": story.redone_seconds},
-        pipeline_sizes_before=story.sizes_before,
+        lost_accelerator_seconds={"idle": idle_engine_seconds, "redone": history.redone_seconds},
+        pipeline_sizes_before=history.sizes_before,
         pipeline_sizes_after=transition.target.plan.sizes if transition.target else (),
         reason=transition.target.reason if transition.target else "",
     )
@@ -60,7 +60,7 @@ def stop_times(transition: Transition) -> dict[str, datetime]:
     reports = transition.reports
     parked = {e: reports[e].park_time for e in transition.stopped if e in reports}
     times = {engine_id: time for engine_id, time in parked.items() if time is not None}
-    return {**_changed_places(transition), **times, **transition.story.stop_times}
+    return {**_changed_places(transition), **times, **transition.history.stop_times}
 
 
 def _changed_places(transition: Transition) -> dict[str, datetime]:
@@ -77,7 +77,7 @@ def _changed_places(transition: Transition) -> dict[str, datetime]:
 def phases_of(transition: Transition) -> tuple[RecoveryPhase, ...]:
     """Return the phases so far, one of each name: what two generations took of it is added up."""
     merged: dict[str, RecoveryPhase] = {}
-    for phase in (*transition.story.phases, *_phases(transition)):
+    for phase in (*transition.history.phases, *_phases(transition)):
         seen = merged.get(phase.name)
         merged[phase.name] = phase if seen is None else _added(seen, phase)
     return tuple(sorted(merged.values(), key=lambda phase: phase.start_time))
@@ -93,25 +93,25 @@ def _added(phase: RecoveryPhase, other: RecoveryPhase) -> RecoveryPhase:
 
 def _is_planned(transition: Transition) -> bool:
     """Whether nothing was lost: a change at leisure, which began when the first engine stopped."""
-    return transition.mode is QuiesceMode.AT_COMMIT and transition.story.resume_time is None
+    return transition.mode is QuiesceMode.AT_COMMIT and transition.history.resume_time is None
 
 
 def _end(transition: Transition) -> datetime:
     """Return when the last engine that had to stop could compute again, or at least the last."""
-    outcomes, story = transition.activated, transition.story
-    regrown = transition.mode is QuiesceMode.AT_COMMIT and story.resume_time is not None
+    outcomes, history = transition.activated, transition.history
+    regrown = transition.mode is QuiesceMode.AT_COMMIT and history.resume_time is not None
     resumed = [outcomes[e].resume_time for e in _had_to_stop(transition) if e in outcomes]
-    if not resumed and regrown and story.resume_time is not None:
-        return story.resume_time  # whole pipelines were all that was left, and never stopped
+    if not resumed and regrown and history.resume_time is not None:
+        return history.resume_time  # whole pipelines were all that was left, and never stopped
     if not outcomes:  # the job's end came first: nobody had to compute again
         stands = [report.park_time or report.fence_time for report in transition.reports.values()]
-        return max(stands, default=story.start_time)
+        return max(stands, default=history.start_time)
     return max(resumed or [outcome.resume_time for outcome in outcomes.values()])
 
 
 def _had_to_stop(transition: Transition) -> Iterable[str]:
     if not _is_planned(transition) and transition.mode is QuiesceMode.AT_COMMIT:
-        return transition.story.stop_times
+        return transition.history.stop_times
     if transition.staged:
         return _changed_places(transition)
     return stop_times(transition)
@@ -124,14 +124,14 @@ def _resume_time(transition: Transition, engine_id: str, end: datetime) -> datet
 
 
 def _phases(transition: Transition) -> Iterable[RecoveryPhase]:
-    story = transition.story
-    if story.start_time < story.first_open_time and not story.phases:
-        yield _phase("detect", story.start_time, story.first_open_time)
+    history = transition.history
+    if history.start_time < history.first_open_time and not history.phases:
+        yield _phase("detect", history.start_time, history.first_open_time)
     reports = [transition.reports[e] for e in transition.stopped if e in transition.reports]
     still = [report.park_time or report.fence_time for report in reports]
     if still and not transition.staged:
         at_commit = transition.mode is QuiesceMode.AT_COMMIT
-        yield _phase("quiesce", min(still) if at_commit else story.first_open_time, max(still))
+        yield _phase("quiesce", min(still) if at_commit else history.first_open_time, max(still))
     planned = transition.asked_time, transition.answered_time
     if planned[0] is not None and planned[1] is not None and not transition.finishes_step:
         yield _phase("plan", planned[0], planned[1])

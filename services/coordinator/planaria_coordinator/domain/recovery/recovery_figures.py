@@ -65,17 +65,17 @@ class RecoveryFigures:
 
 def recovery_figures(transition: Transition) -> RecoveryFigures:
     """Return the figures of the recovery that ends with a transition."""
-    story = transition.story
+    history = transition.history
     idle = idle_seconds(transition)
-    if story.cause not in LOSSES:
+    if history.cause not in LOSSES:
         return RecoveryFigures(idle_seconds=idle)
     ends = (
-        story.first_open_time,
-        story.fence_time,
+        history.first_open_time,
+        history.fence_time,
         resume_time(transition),
         _regrow_time(transition),
     )
-    detect, fence, resume, regrow = _growing_seconds(story.start_time, ends)
+    detect, fence, resume, regrow = _growing_seconds(history.start_time, ends)
     return RecoveryFigures(
         detect_seconds=detect,
         fence_seconds=fence,
@@ -101,27 +101,27 @@ def _growing_seconds(start: datetime, ends: Iterable[datetime | None]) -> tuple[
 def resume_time(transition: Transition) -> datetime | None:
     """Return when all survivors took part in steps again; None: they never did."""
     if transition.mode is QuiesceMode.AT_COMMIT:
-        return transition.story.resume_time
+        return transition.history.resume_time
     return max((outcome.resume_time for outcome in transition.activated.values()), default=None)
 
 
 def _regrow_time(transition: Transition) -> datetime | None:
-    story = transition.story
+    history = transition.history
     if transition.mode is not QuiesceMode.AT_COMMIT:
         return resume_time(transition)
     outcomes = transition.activated
-    regrown = [outcomes[e].resume_time for e in story.stop_times if e in outcomes]
+    regrown = [outcomes[e].resume_time for e in history.stop_times if e in outcomes]
     if regrown:
         return max(regrown)
     has_plan = bool(outcomes) or transition.target is not None
-    return story.resume_time if has_plan else None  # the plan uses healthy pipelines only
+    return history.resume_time if has_plan else None  # the plan uses healthy pipelines only
 
 
 def idle_seconds(transition: Transition) -> float | None:
     """Return how long nobody computed, with what earlier transitions of the recovery add to it."""
-    before = transition.story.idle_seconds
+    before = transition.history.idle_seconds
     target = transition.target
-    placed = {e for pipeline in target.places for e in pipeline} if target else set()
+    placed = {e for pipeline in target.stage_engines for e in pipeline} if target else set()
     resumed = [o.resume_time for e, o in transition.activated.items() if e in placed]
     if not resumed:
         return before
@@ -135,16 +135,16 @@ def idle_seconds(transition: Transition) -> float | None:
     computed = [stop for stop in stops if stop is not None]
     if not computed:
         return before
-    start = max(transition.story.start_time, *computed)
+    start = max(transition.history.start_time, *computed)
     return (before or 0.0) + max(0.0, (min(resumed) - start).total_seconds())
 
 
 def hit_step(transition: Transition) -> int | None:
     """Return the step whose length has the change in it; None where it has more in it."""
-    story = transition.story
-    if story.cause is Cause.RESUMED or transition.target is None:
+    history = transition.history
+    if history.cause is Cause.RESUMED or transition.target is None:
         return None
-    return story.hit_step if story.cause in LOSSES else transition.target_steps
+    return history.hit_step if history.cause in LOSSES else transition.target_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ def begin_regrowing(turn: Turn) -> None:
         start_time=turn.run.start_time or first,
     )
     wounded = stop_times(transition)
-    story = replace(
+    history = replace(
         carried_history(turn),
         stop_times={e: time for e, time in wounded.items() if e in turn.run.engines},
         resume_time=last,
@@ -36,20 +36,20 @@ def begin_regrowing(turn: Turn) -> None:
         phases=phases_of(transition),
     )
     open_online_change(
-        turn, story, f"step {transition.target_steps} is being finished, a new plan follows"
+        turn, history, f"step {transition.target_steps} is being finished, a new plan follows"
     )
 
 
 def _credit_computing_engines(turn: Turn) -> None:
     """Since the fault only the wounded were idle: the others' share of that time was not lost."""
-    placement, before = turn.run.placement, turn.transition.ledger_before
+    placement, before = turn.run.placement, turn.transition.time_account_before
     if placement is None or before is None:
         return
-    num_computing = sum(len(pipeline) for pipeline in placement.places)
+    num_computing = sum(len(pipeline) for pipeline in placement.stage_engines)
     share = num_computing / len(placement.engine_ids)
-    ledger = turn.run.ledger
-    for activity, seconds in tuple(ledger.seconds.items()):
+    time_account = turn.run.time_account
+    for activity, seconds in tuple(time_account.seconds.items()):
         if activity is not Activity.PRODUCTIVE:
             idle_seconds = seconds - before.seconds.get(activity, 0.0)
-            ledger = ledger.move(activity, Activity.PRODUCTIVE, share * idle_seconds)
-    turn.change(ledger=ledger)
+            time_account = time_account.move(activity, Activity.PRODUCTIVE, share * idle_seconds)
+    turn.change(time_account=time_account)

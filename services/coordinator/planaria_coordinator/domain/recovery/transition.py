@@ -87,13 +87,13 @@ class Transition:
 
     generation: int
     phase: Phase
-    story: TransitionHistory
+    history: TransitionHistory
     open_time: datetime
     horizon_seconds: float
     mode: QuiesceMode | None = None
-    is_ahead: bool = False
+    plans_online: bool = False
     """The planner is asked while engines train; they are told nothing before it has answered."""
-    ledger_before: TimeAccount | None = None
+    time_account_before: TimeAccount | None = None
     """The job's time before the fault that whole pipelines compute through."""
     awaited_nodes: tuple[str, ...] = ()
     """Nodes whose engines must be prepared before the others are told."""
@@ -140,4 +140,4 @@ class Transition:
     @property
     def is_online(self) -> bool:
         """Whether everybody trains on, whatever becomes of this transition."""
-        return self.is_ahead or self.phase in (Phase.PREPARING, Phase.STAGING)
+        return self.plans_online or self.phase in (Phase.PREPARING, Phase.STAGING)

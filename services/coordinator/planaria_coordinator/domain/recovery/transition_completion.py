@@ -44,7 +44,7 @@ def complete(turn: Turn) -> None:
         waiting_reason="",
     )
     turn.because(f"all {len(resumed)} engines have their places")
-    if transition.story.cause in _RECOVERIES:
+    if transition.history.cause in _RECOVERIES:
         tell_of_recovery(turn, transition)
     else:
         begins = f"training begins {_origin(turn.run)}" if is_first else "training goes on"
@@ -59,14 +59,14 @@ def complete(turn: Turn) -> None:
 
 
 def _origin(run: JobRun) -> str:
-    return f"from {run.base.path}" if run.base is not None else "from the seed"
+    return f"from {run.initial_state.path}" if run.initial_state is not None else "from the seed"
 
 
 def tell_of_recovery(turn: Turn, transition: Transition) -> None:
     """Record what a recovery cost, and say so."""
     recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
     message = _recovery_in_words(recovery, transition)
-    _record(turn, transition.story, recovery, message, step=transition.target_steps)
+    _record(turn, transition.history, recovery, message, step=transition.target_steps)
 
 
 def close_recovery(turn: Turn, message: str) -> None:
@@ -75,24 +75,24 @@ def close_recovery(turn: Turn, message: str) -> None:
     What happens behind it is another story.
     """
     transition = turn.transition
-    if transition.story.cause not in _RECOVERIES:
+    if transition.history.cause not in _RECOVERIES:
         return
     recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
     now = turn.now.time
-    sizes = transition.story.sizes_before
+    sizes = transition.history.sizes_before
     turn.note(
-        story=TransitionHistory(
+        history=TransitionHistory(
             cause=Cause.FINISHED, start_time=now, first_open_time=now, sizes_before=sizes
         )
     )
     step = turn.run.requirements.trained_steps(transition.target_steps)
-    _record(turn, transition.story, recovery, message, step=step)
+    _record(turn, transition.history, recovery, message, step=step)
 
 
 def _record(
-    turn: Turn, story: TransitionHistory, recovery: Recovery, message: str, *, step: int
+    turn: Turn, history: TransitionHistory, recovery: Recovery, message: str, *, step: int
 ) -> None:
-    turn.change(num_recoveries=recovery.id, suspected=_suspected(turn.run, story, recovery))
+    turn.change(num_recoveries=recovery.id, suspected=_suspected(turn.run, history, recovery))
     turn.actions.append(RecordRecovery(recovery=recovery))
     turn.emit(
         "recovery_finished",
@@ -112,8 +112,8 @@ def _record(
     )
 
 
-def _suspected(run: JobRun, story: TransitionHistory, recovery: Recovery) -> dict[str, Recovery]:
-    told = {node_of(engine_id) for engine_id in story.engines_lost} - set(recovery.nodes_lost)
+def _suspected(run: JobRun, history: TransitionHistory, recovery: Recovery) -> dict[str, Recovery]:
+    told = {node_of(engine_id) for engine_id in history.engines_lost} - set(recovery.nodes_lost)
     alive = {engine.node_id for engine in run.prepared_engines.values()}
     held = run.nodes.keys() - alive
     return {

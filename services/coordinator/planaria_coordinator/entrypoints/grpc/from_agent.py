@@ -137,7 +137,7 @@ def _unset(field: str) -> PlanariaError:
     )
 
 
-def base_of(message: report_pb2.Base) -> InitialState:
+def initial_state_of(message: report_pb2.InitialState) -> InitialState:
     return InitialState(
         path=message.path,
         step=message.step,
@@ -252,7 +252,9 @@ def _prepared_of(message: report_pb2.Prepared) -> words.Prepared:
         data_digest=message.data_digest,
         num_tokens=message.num_tokens,
         fingerprint=dict(message.fingerprint),
-        base=base_of(message.base) if message.HasField("base") else None,
+        initial_state=initial_state_of(message.initial_state)
+        if message.HasField("initial_state")
+        else None,
         measured_layers=tuple(
             words.MeasuredLayer(
                 layer=measured.layer,

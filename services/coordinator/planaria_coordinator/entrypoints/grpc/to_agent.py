@@ -55,8 +55,10 @@ def directive_message(directive: words.Directive, plans: PlanMessages) -> direct
             message.prepare.accelerator = prepare.accelerator
             message.prepare.job_secret = prepare.job_secret
             message.prepare.forward_flops.extend(prepare.forward_flops)
-            if prepare.base is not None:
-                message.prepare.base.CopyFrom(_base_message(prepare.base))
+            if prepare.initial_state is not None:
+                message.prepare.initial_state.CopyFrom(
+                    _initial_state_message(prepare.initial_state)
+                )
         case words.Quiesce() as quiesce:
             message.quiesce.mode = directive_pb2.Quiesce.Mode.Value(f"MODE_{quiesce.mode}")
             message.quiesce.lost_engine_ids.extend(quiesce.lost_engine_ids)
@@ -64,6 +66,7 @@ def directive_message(directive: words.Directive, plans: PlanMessages) -> direct
             message.commit.record.CopyFrom(_record_message(record))
         case words.Copy() as copy:
             message.copy.layers.extend(_source_message(source) for source in copy.layers)
+            message.copy.initial_layers.extend(copy.initial_layers)
             message.copy.version = copy.version
         case words.Activate() as activate:
             message.activate.CopyFrom(plans(activate))
@@ -101,12 +104,12 @@ def _record_message(record: words.CommitRecord) -> report_pb2.CommitRecord:
     )
 
 
-def _base_message(base: words.InitialState) -> report_pb2.Base:
-    return report_pb2.Base(
-        path=base.path,
-        step=base.step,
-        sha256=bytes.fromhex(base.sha256),
-        num_tokens=base.num_tokens,
+def _initial_state_message(initial_state: words.InitialState) -> report_pb2.InitialState:
+    return report_pb2.InitialState(
+        path=initial_state.path,
+        step=initial_state.step,
+        sha256=bytes.fromhex(initial_state.sha256),
+        num_tokens=initial_state.num_tokens,
     )
 
 

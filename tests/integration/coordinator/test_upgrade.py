@@ -1,0 +1,171 @@
+"""The database of an unfinished job, made by an older version: nothing of it is lost."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from alembic import command
+from pydantic_core import to_json
+from sqlalchemy import Connection
+
+from integration.coordinator.old_databases import NAMES, copy_rows, open_old
+from planaria_coordinator.adapters.database.columns import Document
+from planaria_coordinator.adapters.database.engine import open_engine, parse_database_url
+from planaria_coordinator.adapters.database.migrate import _config
+from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
+from planaria_coordinator.domain.engines.directive import Command, Copy, Prepare
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
+from planaria_coordinator.domain.job.signals import NodeLost, Restarted, Signal
+from planaria_coordinator.domain.recovery.decide import decide
+from planaria_coordinator.domain.recovery.transition import Cause, Phase
+
+pytestmark = pytest.mark.integration
+
+JOB_ID = "job-1"
+NEW_NAMES = {
+    "base": "initial_state",
+    "ledger": "time_account",
+    "ledger_before": "time_account_before",
+    "story": "history",
+    "is_ahead": "plans_online",
+    "num_losses": "num_faults",
+    "last_loss": "last_fault",
+    "places": "stage_engines",
+}
+"""No key of the old documents has one of these names and another meaning."""
+DROPPED = {"pause_seconds"}
+"""Of recoveries: it was promised as one figure and used for another."""
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield everything that a document holds, by where it is."""
+    match value:
+        case dict():
+            for key, each in value.items():
+                yield from leaves(each, (*path, key))
+        case list():
+            for index, each in enumerate(value):
+                yield from leaves(each, (*path, str(index)))
+        case _:
+            yield path, value
+
+
+@pytest.fixture(params=NAMES)
+def old(request: pytest.FixtureRequest) -> Iterator[sqlite3.Connection]:
+    connection = open_old(request.param)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+async def upgraded(old: sqlite3.Connection, database_url: str) -> SqlDatabase:
+    """The old database, opened by this version, on SQLite or PostgreSQL."""
+
+    def write(connection: Connection) -> None:
+        command.upgrade(_config(connection), "0005")
+        copy_rows(old, connection)
+
+    engine = open_engine(parse_database_url(database_url))
+    async with engine.transaction() as transaction:
+        transaction.write(write)
+        await transaction.commit()
+    await engine.dispose()
+    return await open_database(database_url, max_log_lines_per_job=1)
+
+
+async def stored_run(database: SqlDatabase) -> JobRun:
+    async with database.unit_of_work() as work:
+        run = await work.runs.get(JOB_ID)
+    assert run is not None
+    return run
+
+
+async def test_nothing_of_a_run_is_lost(old: sqlite3.Connection, upgraded: SqlDatabase) -> None:
+    """Every value is where it was, under its new name."""
+    ((before,),) = old.execute("SELECT run FROM runs")
+    run = await stored_run(upgraded)
+    await upgraded.close()
+
+    kept = dict(leaves(json.loads(to_json(run))))
+    expected = {
+        tuple(NEW_NAMES.get(part, part) for part in path): value
+        for path, value in leaves(json.loads(before))
+        if not DROPPED.intersection(path)
+    }
+    assert expected.items() <= kept.items()
+    assert run.initial_state is not None
+    assert run.initial_state.path.endswith("/first/step-00000004")
+    assert run.initial_steps == 4
+    assert run.num_faults >= 1
+
+
+async def test_directives_and_rows_of_the_job_are_read(upgraded: SqlDatabase) -> None:
+    """Those that engines have not answered are sent again; its recoveries can still be listed."""
+    run = await stored_run(upgraded)
+    async with upgraded.unit_of_work() as work:
+        pending = await work.directives.pending()
+        recoveries = await work.recoveries.page(JOB_ID, page_size=10, page_token="")
+        job = await work.jobs.get(JOB_ID)
+    await upgraded.close()
+
+    assert {each.id for each in pending} >= run.pending.keys()
+    assert len(recoveries.items) == run.num_recoveries
+    assert job is not None
+    assert job.state is run.state
+
+
+@pytest.mark.parametrize("old", ["running"], indirect=True)
+async def test_commands_name_the_initial_state(
+    old: sqlite3.Connection, upgraded: SqlDatabase
+) -> None:
+    """The Prepare of a node that joins has it, and the first Copy takes every layer from it."""
+    async with upgraded.unit_of_work() as work:
+        (prepare,) = (
+            each.command
+            for each in await work.directives.pending()
+            if isinstance(each.command, Prepare)
+        )
+    async with upgraded._transaction() as transaction:
+        copies = await transaction.run(
+            lambda connection: [
+                Document(Command).process_result_value(text, connection.dialect)
+                for text in connection.exec_driver_sql(
+                    "SELECT CAST(command AS TEXT) FROM directives WHERE command IS NOT NULL"
+                ).scalars()
+            ]
+        )
+    await upgraded.close()
+    assert prepare.initial_state is not None
+    assert prepare.initial_state.step == 4
+    assert next(each.initial_layers for each in copies if isinstance(each, Copy))[:2] == (0, 1)
+
+
+async def test_the_job_goes_on(upgraded: SqlDatabase) -> None:
+    """A new coordinator restores it, and carries it through the loss of another node."""
+    run = await stored_run(upgraded)
+    await upgraded.close()
+    now = Moment(seconds=0.0, time=run.create_time + timedelta(minutes=1))
+
+    def after(signal: Signal) -> None:
+        nonlocal run
+        decision = decide(now, run, signal, Limits())
+        run = decision.run
+
+    generation = run.generation
+    after(Restarted())
+    assert not run.state.is_terminal
+    trains_on = run.placement
+    assert trains_on is not None
+    lost = trains_on.plan.node_ids[0]
+    after(NodeLost(node_id=lost, fault_time=now.time, reason="its power is gone"))
+
+    assert run.state in (JobState.RECOVERING, JobState.WAITING)
+    assert run.transition is not None
+    assert run.transition.phase is Phase.QUIESCING
+    assert run.transition.history.cause is Cause.NODE_LOST
+    assert lost in run.transition.history.nodes_lost
+    assert run.generation > generation
