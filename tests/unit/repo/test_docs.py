@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -86,6 +87,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     """Pages outside docs/, which mkdocs does not check."""
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_files_named_in_the_documentation_exist() -> None:
+    """A reader who looks for a file finds it."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True)
+    files = [f"/{name}" for name in listed.stdout.decode().splitlines()]
+    for page in (p for p in PAGES if p not in PARTS and p.name != "own-model.md"):
+        for name in re.findall(r"`([\w/.]+\.(?:py|proto))`", page.read_text(encoding="utf-8")):
+            assert any(file.endswith(f"/{name}") for file in files), f"{page.name}: {name}"
 
 
 def test_python_in_the_documentation_imports_what_exists() -> None:
