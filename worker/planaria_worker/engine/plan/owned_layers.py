@@ -59,7 +59,7 @@ def find_owned_layers(
     """Cut the model where the set of owners changes; return the highest layers first.
 
     The order is the same on all engines, or two pipelines that are cut differently would deadlock
-    (ALGORITHMS.md 6).
+    (protocol/step.md).
     """
     owners: list[list[str]] = [[] for _ in range(num_layers)]
     for stage in stage_assignments(pipelines):

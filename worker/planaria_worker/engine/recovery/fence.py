@@ -3,7 +3,7 @@
 One lock orders the two things that must not overlap: the control thread fences the engine, and the
 training thread passes the commit point of a step. The first one wins: an engine that passed the
 commit point finishes its update before it reports, and one that was fenced first never passes it
-(ALGORITHMS.md 7).
+(protocol/recovery.md).
 """
 
 import threading

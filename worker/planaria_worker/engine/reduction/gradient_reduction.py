@@ -2,8 +2,8 @@
 
 A bucket starts as soon as the last backward pass has come through its layers, and so overlaps with
 the rest of that pass. It sums a copy, so that a failure at any moment leaves the local sums as they
-were (ALGORITHMS.md 6); there are as many copies as buckets may be in flight. After the values, each
-bucket carries how often every microbatch is in them: a sum that holds each once is complete,
+were (protocol/step.md); there are as many copies as buckets may be in flight. After the values,
+each bucket carries how often every microbatch is in them: a sum that holds each once is complete,
 replaces the local sum, and stays valid until the commit (`complete_sums`). It is left in the copy,
 and moved only if that copy is needed again before the commit.
 """

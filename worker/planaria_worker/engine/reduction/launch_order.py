@@ -2,7 +2,7 @@
 
 A bucket starts when the local sums of its layers are complete: the last backward pass completes
 them from the highest layer down. It never starts before the earlier buckets in the one order of all
-ranks (ALGORITHMS.md 6): ranks that waited for buckets in different orders would deadlock, and two
+ranks (protocol/step.md): ranks that waited for buckets in different orders would deadlock, and two
 buckets of one group that changed places would be added to each other.
 
 The buckets that the last layer of the pass completes wait until the pass is over: filling a bucket

@@ -1,4 +1,4 @@
-"""One training step, as in ALGORITHMS.md 6: begin, compute, then attempt to reduce and commit.
+"""One training step, as in protocol/step.md: begin, compute, then attempt to reduce and commit.
 
     begin_step(context, step)
     compute(context, context.view.pipeline.microbatches)  # 1F1B; gradient sums begin meanwhile

@@ -5,9 +5,10 @@ reach the same decision, and it goes down again. Passing the commit point happen
 this is the one place where a step becomes committed. The second phase applies it (`apply_step`).
 
 Whatever becomes of an attempt, each rank of a pipeline sends one message up and one down
-(ALGORITHMS.md 6): a message that is left over would be taken for one of the next attempt. An engine
-that cannot go on votes `fenced`; then the last rank does not go across, and decides `fenced`. If an
-engine knows beforehand that the attempt is aborted, it sends `fenced` both ways and does not wait.
+(protocol/step.md): a message that is left over would be taken for one of the next attempt. An
+engine that cannot go on votes `fenced`; then the last rank does not go across, and decides
+`fenced`. If an engine knows beforehand that the attempt is aborted, it sends `fenced` both ways and
+does not wait.
 """
 
 from dataclasses import dataclass
