@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from planaria.api.common.v1 import errors_pb2
@@ -23,10 +24,12 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcclient import bearer, open_channel, to_planaria_error
 from planaria_common.grpcserver import GrpcServer
 from planaria_common.version import PROTOCOL_VERSION
+from planaria_coordinator.application.agents.agent_messages import EngineExited
 from planaria_coordinator.domain.engines import directive as words
-from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer
+from planaria_coordinator.domain.engines.outcome import Failure, FenceReport, HeldLayer
 from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
 from planaria_coordinator.entrypoints.grpc.worker_service import WorkerServicer
+from planaria_coordinator.messages import from_message, to_message
 from unit.coordinator.simulation import World
 
 if TYPE_CHECKING:  # the generated stub is one class at run time
@@ -249,13 +252,14 @@ def test_every_command_has_its_message() -> None:
 def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a thousand engines each has a place for each of the others in its Activate."""
     converted: list[words.Activate] = []
-    whole = to_agent._plan_message
+    whole = to_message
 
-    def counted(activate: words.Activate) -> directive_pb2.Activate:
-        converted.append(activate)
-        return whole(activate)
+    def counted(value: Any, message: type[Message]) -> Message:
+        if isinstance(value, words.Activate):
+            converted.append(value)
+        return whole(value, message)
 
-    monkeypatch.setattr(to_agent, "_plan_message", counted)
+    monkeypatch.setattr(to_agent, "to_message", counted)
 
     def plan(address: str) -> words.Activate:
         stage = words.StageAssignment(
@@ -286,9 +290,9 @@ def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_stored_is_not_passed_on() -> None:
     """PostgreSQL's text cannot hold NUL; a decision on it would be stored in vain for ever."""
     nul = report_pb2.Failure(message="a\0b", metadata={"detail": "\0"})
-    failure = from_agent.failure_of(nul)
+    failure = from_message(nul, Failure)
     assert (failure.message, failure.metadata) == ("a�b", {"detail": "�"})
-    exited = from_agent.exited_of(report_pb2.EngineExited(log_tail=["x\0"]))
+    exited = from_message(report_pb2.EngineExited(log_tail=["x\0"]), EngineExited)
     assert exited.log_tail == ("x�",)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from planaria.api.common.v1 import plan_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria.api.planner.v1.planner_service_pb2_grpc import (
     PlannerServiceServicer,
@@ -30,7 +31,7 @@ from planaria_coordinator.domain.placement.planner_query import (
     PlanQuery,
     Problem,
 )
-from planaria_coordinator.plan_messages import plan_message
+from planaria_coordinator.messages import to_message
 from unit.coordinator_edge.conftest import TOKEN
 from unit.coordinator_edge.fakes import PLAN
 from unit.coordinator_edge.test_scheduler import PROFILE
@@ -42,6 +43,9 @@ QUERY = PlanQuery(
     ),
     nodes=(PlanNode(node_id="a"), PlanNode(node_id="b", kind="cpu", relative_speed=0.5)),
 )
+
+
+PLAN_MESSAGE = to_message(PLAN, plan_pb2.Plan)
 
 
 class FakePlanner(PlannerServiceServicer):
@@ -63,14 +67,14 @@ class FakePlanner(PlannerServiceServicer):
         self, request: pb.InstantiateRequest, context: Context
     ) -> pb.InstantiateResponse:
         await self._note(request)
-        return pb.InstantiateResponse(plan=plan_message(PLAN), reason="fastest", min_nodes=2)
+        return pb.InstantiateResponse(plan=PLAN_MESSAGE, reason="fastest", min_nodes=2)
 
     async def Reconfigure(
         self, request: pb.ReconfigureRequest, context: Context
     ) -> pb.ReconfigureResponse:
         await self._note(request)
         return pb.ReconfigureResponse(
-            plan=plan_message(PLAN),
+            plan=PLAN_MESSAGE,
             copies=[pb.LayerCopy(layer=1, source_node_id="a", destination_node_id="b", bytes=9)],
             candidates=[pb.Candidate(kind="shrink", iteration_seconds=1.5)],
             reason="shrunk",
@@ -93,7 +97,7 @@ class FakePlanner(PlannerServiceServicer):
         self, request: pb.PlanContingenciesRequest, context: Context
     ) -> AsyncIterator[pb.PlanContingenciesResponse]:
         await self._note(request)
-        present = pb.ReconfigureResponse(plan=plan_message(PLAN), reason="shrunk", min_nodes=2)
+        present = pb.ReconfigureResponse(plan=PLAN_MESSAGE, reason="shrunk", min_nodes=2)
         yield pb.PlanContingenciesResponse(lost_node_id="a", next=present)
         yield pb.PlanContingenciesResponse(lost_node_id="b", error_reason="NOT_ENOUGH_NODES")
 
@@ -177,7 +181,7 @@ async def test_a_plan_that_follows(planners: dict[str, FakePlanner], connect: Co
     )
     assert answer.candidates[0].kind == "shrink"
     [request] = planner.asked
-    assert request.current == plan_message(PLAN)
+    assert request.current == PLAN_MESSAGE
     assert list(request.holdings[0].layers) == [0, 1]
 
 

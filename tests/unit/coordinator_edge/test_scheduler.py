@@ -9,6 +9,7 @@ from functools import partial
 import grpc
 import pytest
 
+from planaria.api.common.v1 import plan_pb2
 from planaria.api.coordinator.v1 import scheduler_service_pb2 as pb
 from planaria.api.coordinator.v1.scheduler_service_pb2_grpc import (
     SchedulerServiceStub,
@@ -18,6 +19,7 @@ from planaria_common.errors import InvalidArgumentError
 from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcserver import GrpcServer
 from planaria_coordinator.application.ports import NodesQuestion, PlanQuestion
+from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import (
     HardwareProfile,
     LayerProfile,
@@ -27,7 +29,7 @@ from planaria_coordinator.domain.placement.planner_query import (
 from planaria_coordinator.entrypoints.grpc.custom_policy import CustomPolicy
 from planaria_coordinator.entrypoints.grpc.scheduler_service import SchedulerServicer
 from planaria_coordinator.entrypoints.grpc.scheduler_sessions import SchedulerSessions
-from planaria_coordinator.plan_messages import plan_message
+from planaria_coordinator.messages import to_message
 from unit.coordinator_edge.conftest import TOKEN
 from unit.coordinator_edge.fakes import PLAN, job, node
 
@@ -177,8 +179,10 @@ def nodes_decision(question: pb.DecisionRequest, *node_ids: str) -> pb.Decision:
     )
 
 
-def plan_decision(question: pb.DecisionRequest, plan: object = None) -> pb.Decision:
-    answer = pb.PlanAnswer() if plan is None else pb.PlanAnswer(plan=plan_message(plan))  # type: ignore[arg-type]
+def plan_decision(question: pb.DecisionRequest, plan: Plan | None = None) -> pb.Decision:
+    answer = (
+        pb.PlanAnswer() if plan is None else pb.PlanAnswer(plan=to_message(plan, plan_pb2.Plan))
+    )
     return pb.Decision(decision_id=question.decision_id, plan_answer=answer)
 
 
@@ -270,7 +274,7 @@ async def test_a_scheduler_accepts_the_proposal(
     question = await scheduler.question()
     assert len(question.plan_question.profile.layers) == 5
     assert question.plan_question.profile.layers[0].forward_seconds[1] == 1.0
-    assert question.plan_question.current == plan_message(PLAN)
+    assert question.plan_question.current == to_message(PLAN, plan_pb2.Plan)
     await scheduler.answer(plan_decision(question))
 
     assert (await deciding).plan == PLAN

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from planaria_coordinator import messages
 from planaria_coordinator.application import coordinator as application
 from planaria_coordinator.application.agents import declare_lost_nodes, node_updates
 from planaria_coordinator.application.agents.node_registry import NodeEntry
@@ -26,7 +27,6 @@ from planaria_coordinator.domain.recovery import (
     transition_completion,
 )
 from planaria_coordinator.domain.recovery.decide import Decision
-from planaria_coordinator.entrypoints.grpc import from_agent
 from unit.guards.guard import swap
 
 
@@ -118,4 +118,4 @@ def believe_interrupted_plans(patch: pytest.MonkeyPatch) -> None:
 
 
 def store_any_text(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, from_agent._storable, lambda text: text)
+    swap(patch, messages._storable, lambda text: text)

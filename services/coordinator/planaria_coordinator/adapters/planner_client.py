@@ -5,11 +5,13 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from planaria.api.common.v1 import plan_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceStub
 from planaria_common.errors import ErrorReason, PlanariaError, UnavailableError
 from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcwire import is_healthy
+from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import (
     Candidate,
     LayerCopy,
@@ -17,7 +19,8 @@ from planaria_coordinator.domain.placement.planner_query import (
     PlanQuery,
     Problem,
 )
-from planaria_coordinator.plan_messages import plan_from_message, plan_message, profile_message
+from planaria_coordinator.messages import from_message, to_message
+from planaria_coordinator.plan_messages import profile_message
 
 if TYPE_CHECKING:  # the generated stub is one class at run time
     from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceAsyncStub
@@ -75,10 +78,13 @@ class PlannerClient:
             raise
 
     async def _instantiate(self, query: PlanQuery) -> PlanAnswer:
-        request = pb.InstantiateRequest(problem=_problem(query.problem), nodes=_nodes(query))
+        request = pb.InstantiateRequest(
+            problem=_problem(query.problem),
+            nodes=[to_message(node, pb.PlanNode) for node in query.nodes],
+        )
         answer = await self._ask(lambda stub: stub.Instantiate(request))
         return PlanAnswer(
-            plan=plan_from_message(answer.plan), reason=answer.reason, min_nodes=answer.min_nodes
+            plan=from_message(answer.plan, Plan), reason=answer.reason, min_nodes=answer.min_nodes
         )
 
     async def min_nodes(self, query: PlanQuery) -> int:
@@ -144,20 +150,20 @@ def _nobody(message: str) -> PlanariaError:
 def _reconfigure_request(query: PlanQuery) -> pb.ReconfigureRequest:
     return pb.ReconfigureRequest(
         problem=_problem(query.problem),
-        nodes=_nodes(query),
-        current=None if query.current is None else plan_message(query.current),
-        holdings=[pb.Holding(node_id=h.node_id, layers=h.layers) for h in query.holdings],
+        nodes=[to_message(node, pb.PlanNode) for node in query.nodes],
+        current=None if query.current is None else to_message(query.current, plan_pb2.Plan),
+        holdings=[to_message(holding, pb.Holding) for holding in query.holdings],
         horizon_seconds=query.horizon_seconds,
     )
 
 
 def _next_plan(answer: pb.ReconfigureResponse) -> PlanAnswer:
     return PlanAnswer(
-        plan=plan_from_message(answer.plan),
+        plan=from_message(answer.plan, Plan),
         reason=answer.reason,
         min_nodes=answer.min_nodes,
-        copies=tuple(_copy(copy) for copy in answer.copies),
-        candidates=tuple(_candidate(candidate) for candidate in answer.candidates),
+        copies=tuple(from_message(copy, LayerCopy) for copy in answer.copies),
+        candidates=tuple(from_message(candidate, Candidate) for candidate in answer.candidates),
     )
 
 
@@ -168,29 +174,4 @@ def _problem(problem: Problem) -> pb.Problem:
         fault_tolerance=problem.fault_tolerance,
         min_nodes_per_pipeline=problem.min_nodes_per_pipeline,
         max_stage_accelerators=1,  # engines do not run a stage together yet
-    )
-
-
-def _nodes(query: PlanQuery) -> list[pb.PlanNode]:
-    return [
-        pb.PlanNode(node_id=node.node_id, kind=node.kind, relative_speed=node.relative_speed)
-        for node in query.nodes
-    ]
-
-
-def _copy(copy: pb.LayerCopy) -> LayerCopy:
-    return LayerCopy(
-        layer=copy.layer,
-        source_node_id=copy.source_node_id,
-        destination_node_id=copy.destination_node_id,
-        num_bytes=copy.bytes,
-    )
-
-
-def _candidate(candidate: pb.Candidate) -> Candidate:
-    return Candidate(
-        kind=candidate.kind,
-        iteration_seconds=candidate.iteration_seconds,
-        transition_seconds=candidate.transition_seconds,
-        steps_within_horizon=candidate.steps_within_horizon,
     )

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 
 from planaria.api.coordinator.v1 import cluster_service_pb2 as pb
-from planaria.api.coordinator.v1 import cluster_service_pb2_grpc
+from planaria.api.coordinator.v1 import cluster_service_pb2_grpc, resources_pb2
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
-from planaria_coordinator.entrypoints.grpc.convert import event_message, node_message
 from planaria_coordinator.entrypoints.streams import until_stopped
+from planaria_coordinator.messages import to_message
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -29,29 +29,31 @@ class ClusterServicer(cluster_service_pb2_grpc.ClusterServiceServicer):
         self, request: pb.ListNodesRequest, _context: Context
     ) -> pb.ListNodesResponse:
         page = await self._cluster.list(page_size=request.page_size, page_token=request.page_token)
-        nodes = [node_message(node) for node in page.items]
+        nodes = [to_message(node, resources_pb2.Node) for node in page.items]
         return pb.ListNodesResponse(nodes=nodes, next_page_token=page.next_page_token)
 
     async def GetNode(self, request: pb.GetNodeRequest, _context: Context) -> pb.GetNodeResponse:
-        return pb.GetNodeResponse(node=node_message(await self._cluster.get(request.node_id)))
+        return pb.GetNodeResponse(
+            node=to_message(await self._cluster.get(request.node_id), resources_pb2.Node)
+        )
 
     async def CordonNode(
         self, request: pb.CordonNodeRequest, _context: Context
     ) -> pb.CordonNodeResponse:
         node = await self._cluster.cordon(request.node_id, request_id=request.request_id)
-        return pb.CordonNodeResponse(node=node_message(node))
+        return pb.CordonNodeResponse(node=to_message(node, resources_pb2.Node))
 
     async def UncordonNode(
         self, request: pb.UncordonNodeRequest, _context: Context
     ) -> pb.UncordonNodeResponse:
         node = await self._cluster.uncordon(request.node_id, request_id=request.request_id)
-        return pb.UncordonNodeResponse(node=node_message(node))
+        return pb.UncordonNodeResponse(node=to_message(node, resources_pb2.Node))
 
     async def DrainNode(
         self, request: pb.DrainNodeRequest, _context: Context
     ) -> pb.DrainNodeResponse:
         node = await self._cluster.drain(request.node_id, request_id=request.request_id)
-        return pb.DrainNodeResponse(node=node_message(node))
+        return pb.DrainNodeResponse(node=to_message(node, resources_pb2.Node))
 
     async def RemoveNode(
         self, request: pb.RemoveNodeRequest, _context: Context
@@ -65,7 +67,7 @@ class ClusterServicer(cluster_service_pb2_grpc.ClusterServiceServicer):
         page = await self._events.list(
             job_id=request.job_id, page_size=request.page_size, page_token=request.page_token
         )
-        events = [event_message(event) for event in page.items]
+        events = [to_message(event, resources_pb2.Event) for event in page.items]
         return pb.ListEventsResponse(events=events, next_page_token=page.next_page_token)
 
     async def WatchEvents(
@@ -74,4 +76,4 @@ class ClusterServicer(cluster_service_pb2_grpc.ClusterServiceServicer):
         events = self._events.watch(after_sequence=request.after_sequence, job_id=request.job_id)
         async for event in until_stopped(events, stopping=self._stopping):
             if event is not None:
-                yield pb.WatchEventsResponse(event=event_message(event))
+                yield pb.WatchEventsResponse(event=to_message(event, resources_pb2.Event))

@@ -6,6 +6,8 @@ from datetime import timedelta
 
 from google.protobuf.duration_pb2 import Duration
 
+from planaria.api.common.v1 import plan_pb2
+from planaria.api.coordinator.v1 import resources_pb2
 from planaria.api.coordinator.v1 import scheduler_service_pb2 as pb
 from planaria_common.words import counted
 from planaria_coordinator.application.ports import (
@@ -16,12 +18,12 @@ from planaria_coordinator.application.ports import (
 )
 from planaria_coordinator.application.scheduling.policy import DEFAULT_SCHEDULER, BuiltInPolicy
 from planaria_coordinator.domain.placement.plan import Plan, plan_problem
-from planaria_coordinator.entrypoints.grpc.convert import job_message, node_message
 from planaria_coordinator.entrypoints.grpc.scheduler_sessions import (
     NoAnswerError,
     SchedulerSessions,
 )
-from planaria_coordinator.plan_messages import plan_from_message, plan_message, profile_message
+from planaria_coordinator.messages import from_message, to_message
+from planaria_coordinator.plan_messages import profile_message
 
 
 class CustomPolicy:
@@ -75,7 +77,7 @@ class CustomPolicy:
             if not decision.plan_answer.HasField("plan"):
                 reason = f"the planner's proposal, accepted by scheduler {question.scheduler}"
                 return PlanDecision(plan=question.proposal, reason=reason)
-            plan = _checked_plan(plan_from_message(decision.plan_answer.plan), question)
+            plan = _checked_plan(from_message(decision.plan_answer.plan, Plan), question)
         except NoAnswerError as problem:
             return replace(built_in, overruled=f"scheduler {question.scheduler} {problem}")
         return PlanDecision(plan=plan, reason=f"made by scheduler {question.scheduler}")
@@ -92,9 +94,9 @@ class CustomPolicy:
         request = self._request(question)
         request.plan_question.profile.CopyFrom(profile_message(question.profile))
         if question.current is not None:
-            request.plan_question.current.CopyFrom(plan_message(question.current))
+            request.plan_question.current.CopyFrom(to_message(question.current, plan_pb2.Plan))
         request.plan_question.available_node_ids.extend(question.available_node_ids)
-        request.plan_question.proposal.CopyFrom(plan_message(question.proposal))
+        request.plan_question.proposal.CopyFrom(to_message(question.proposal, plan_pb2.Plan))
         return request
 
     def _request(self, question: NodesQuestion | PlanQuestion) -> pb.DecisionRequest:
@@ -102,9 +104,9 @@ class CustomPolicy:
         deadline.FromTimedelta(timedelta(seconds=self._deadline_seconds))
         return pb.DecisionRequest(
             decision_id=self._new_id("decision"),
-            job=job_message(question.job),
-            nodes=[node_message(node) for node in question.nodes],
-            jobs=[job_message(job) for job in question.jobs],
+            job=to_message(question.job, resources_pb2.Job),
+            nodes=[to_message(node, resources_pb2.Node) for node in question.nodes],
+            jobs=[to_message(job, resources_pb2.Job) for job in question.jobs],
             deadline=deadline,
         )
 

@@ -7,18 +7,12 @@ from typing import Any
 
 import grpc
 
+from planaria.api.common.v1 import plan_pb2
 from planaria.api.coordinator.v1 import job_service_pb2 as pb
-from planaria.api.coordinator.v1 import job_service_pb2_grpc
+from planaria.api.coordinator.v1 import job_service_pb2_grpc, resources_pb2
 from planaria_coordinator.application.jobs.jobs import Jobs
-from planaria_coordinator.entrypoints.grpc.convert import (
-    from_struct,
-    job_message,
-    log_line_message,
-    metrics_message,
-    recovery_message,
-)
 from planaria_coordinator.entrypoints.streams import until_stopped
-from planaria_coordinator.plan_messages import plan_message
+from planaria_coordinator.messages import from_struct, to_message
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -39,32 +33,34 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
             dry_run=request.dry_run,
             resume_job_id=request.resume_job_id,
         )
-        plan = None if submission.plan is None else plan_message(submission.plan)
-        return pb.CreateJobResponse(job=job_message(submission.job), plan=plan)
+        plan = None if submission.plan is None else to_message(submission.plan, plan_pb2.Plan)
+        return pb.CreateJobResponse(job=to_message(submission.job, resources_pb2.Job), plan=plan)
 
     async def GetJob(self, request: pb.GetJobRequest, _context: Context) -> pb.GetJobResponse:
-        return pb.GetJobResponse(job=job_message(await self._jobs.get(request.job_id)))
+        return pb.GetJobResponse(
+            job=to_message(await self._jobs.get(request.job_id), resources_pb2.Job)
+        )
 
     async def ListJobs(self, request: pb.ListJobsRequest, _context: Context) -> pb.ListJobsResponse:
         page = await self._jobs.list(page_size=request.page_size, page_token=request.page_token)
-        jobs = [job_message(job) for job in page.items]
+        jobs = [to_message(job, resources_pb2.Job) for job in page.items]
         return pb.ListJobsResponse(jobs=jobs, next_page_token=page.next_page_token)
 
     async def CancelJob(
         self, request: pb.CancelJobRequest, _context: Context
     ) -> pb.CancelJobResponse:
         job = await self._jobs.cancel(request.job_id, request_id=request.request_id)
-        return pb.CancelJobResponse(job=job_message(job))
+        return pb.CancelJobResponse(job=to_message(job, resources_pb2.Job))
 
     async def PauseJob(self, request: pb.PauseJobRequest, _context: Context) -> pb.PauseJobResponse:
         job = await self._jobs.pause(request.job_id, request_id=request.request_id)
-        return pb.PauseJobResponse(job=job_message(job))
+        return pb.PauseJobResponse(job=to_message(job, resources_pb2.Job))
 
     async def ResumeJob(
         self, request: pb.ResumeJobRequest, _context: Context
     ) -> pb.ResumeJobResponse:
         job = await self._jobs.resume(request.job_id, request_id=request.request_id)
-        return pb.ResumeJobResponse(job=job_message(job))
+        return pb.ResumeJobResponse(job=to_message(job, resources_pb2.Job))
 
     async def GetJobPlan(
         self, request: pb.GetJobPlanRequest, _context: Context
@@ -73,7 +69,9 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         if record is None or record.plan is None:
             return pb.GetJobPlanResponse()
         return pb.GetJobPlanResponse(
-            plan=plan_message(record.plan), generation=record.generation, reason=record.reason
+            plan=to_message(record.plan, plan_pb2.Plan),
+            generation=record.generation,
+            reason=record.reason,
         )
 
     async def ListJobMetrics(
@@ -82,7 +80,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         page = await self._jobs.metrics(
             request.job_id, page_size=request.page_size, page_token=request.page_token
         )
-        metrics = [metrics_message(each) for each in page.items]
+        metrics = [to_message(each, resources_pb2.StepMetrics) for each in page.items]
         return pb.ListJobMetricsResponse(metrics=metrics, next_page_token=page.next_page_token)
 
     async def ListJobRecoveries(
@@ -91,7 +89,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         page = await self._jobs.recoveries(
             request.job_id, page_size=request.page_size, page_token=request.page_token
         )
-        recoveries = [recovery_message(each) for each in page.items]
+        recoveries = [to_message(each, resources_pb2.Recovery) for each in page.items]
         return pb.ListJobRecoveriesResponse(
             recoveries=recoveries, next_page_token=page.next_page_token
         )
@@ -102,7 +100,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         page = await self._jobs.logs(
             request.job_id, page_size=request.page_size, page_token=request.page_token
         )
-        lines = [log_line_message(line) for line in page.items]
+        lines = [to_message(line, resources_pb2.LogLine) for line in page.items]
         return pb.ListJobLogsResponse(lines=lines, next_page_token=page.next_page_token)
 
     async def WatchJob(
@@ -111,4 +109,6 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         views = self._jobs.watch(request.job_id)
         async for view in until_stopped(views, stopping=self._stopping):
             if view is not None:
-                yield pb.WatchJobResponse(job=job_message(view.job), sequence=view.sequence)
+                yield pb.WatchJobResponse(
+                    job=to_message(view.job, resources_pb2.Job), sequence=view.sequence
+                )

@@ -6,14 +6,25 @@ from typing import Any
 
 import grpc
 
+from planaria.api.worker.v1 import worker_service_pb2
 from planaria.api.worker.v1.worker_service_pb2 import ReportsStored as ProtoReportsStored
 from planaria.api.worker.v1.worker_service_pb2 import SessionRequest, SessionResponse
 from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.agents.agent_messages import Hello, ReportsStored
+from planaria_coordinator.application.agents.agent_messages import (
+    EngineExited,
+    EngineFault,
+    Hello,
+    LogLines,
+    PeerLost,
+    ReportsStored,
+    StepReport,
+)
 from planaria_coordinator.application.agents.agent_session import AgentSession
 from planaria_coordinator.application.agents.sessions import Sessions
+from planaria_coordinator.domain.engines.node import EngineSnapshot
 from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
+from planaria_coordinator.messages import from_message, to_message
 
 HELLO_TIMEOUT_SECONDS = 10.0
 
@@ -34,7 +45,7 @@ class WorkerServicer(WorkerServiceServicer):
         session = await self._sessions.open(await _hello(request_iterator))
         reading = asyncio.create_task(_read(request_iterator, session))
         try:
-            yield SessionResponse(welcome=to_agent.welcome_message(session.welcome))
+            yield SessionResponse(welcome=to_message(session.welcome, worker_service_pb2.Welcome))
             async for response in _responses(session, reading, self._plans):
                 yield response
         finally:
@@ -55,7 +66,7 @@ async def _hello(requests: AsyncIterator[SessionRequest]) -> Hello:
             "the first message of a session must be a hello",
             {"field": "hello", "expected": "first"},
         )
-    return from_agent.hello_of(first.hello)
+    return from_message(first.hello, Hello)
 
 
 async def _responses(
@@ -87,24 +98,26 @@ async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) 
         match request.WhichOneof("message"):
             case "heartbeat":
                 session.heartbeat(
-                    tuple(from_agent.snapshot_of(engine) for engine in request.heartbeat.engines)
+                    tuple(
+                        from_message(engine, EngineSnapshot) for engine in request.heartbeat.engines
+                    )
                 )
             case "result":
                 session.result(from_agent.result_of(request.result))
             case "engine_exited":
-                session.engine_exited(from_agent.exited_of(request.engine_exited))
+                session.engine_exited(from_message(request.engine_exited, EngineExited))
             case "peer_lost":
-                session.peer_lost(from_agent.peer_lost_of(request.peer_lost))
+                session.peer_lost(from_message(request.peer_lost, PeerLost))
             case "engine_fault":
-                session.engine_fault(from_agent.fault_of(request.engine_fault))
+                session.engine_fault(from_message(request.engine_fault, EngineFault))
             case "step_report":
-                session.step_report(from_agent.step_report_of(request.step_report))
+                session.step_report(from_message(request.step_report, StepReport))
             case "checkpoint_report":
                 session.checkpoint_report(
                     from_agent.checkpoint_report_of(request.checkpoint_report)
                 )
             case "log_lines":
-                session.log_lines(from_agent.log_lines_of(request.log_lines))
+                session.log_lines(from_message(request.log_lines, LogLines))
             case _:
                 pass  # a newer agent may say more than we understand
         if request.report_number:

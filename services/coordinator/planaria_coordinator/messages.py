@@ -1,0 +1,242 @@
+"""Dataclasses to protobuf messages and back, by field names.
+
+The domain knows no protobuf. Fields match by name, except that the wire says `bytes` for
+`num_bytes`, omits a unit that the type has (`rebuild_timeout` for `rebuild_timeout_seconds`), and
+sends hexadecimal digests as bytes. Callers convert other differences in shape explicitly. Whatever
+is made must be complete: each of its fields has a counterpart in what it is made from.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import cache
+from types import MappingProxyType, NoneType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.engines.node import EngineState
+
+MessageT = TypeVar("MessageT", bound=Message)
+DataT = TypeVar("DataT")
+Convert = Callable[[Any], Any]
+
+_UNSPECIFIED: Mapping[type[StrEnum], StrEnum] = MappingProxyType(
+    {EngineState: EngineState.STARTING, ErrorReason: ErrorReason.INTERNAL}
+)
+"""What a reader makes of an enum that the sender left unset."""
+
+
+def to_message(value: Any, message_type: type[MessageT]) -> MessageT:
+    """Return a dataclass as a message; None leaves a field unset.
+
+    Raises:
+        TypeError: the dataclass lacks a field of the message.
+    """
+    match = _match(cast(Hashable, type(value)), message_type.DESCRIPTOR)
+    if match.only_in_message:
+        raise TypeError(f"{type(value).__name__} has no {', '.join(match.only_in_message)}")
+    return message_type(
+        **{
+            field.name: field.encode(each)
+            for field in match.fields
+            if (each := getattr(value, field.attribute)) is not None
+        }
+    )
+
+
+def from_message(message: Message, data_type: type[DataT]) -> DataT:
+    """Return a message as a dataclass; an unset field is None where the dataclass permits it.
+
+    Raises:
+        TypeError: the message lacks a field of the dataclass.
+    """
+    match = _match(cast(Hashable, data_type), message.DESCRIPTOR)
+    if match.only_in_data:
+        raise TypeError(f"{message.DESCRIPTOR.name} has no {', '.join(match.only_in_data)}")
+    return data_type(
+        **{
+            field.attribute: (
+                None
+                if field.is_optional and not message.HasField(field.name)
+                else field.decode(getattr(message, field.name))
+            )
+            for field in match.fields
+            if not field.is_computed
+        }
+    )
+
+
+def timestamp(time: datetime) -> Timestamp:
+    """Return a time as protobuf has it."""
+    message = Timestamp()
+    message.FromDatetime(time)
+    return message
+
+
+def duration(seconds: float) -> Duration:
+    """Return seconds as protobuf has them."""
+    message = Duration()
+    message.FromTimedelta(timedelta(seconds=seconds))
+    return message
+
+
+def struct(document: Mapping[str, Any]) -> Struct:
+    """Return JSON values as protobuf has them."""
+    message = Struct()
+    message.update(document)
+    return message
+
+
+def from_struct(message: Struct) -> dict[str, Any]:
+    """Return JSON values; whole numbers, which a Struct holds as floats, are ints again."""
+    return {name: _json_value(value) for name, value in message.fields.items()}
+
+
+def _json_value(value: Value) -> Any:
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return from_struct(value.struct_value)
+        case "list_value":
+            return [_json_value(each) for each in value.list_value.values]
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() else number
+        case _:
+            return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Field:
+    attribute: str
+    name: str
+    is_optional: bool
+    is_computed: bool
+    """A property: written, and never read."""
+    encode: Convert
+    decode: Convert
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Match:
+    fields: tuple[_Field, ...]
+    only_in_data: tuple[str, ...]
+    only_in_message: tuple[str, ...]
+
+
+@cache
+def _match(data_type: Hashable, descriptor: Descriptor) -> _Match:
+    """Match the fields of a dataclass with those of a message."""
+    data = cast(Any, data_type)
+    hints = get_type_hints(data)
+    attributes = [each.name for each in dataclasses.fields(data)]
+    computed = [name for name, each in vars(data).items() if isinstance(each, property)]
+    for name in computed:
+        hints[name] = get_type_hints(vars(data)[name].fget)["return"]
+    found: dict[str, _Field] = {}
+    only_in_data = []
+    for attribute in (*attributes, *computed):
+        is_computed = attribute in computed
+        name = next((n for n in _names(attribute) if n in descriptor.fields_by_name), None)
+        if name is not None:
+            field = descriptor.fields_by_name[name]
+            found[name] = _field(attribute, hints[attribute], field, is_computed=is_computed)
+        elif not is_computed and attribute != "kind":  # the message's type is the kind
+            only_in_data.append(attribute)
+    return _Match(
+        fields=tuple(found.values()),
+        only_in_data=tuple(only_in_data),
+        only_in_message=tuple(name for name in descriptor.fields_by_name if name not in found),
+    )
+
+
+def _field(attribute: str, annotation: Any, field: FieldDescriptor, *, is_computed: bool) -> _Field:
+    is_optional = NoneType in get_args(annotation)
+    if is_optional:
+        [annotation] = [a for a in get_args(annotation) if a is not NoneType]
+    encode, decode = _converters(annotation, field)
+    return _Field(
+        attribute=attribute,
+        name=field.name,
+        is_optional=is_optional,
+        is_computed=is_computed,
+        encode=encode,
+        decode=decode,
+    )
+
+
+def _names(attribute: str) -> Iterator[str]:
+    yield attribute
+    if attribute == "num_bytes":
+        yield "bytes"
+    if attribute.endswith("_seconds"):
+        yield attribute.removesuffix("_seconds")
+    if attribute == "engine_id":
+        yield "id"  # of a node's engine
+
+
+def _converters(annotation: Any, field: FieldDescriptor) -> tuple[Convert, Convert]:
+    """Return how a value of this type is written into a field, and read from it."""
+    message_type = field.message_type
+    if get_origin(annotation) is tuple:
+        encode, decode = _converters(get_args(annotation)[0], field)
+        return lambda values: map(encode, values), lambda values: tuple(map(decode, values))
+    if message_type is None:
+        return _scalar_converters(annotation, field)
+    if message_type.GetOptions().map_entry:
+        _, encode = _as_is(dict)
+        _, decode = _converters(get_args(annotation)[1], message_type.fields_by_name["value"])
+        return encode, lambda values: {key: decode(value) for key, value in values.items()}
+    if annotation is datetime:
+        return timestamp, lambda time: time.ToDatetime(tzinfo=UTC)
+    if message_type is Duration.DESCRIPTOR:
+        return duration, lambda time: time.ToTimedelta().total_seconds()
+    if message_type is Struct.DESCRIPTOR:
+        return struct, from_struct
+    nested = GetMessageClass(message_type)
+    return (
+        lambda value: to_message(value, nested),
+        lambda value: from_message(value, annotation),
+    )
+
+
+def _scalar_converters(annotation: Any, field: FieldDescriptor) -> tuple[Convert, Convert]:
+    if field.enum_type is not None:
+        return _enum_converters(annotation, field.enum_type)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return bytes.fromhex, lambda value: value.hex()
+    if annotation is str:
+        return _as_is(lambda text: _storable(text))
+    return _as_is(annotation)
+
+
+def _as_is(read: Convert) -> tuple[Convert, Convert]:
+    return (lambda value: value), read
+
+
+def _enum_converters(enum: type[StrEnum], descriptor: EnumDescriptor) -> tuple[Convert, Convert]:
+    unspecified = descriptor.values_by_number[0].name
+    prefix = unspecified.removesuffix("UNSPECIFIED")
+    numbers = {value.name.removeprefix(prefix): value.number for value in descriptor.values}
+    members: dict[int, StrEnum] = {
+        number: enum(name) for name, number in numbers.items() if number != 0
+    }
+    if enum in _UNSPECIFIED:
+        members[0] = _UNSPECIFIED[enum]
+    return numbers.__getitem__, members.__getitem__
+
+
+def _storable(text: str) -> str:
+    """Replace NUL: PostgreSQL cannot store it, and a user's code may raise or print it."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
