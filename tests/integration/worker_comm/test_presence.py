@@ -83,7 +83,7 @@ def hand_over(beacon: LivenessBeacon) -> socket.socket:
 
 
 def proc_of_thread() -> Path:
-    (thread,) = [each for each in threading.enumerate() if each.name == "presence"]
+    (thread,) = [each for each in threading.enumerate() if each.name == "liveness-beacon"]
     return Path(f"/proc/self/task/{thread.native_id}")
 
 

@@ -10,8 +10,7 @@ import pytest
 from torch import Tensor
 
 from planaria_worker.engine.layers.checkpoint import layout, seal
-from planaria_worker.engine.layers.copy import CommittedSum, stream, transfer
-from planaria_worker.engine.layers.copy.source import LayerSource
+from planaria_worker.engine.layers.copy import CommittedSum, LayerSource, stream, transfer
 from planaria_worker.engine.layers.followed_layers import FollowedLayers
 from planaria_worker.engine.step.training_step import apply_sum
 from unit.guards.guard import swap

@@ -257,8 +257,8 @@ def test_only_the_layer_that_falls_behind_is_given_up() -> None:
         feed.publish(1, record(0), total(0))
         for step in range(3):
             feed.publish(0, record(step), total(step))
-        assert subscription.given_up() == [0]
-        assert subscription.given_up() == []
+        assert subscription.take_dropped() == [0]
+        assert subscription.take_dropped() == []
         committed = subscription.next()
         assert committed is not None
         assert committed.layer == 1
@@ -272,7 +272,7 @@ def test_a_layer_that_was_given_up_can_be_followed_again_at_once() -> None:
     with feed.subscribe() as subscription:
 
         def follow_again() -> None:
-            for layer in subscription.given_up():
+            for layer in subscription.take_dropped():
                 subscription.follow(layer)
 
         stream = threading.Thread(target=follow_again)
@@ -301,9 +301,9 @@ def test_small_sums_are_kept_while_they_are_small_together() -> None:
         subscription.follow(0)
         for step in range(4):
             feed.publish(0, record(step), total(step))
-        assert subscription.given_up() == []
+        assert subscription.take_dropped() == []
         feed.publish(0, record(4), total(4))
-        assert subscription.given_up() == [0]
+        assert subscription.take_dropped() == [0]
 
 
 def test_a_follower_that_left_is_sent_nothing() -> None:

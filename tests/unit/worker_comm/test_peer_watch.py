@@ -68,7 +68,7 @@ class Peer:
             greeting = wire.receive_exactly(connection, wire.GREETING.size)
             connections[greeting] = connection
             connection.sendall(answer)
-        kinds = wire.Kind.WATCH, wire.Kind.WATCH_PRESENCE
+        kinds = wire.Kind.WATCH, wire.Kind.WATCH_BEACON
         assert set(connections) == {wire.greeting(kind, SECRET) for kind in kinds}
         return connections[wire.greeting(self.kind, SECRET)]
 
@@ -90,7 +90,7 @@ def watch(losses: Losses) -> Iterator[FailureDetector]:
         yield running
 
 
-@pytest.fixture(params=[wire.Kind.WATCH, wire.Kind.WATCH_PRESENCE])
+@pytest.fixture(params=[wire.Kind.WATCH, wire.Kind.WATCH_BEACON])
 def peers(request: pytest.FixtureRequest) -> Iterator[list[Peer]]:
     made = [Peer(request.param) for _ in range(3)]
     yield made

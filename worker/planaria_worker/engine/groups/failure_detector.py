@@ -1,9 +1,10 @@
-"""Notices that the process of a peer ended: its end of an idle connection is closed by the kernel.
+"""Detects that the process of a peer ended: the kernel closes its end of an idle connection.
 
-Two connections to the copy server of each peer, one thread for all of them. One is held by the
-peer's `Presence`, the other by its other threads: whichever of the two has the last thread of a
-process that is killed frees its memory first, and the other ends at once. That a machine is gone
-without a word shows nowhere here; that is what heartbeats are for.
+There are two connections to the copy server of each peer, and one thread for all of them. The
+peer's `LivenessBeacon` holds one, its other threads hold the other: the group of threads that
+contains the last thread of a killed process frees the memory first, and the other connection ends
+at once. A machine that disappears without closing connections is not detected here: heartbeats are
+for that.
 """
 
 import contextlib
@@ -22,12 +23,12 @@ from planaria_worker.engine.groups.addresses import parse_address
 from planaria_worker.engine.layers.copy import wire
 
 _RETRY_SECONDS = 0.5
-_KINDS = wire.Kind.WATCH_PRESENCE, wire.Kind.WATCH
+_KINDS = wire.Kind.WATCH_BEACON, wire.Kind.WATCH
 
-_log = get_logger("peer_watch")
+_log = get_logger("failure_detector")
 
 OnLost = Callable[[str, datetime], None]
-"""Called with the engine id of the peer and the time, from the thread of the watch."""
+"""Called with the engine id of the peer and the time, from the detector's thread."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,19 +44,19 @@ class _Peer:
     retry_time: float = 0.0
     """When to connect again, by the monotonic clock."""
     is_over: bool = False
-    """Its end, or goodbye, was seen: there is nothing more to watch."""
+    """Its end, or its goodbye, was seen: there is nothing more to watch."""
 
 
 class FailureDetector:
-    """Watches the peers it was last given; reports each loss once."""
+    """Watches the peers of the last call of `watch`; reports each lost peer once."""
 
     def __init__(self, *, job_secret: str, on_lost: OnLost, clock: Clock | None = None) -> None:
-        """Starts the thread; nobody is watched yet.
+        """Start the thread; it watches no peer yet.
 
         Args:
-            job_secret: that of the peers.
+            job_secret: of the peers.
             on_lost: called once for each peer whose process ended without saying goodbye.
-            clock: the time of a loss.
+            clock: gives the time at which a peer is lost.
         """
         self._greetings = {kind: wire.greeting(kind, job_secret) for kind in _KINDS}
         self._on_lost = on_lost
@@ -67,13 +68,13 @@ class FailureDetector:
         self._selector = selectors.DefaultSelector()
         self._waker, self._wakened = socket.socketpair()
         self._wakened.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="peer-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="failure-detector", daemon=True)
         self._thread.start()
 
     def watch(self, peers: Mapping[str, str]) -> None:
-        """Watches these peers from now on, and no others.
+        """Watch these peers from now on, and no others.
 
-        Connections to peers that were watched before at the same address are kept.
+        Keep the connections to peers that were watched before at the same address.
 
         Args:
             peers: data addresses by engine id.
@@ -83,7 +84,7 @@ class FailureDetector:
         self._wake()
 
     def close(self) -> None:
-        """Ends the thread and the connections; nothing is reported any more."""
+        """End the thread and the connections, and report nothing more."""
         self._is_closed = True
         self._wake()
         if threading.current_thread() is not self._thread:
@@ -99,8 +100,8 @@ class FailureDetector:
         while not self._is_closed:
             try:
                 self._turn()
-            except Exception:  # whatever it is, the other peers must still be watched
-                _log.exception("peer_watch_failed")
+            except Exception:  # the other peers must still be watched
+                _log.exception("failure_detector_failed")
         for peer in self._peers.values():
             self._disconnect(peer)
         self._selector.close()
@@ -156,7 +157,7 @@ class FailureDetector:
             self._not_connected(peer, code)
 
     def _advance(self, peer: _Peer) -> None:
-        """Takes what happened on a connection one step further."""
+        """Handle an event on a connection."""
         if peer.connection is None:
             return
         try:
@@ -184,7 +185,7 @@ class FailureDetector:
         self._selector.modify(connection, selectors.EVENT_READ, peer)
 
     def _read(self, peer: _Peer) -> None:
-        """Checks who answers, and whether it says goodbye."""
+        """Check the name of the peer, and whether it says goodbye."""
         if len(peer.received) < wire.LENGTH.size:
             return
         (length,) = wire.LENGTH.unpack_from(peer.received)
@@ -199,7 +200,7 @@ class FailureDetector:
         self._disconnect(peer)
         peer.retry_time = self._clock.monotonic() + _RETRY_SECONDS
         if code in (errno.ECONNREFUSED, errno.ECONNRESET):
-            self._lost(peer)  # its machine answers, and nobody listens any more
+            self._lost(peer)  # its machine answers, but the port is closed
         else:
             _log.debug("peer_unreachable", peer=peer.engine_id, error=errno.errorcode.get(code))
 
@@ -209,7 +210,7 @@ class FailureDetector:
         self._on_lost(peer.engine_id, self._clock.now())
 
     def _end(self, peer: _Peer) -> None:
-        """What one of its connections says holds for both."""
+        """Close both connections: what one of them shows holds for the peer."""
         for kind in _KINDS:
             each = self._peers[peer.engine_id, kind]
             self._disconnect(each)

@@ -145,12 +145,8 @@ class Work:
         pending = self._pending
         return pending is None or pending.is_over()
 
-    def wait(self, timeout_seconds: float | None = None) -> None:
+    def wait(self) -> None:
         """Return when the operation is complete.
-
-        Args:
-            timeout_seconds: at most this long, instead of the group's own bound. gloo cannot take
-                back an operation: a wait that times out breaks the group.
 
         Raises:
             GroupBroken: the group was shut, lost a peer, or waited too long. The tensor must not be
@@ -159,9 +155,8 @@ class Work:
         pending, self._pending = self._pending, None
         failure = ""
         if pending is not None:
-            seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
             try:
-                self._is_done = pending.wait(seconds, self._group._shut)
+                self._is_done = pending.wait(self._timeout_seconds, self._group._shut)
                 self._group._count(done=self._is_done)
             except RuntimeError as error:
                 failure = _first_line(error)

@@ -1,14 +1,14 @@
-"""Connections whose end shows that this process died, in the instant in which it is killed.
+"""Connections that end at the moment this process is killed, so that peers notice at once.
 
-The kernel closes the files of a killed process behind its memory: after 40 ms when that is half a
-gigabyte, after seconds when it is what an engine holds on a large machine; and its peers wait for
-it. But the open files are a table, a thread may have one of its own, and a thread that is not the
-last of its process has no memory to free: its table is closed at once, whatever the process's size.
-So the connections that peers watch are handed to a thread whose files are these and no others.
+The kernel closes the files of a killed process after it has freed its memory: after 40 ms for half
+a gigabyte, after seconds for an engine on a large machine. But a thread may have a table of open
+files of its own. A thread that is not the last of its process has no memory to free: the kernel
+closes its table at once, whatever the size of the process. So a thread that has no other files
+holds the connections that peers watch.
 
-No Python runs in it while it has them: a socket that is collected as garbage there would be closed
-in the wrong table. Where the kernel has no such tables (before Linux 5.9) or forbids them, the
-thread shares those of the process, and an end shows as late as that of any other connection.
+No Python code runs in that thread while it has them: a socket that is garbage-collected there would
+be closed in the wrong table. If the kernel has no such tables (before Linux 5.9) or forbids them,
+the thread shares the table of the process, and the connections end as late as any other.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from planaria_worker.engine.numerics.compiled import compiled
 
 _CLOSE_TIMEOUT_SECONDS = 5.0
 
-# What a hand-over is answered with.
+# Answers of the thread to a descriptor.
 _REFUSED, _SHARED, _OWN = 0, 1, 2
 
 # <asm/unistd.h>, <linux/close_range.h>, <poll.h>, <sys/socket.h>; alike on x86-64 and AArch64.
@@ -41,7 +41,7 @@ _LENGTH_OF_ONE_RIGHT = 20
 _FIRST_ROOM = 16
 _REST_MICROSECONDS = 1000
 
-_log = get_logger("presence")
+_log = get_logger("liveness_beacon")
 
 _syscall = types.ExternalFunction(
     "syscall", types.int64(types.int64, types.int64, types.int64, types.int64)
@@ -56,32 +56,35 @@ _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 
 class LivenessBeacon:
-    """Holds connections until their other ends are closed, it is closed, or the process is dead.
+    """Holds connections until the peers close them, it is closed, or the process is killed.
 
     Attributes:
-        num_taken: how many connections it has been handed.
+        num_taken: how many connections it has received.
     """
 
     def __init__(self, farewell: bytes) -> None:
-        """Starts the thread.
+        """Start the thread.
 
         Args:
-            farewell: sent on every connection when this is closed in order.
+            farewell: sent on every connection by `close`.
         """
         self._lock = threading.Lock()
         self._is_closed = False
         self.num_taken = 0
         self._sender, self._receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._thread = threading.Thread(
-            target=_keep, args=(self._receiver.fileno(), farewell), name="presence", daemon=True
+            target=_keep,
+            args=(self._receiver.fileno(), farewell),
+            name="liveness-beacon",
+            daemon=True,
         )
         self._thread.start()
 
     def hold(self, connection: socket.socket) -> bool:
-        """Takes a duplicate of a connection; the caller closes its own then.
+        """Take a duplicate of a connection; the caller then closes its own.
 
         Returns:
-            Whether it was taken: not when this is closed, or no more files may be open.
+            Whether it was taken: not if the beacon is closed, or no more files may be open.
         """
         with self._lock:
             if self._is_closed:
@@ -90,15 +93,15 @@ class LivenessBeacon:
                 socket.send_fds(self._sender, [b"\0"], [connection.fileno()])
                 (answer,) = self._sender.recv(1)
             except (OSError, ValueError) as error:
-                _log.warning("not_handed_over", error=str(error))
+                _log.warning("connection_not_held", error=str(error))
                 return False
             self.num_taken += answer != _REFUSED
         if answer == _SHARED:
-            _log.warning("deaths_show_late", cause="the kernel gives a thread no files of its own")
+            _log.warning("deaths_show_late", cause="a thread cannot have its own file table")
         return answer != _REFUSED
 
     def close(self) -> None:
-        """Says farewell on every connection and closes it; nothing is taken any more."""
+        """Send the farewell on every connection, and close them all."""
         with self._lock:
             if self._is_closed:
                 return
@@ -110,15 +113,15 @@ class LivenessBeacon:
 
 
 def _keep(receiver: int, farewell: bytes) -> None:
-    """Is the thread: nothing of Python may happen in it but this."""
-    # A signal's handler would look for its descriptors here.
+    """Run the thread: no other Python code may run in it."""
+    # A signal handler would look for its descriptors in this thread's table.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     _hold(receiver, np.frombuffer(farewell, np.uint8).copy(), _CLOSE_RANGE_UNSHARE)
 
 
 @compiled("int32(int32)")
 def _receive_descriptor(receiver: int) -> int:
-    """Takes a descriptor; -1: there is no room for it; -2: the end; -3: not now, it waits."""
+    """Receive a descriptor. -1: no room for it; -2: the sender is closed; -3: try again."""
     # In one piece, so that all of it lives as long as any: a byte to receive, struct iovec at 1,
     # struct cmsghdr with one descriptor at 3, struct msghdr at 6.
     block = np.zeros(13, np.int64)
@@ -137,7 +140,7 @@ def _receive_descriptor(receiver: int) -> int:
 
 @compiled("void(int32, uint8[::1], int64)")
 def _hold(receiver: int, farewell: NDArray[np.uint8], flags: int) -> None:
-    """Holds what is handed over, until the handing end is closed."""
+    """Hold all descriptors that arrive, until the sender is closed."""
     answers = np.array([_REFUSED, _SHARED], np.uint8)
     if _syscall(_SYS_CLOSE_RANGE, receiver + 1, _LAST_DESCRIPTOR, flags) == 0:
         _syscall(_SYS_CLOSE_RANGE, 0, receiver - 1, 0)
@@ -151,7 +154,7 @@ def _hold(receiver: int, farewell: NDArray[np.uint8], flags: int) -> None:
             _usleep(_REST_MICROSECONDS)
             continue
         for i in range(count - 1, 0, -1):
-            if polled[i, 1] >> 16:  # a watcher has nothing to say: it has left
+            if polled[i, 1] >> 16:  # a peer sends nothing: it has closed the connection
                 _close(polled[i, 0])
                 count -= 1
                 polled[i, 0], polled[i, 1] = polled[count, 0], polled[count, 1]

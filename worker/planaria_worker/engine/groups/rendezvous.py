@@ -1,4 +1,4 @@
-"""The rendezvous store: every engine has one, and a generation uses that of an engine alive."""
+"""The rendezvous store: every engine has one; a generation uses that of an engine that is alive."""
 
 import socket
 import threading
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class StoreServer:
-    """The store that this engine offers to its peers; lives as long as the engine."""
+    """The store that this engine offers to its peers, as long as it lives."""
 
     def __init__(self, host: str) -> None:
-        # TCPStore by itself would listen on every interface: it is handed a socket that does not.
+        # By default TCPStore listens on every interface; this socket listens on one.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family)
         port: int = listener.getsockname()[1]
@@ -45,8 +45,8 @@ class StoreServer:
 class Rendezvous:
     """One engine's view of the store of a generation.
 
-    Calls block as long as the store's process is stopped: make them from a thread that may be left
-    behind.
+    Calls block as long as the store's process is stopped: make them from a thread that may be
+    abandoned.
     """
 
     def __init__(self, store: Store, address: str) -> None:
@@ -55,20 +55,20 @@ class Rendezvous:
 
     @classmethod
     def connect(cls, address: str, prefix: str, *, timeout_seconds: float) -> "Rendezvous":
-        """Opens a connection of its own to the store at an address.
+        """Open a connection to the store at an address.
 
         Args:
-            address: of the store's server.
-            prefix: put before every key; one per job and generation.
+            address: of the store.
+            prefix: of every key; one for each job and generation.
             timeout_seconds: how long the store may take to answer.
 
         Raises:
-            UnavailableError: nobody answers there.
+            UnavailableError: the address does not answer.
         """
         host, port = parse_address(address)
 
         def open_store() -> Store:
-            # TCPStore would try for all its timeout, and write stack traces, where nobody listens.
+            # On a closed port TCPStore would retry until its timeout, and print stack traces.
             socket.create_connection((host, port), _PROBE_TIMEOUT_SECONDS).close()
             return TCPStore(
                 host,
@@ -81,21 +81,21 @@ class Rendezvous:
         return cls(PrefixStore(prefix, _answered(address, open_store)), address)
 
     def scoped(self, prefix: str) -> Store:
-        """The store under one more prefix, for torch."""
+        """Return the store with a further prefix, for torch."""
         return PrefixStore(prefix, self._store)
 
     def publish(self, key: str, value: str) -> None:
-        """Sets a key for the others to find.
+        """Set a key for the other engines.
 
         Raises:
-            UnavailableError: the store's process is gone.
+            UnavailableError: the store's process has ended.
         """
         _answered(self._address, lambda: self._store.set(key, value))
 
     def gather(
         self, keys: Sequence[str], *, deadline: float, interrupted: threading.Event
     ) -> Mapping[str, str]:
-        """Waits until all keys are set.
+        """Wait until all keys are set.
 
         Args:
             keys: of this and the other members.
@@ -103,17 +103,17 @@ class Rendezvous:
             interrupted: ends the wait.
 
         Returns:
-            Values by key; only those that are there, when the deadline passed.
+            Values by key; after the deadline, only those that are set.
 
         Raises:
             GroupBroken: interrupted.
-            UnavailableError: the store's process is gone.
+            UnavailableError: the store's process has ended.
         """
         present = list(keys)
         pause_seconds = _FIRST_POLL_SECONDS
         while not self._has(present):
             if interrupted.wait(pause_seconds):
-                raise GroupBroken("shut while it was built")
+                raise GroupBroken("shut while it was being built")
             if time.monotonic() > deadline:
                 present = [key for key in keys if self._has([key])]
                 break
@@ -128,12 +128,12 @@ class Rendezvous:
 
 
 def _answered(address: str, call: Callable[[], T]) -> T:
-    """Makes a call to the store, and says in one line when nobody answers."""
+    """Call the store; raise an error of one line if it does not answer."""
     try:
         return call()
     except (OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-    # Out here, or the error would remember the other one, and with it the connection.
+    # Outside the handler: the error must not keep the other one, which keeps the connection.
     raise PlanariaError(
         ErrorReason.UNAVAILABLE,
         f"store: no answer from {address}, which must be an engine that is alive: {reason}",

@@ -1,10 +1,10 @@
-"""Finding this process's own TCP connections by their addresses, and cutting them.
+"""Finds this process's own TCP connections by their addresses, and cuts them.
 
-gloo can neither be interrupted nor tells its descriptors. But the kernel lists them
+gloo cannot be interrupted, and does not reveal its descriptors. But the kernel lists them
 (/proc/self/fd), and `shutdown` on a duplicate ends a connection for every thread that is blocked in
-it, in milliseconds, also when the peer is stopped (FACTS: 8-27 ms). A connection is taken for
-gloo's by its addresses alone, never by when it appeared: the process also has a rendezvous store,
-copies and an agent, and to cut one of those would hang the recovery.
+it, in milliseconds (8 to 27 measured), even if the peer is stopped. Only its addresses show that a
+connection is gloo's, never the time at which it appeared: the process also has connections to a
+rendezvous store, to copies and to an agent, and cutting one of those would hang the recovery.
 """
 
 import contextlib
@@ -20,28 +20,28 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def open_sockets() -> frozenset[str]:
-    """Names of all sockets of this process. The kernel does not give a name a second time.
+    """Names of all sockets of this process; the kernel never reuses a name.
 
-    A later scan need not look at these: to look at a hundred sockets takes a millisecond, which
-    every engine would take several times whenever groups are built.
+    A later scan can skip these: looking at a hundred sockets takes a millisecond, and every engine
+    scans several times when groups are built.
     """
     return frozenset(name for _, name in _descriptors() if name.startswith("socket:"))
 
 
 def find_connections(
-    is_wanted: Callable[[Address, Address], bool], beside: Collection[str] = ()
+    is_wanted: Callable[[Address, Address], bool], skipped: Collection[str] = ()
 ) -> list[socket.socket]:
-    """Duplicates of the connected TCP sockets whose (local, remote) addresses are wanted.
+    """Duplicate the connected TCP sockets whose (local, remote) addresses are wanted.
 
-    One for each connection, however many descriptors it has: this scan, or one of another thread,
-    may come across duplicates. The caller closes them.
+    One duplicate for each connection, however many descriptors it has: other scans may have made
+    duplicates. The caller closes them.
 
     Args:
-        is_wanted: of the two addresses.
-        beside: sockets that need not be looked at.
+        is_wanted: decides by the two addresses.
+        skipped: names of sockets to skip.
     """
     found: dict[int, socket.socket] = {}
-    for duplicate in _tcp_sockets(beside):
+    for duplicate in _tcp_sockets(skipped):
         try:
             wanted = is_wanted(plain(duplicate.getsockname()), plain(duplicate.getpeername()))
         except OSError:  # listening, or no longer connected
@@ -54,10 +54,10 @@ def find_connections(
     return list(found.values())
 
 
-def listening_addresses(beside: Collection[str] = ()) -> set[Address]:
-    """Where this process listens; sockets `beside` are left out."""
+def listening_addresses(skipped: Collection[str] = ()) -> set[Address]:
+    """Addresses where this process listens, except with the `skipped` sockets."""
     addresses = set()
-    for duplicate in _tcp_sockets(beside):
+    for duplicate in _tcp_sockets(skipped):
         with duplicate, contextlib.suppress(OSError):
             if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 addresses.add(plain(duplicate.getsockname()))
@@ -65,10 +65,10 @@ def listening_addresses(beside: Collection[str] = ()) -> set[Address]:
 
 
 def has_end(connections: Iterable[socket.socket]) -> bool:
-    """Whether a connection was ended, by a peer or here; what it brought may still be unread."""
+    """Whether a connection was ended, by a peer or here; received data may still be unread."""
     poll = select.poll()
     for connection in connections:
-        with contextlib.suppress(ValueError):  # closed meanwhile
+        with contextlib.suppress(ValueError):  # closed in between
             poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))
 
@@ -86,10 +86,10 @@ def cut(connection: socket.socket) -> None:
         connection.close()
 
 
-def _tcp_sockets(beside: Collection[str]) -> Iterator[socket.socket]:
+def _tcp_sockets(skipped: Collection[str]) -> Iterator[socket.socket]:
     """Duplicates of all TCP sockets; other threads may close the originals at any moment."""
     for descriptor, name in _descriptors():
-        if not name.startswith("socket:") or name in beside:
+        if not name.startswith("socket:") or name in skipped:
             continue
         duplicate = _duplicate_socket(descriptor)
         if duplicate is not None:
@@ -99,19 +99,20 @@ def _tcp_sockets(beside: Collection[str]) -> Iterator[socket.socket]:
 def _descriptors() -> Iterator[tuple[int, str]]:
     """The numbers of all descriptors, and what they are."""
     for number in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - a third of pathlib's time
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed in between
             yield int(number), os.readlink(f"{_DESCRIPTORS}/{number}")  # noqa: PTH115 - as above
 
 
 def _duplicate_socket(descriptor: int) -> socket.socket | None:
-    """A duplicate, if the descriptor is a TCP socket.
+    """Duplicate a descriptor if it is a TCP socket.
 
-    Looked at before, since closing a duplicate of a file would drop this process's locks on it; and
-    here, since only a duplicate is sure to remain what it was when it was looked at.
+    The caller has checked its name, since closing a duplicate of a file would drop this process's
+    locks on the file. The duplicate is checked again: another thread may have closed and reused the
+    number in between.
     """
     try:
         number = os.dup(descriptor)
-    except OSError:  # closed meanwhile
+    except OSError:  # closed in between
         return None
     if not stat.S_ISSOCK(os.fstat(number).st_mode):
         os.close(number)

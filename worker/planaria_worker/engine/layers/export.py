@@ -25,7 +25,7 @@ WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 
 _DTYPE = torch.float32
-"""That of the parameters that are trained, whatever is computed with."""
+"""Of the trained parameters, whatever the compute type."""
 
 
 class ExportError(OSError):
@@ -47,7 +47,7 @@ def export_huggingface(
     config: ModelConfig,
     layers: Iterable[tuple[int, Mapping[str, Tensor]]],
 ) -> None:
-    """Writes config.json and the weights, as transformers reads them.
+    """Write config.json and the weights, as transformers reads them.
 
     As export_safetensors otherwise.
     """
@@ -63,7 +63,7 @@ def export_safetensors(
     model: Model,
     layers: Iterable[tuple[int, Mapping[str, Tensor]]],
 ) -> None:
-    """Writes the weights beside their place and moves them there when they are whole.
+    """Write the weights to a temporary name and rename them when they are complete.
 
     `layers` gives each layer once, with its parameters by name (LayerState's `parameters`); a tied
     parameter is in its first layer. Values are float32. A folder that exists keeps its other files.

@@ -1,7 +1,7 @@
-"""Layers that follow those of other engines, commit by commit, beside the store.
+"""Layers that follow those of other engines, commit by commit, outside the store.
 
-They become replicas only when the engine takes a place that needs them. Every update is the one
-that everybody makes, on the sum that the source made it with: the same bits.
+They become replicas only when the engine activates an assignment that needs them. Every update is
+the one that the owners make, on the same sum: the bits are equal.
 """
 
 import threading
@@ -18,18 +18,18 @@ from planaria_worker.engine.step.training_step import apply_sum
 from planaria_worker.models.state import LayerState, empty_state
 
 OnCommit = Callable[[CommitRecord], None]
-"""Called with the commit that every layer has, from the thread that brought the last one there."""
+"""Called with a commit once every layer has it, from the thread that updated the last layer."""
 
 
 class FollowedLayers:
-    """What a `LayerFollower` receives, made into states.
+    """Keeps the states of followed layers; a `LayerFollower` calls it.
 
     Attributes:
-        states: by layer; the same objects all the time, changed in place.
+        states: by layer; always the same objects, changed in place.
     """
 
     def __init__(self, job: Job, layers: Collection[int], on_commit: OnCommit) -> None:
-        """Makes room for nothing yet: that may take long (`allocate`)."""
+        """Allocate nothing yet: `allocate` may take long."""
         self._job = job
         self._on_commit = on_commit
         self.states: dict[int, LayerState] = {}
@@ -40,7 +40,7 @@ class FollowedLayers:
         self._end: Exception | None = None
 
     def allocate(self) -> None:
-        """Makes room for the layers; before any of them is taken."""
+        """Allocate the layers; call it before any of them arrives."""
         job = self._job
         for layer in self._versions:
             self.states[layer] = empty_state(
@@ -50,12 +50,12 @@ class FollowedLayers:
     def take_layer(
         self, layer: int, version: int, tensors: Mapping[str, Tensor], record: CommitRecord | None
     ) -> None:
-        """Begins a layer anew."""
+        """Replace a layer."""
         fill(self._begin_change(layer), tensors)
         self._end_change(layer, version, record)
 
     def take_sum(self, committed: CommittedSum) -> None:
-        """Applies a step, unless the layer was sent with it.
+        """Apply a step, unless the layer already has it.
 
         Raises:
             ValueError: the layer is not at the step.
@@ -71,26 +71,26 @@ class FollowedLayers:
         self._end_change(layer, version, record)
 
     def become_current(self, layers: Sequence[int]) -> None:
-        """Notes that nothing more is known of these layers."""
+        """Note that these layers have caught up with their source."""
         with self._changed:
             self._awaited.difference_update(layers)
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """Ends it: nothing more will come."""
+        """Note that nothing more will arrive."""
         with self._changed:
             self._end = self._end or error
             self._changed.notify_all()
 
     def release(self) -> None:
-        """Lets go of the layers, when they are somebody else's, or nothing more will come."""
+        """Drop the references to the layers."""
         self.states = {}
 
     def wait_until_current(self) -> None:
-        """Waits until every layer has caught up with its source once.
+        """Wait until every layer has caught up with its source once.
 
         Raises:
-            Exception: what `fail` was told.
+            Exception: the one given to `fail`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None or not self._awaited)
@@ -98,11 +98,11 @@ class FollowedLayers:
                 raise self._end
 
     def wait_for(self, version: int, timeout_seconds: float) -> None:
-        """Waits until every layer is at a version, and takes in nothing more.
+        """Wait until every layer is at a version, and accept nothing more.
 
         Raises:
-            PlanariaError: UNAVAILABLE: some are not there in time; names them.
-            Exception: what `fail` was told.
+            PlanariaError: UNAVAILABLE: some are late; names them.
+            Exception: the one given to `fail`.
         """
         with self._changed:
             self._changed.wait_for(

@@ -14,9 +14,9 @@ from planaria_worker.models.state import SLOTS, LayerState
 
 
 class LayerStore:
-    """What the engine holds; read by the copy server and the control thread at any moment.
+    """The layers that the engine holds; the copy server and the control thread read it at any time.
 
-    Changes come from one thread at a time: the training thread, or a directive's under the fence.
+    One thread at a time changes it: the training thread, or that of a directive under the fence.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class LayerStore:
         return self._states
 
     def held(self) -> dict[int, int]:
-        """Versions of the layers that are whole."""
+        """Versions of the layers that are not being changed."""
         versions = list(self._versions.items())
         return {layer: version for layer, version in sorted(versions) if version is not None}
 
@@ -46,28 +46,28 @@ class LayerStore:
         }
 
     def install(self, states: Mapping[int, LayerState], version: int) -> None:
-        """Takes in whole layers, in place of those of the same number."""
+        """Add layers, or replace them."""
         for layer, state in states.items():
             self._versions[layer] = None
             self._states[layer] = state
             self._versions[layer] = version
 
     def keep(self, layers: Collection[int]) -> None:
-        """Drops all other layers."""
+        """Drop all other layers."""
         for layer in self._states.keys() - set(layers):
             del self._versions[layer]
             del self._states[layer]
 
     @contextlib.contextmanager
     def updating(self, layer: int, new_version: int) -> Iterator[LayerState]:
-        """Gives a layer to be changed; it counts as whole again, and as new, if nothing fails."""
+        """Yield a layer to change; afterwards it has the new version, or none if that failed."""
         self._versions[layer] = None
         yield self._states[layer]
         self._versions[layer] = new_version
 
 
 def fill(state: LayerState, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a layer's tensors, as `LayerStore.tensors` names them, into a state.
+    """Copy a layer's tensors, by the names of `LayerStore.tensors`, into a state.
 
     Raises:
         ValueError: a tensor is missing or has another shape.

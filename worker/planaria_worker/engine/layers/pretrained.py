@@ -37,7 +37,7 @@ class PretrainedFolder:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Reads the index, or the names in the only file.
+        """Read the index, or the names in the only file.
 
         Raises:
             PretrainedError: there are no safetensors, or they cannot be read.
@@ -56,7 +56,7 @@ class PretrainedFolder:
             raise PretrainedError(f"init_from: cannot read {folder}: {error}") from error
 
     def check(self, model: Model) -> None:
-        """Makes sure that all parameters of a model are there, without reading their values.
+        """Check that all parameters of a model are there, without reading their values.
 
         Raises:
             PretrainedError: a parameter is missing or has another shape.

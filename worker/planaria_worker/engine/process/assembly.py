@@ -129,7 +129,7 @@ class Engine:
             job_secret=self._config.job_secret,
             resources=resources,
             trainer=self._trainer,
-            layer_work=LayerTasks(
+            layer_tasks=LayerTasks(
                 job=resources.job,
                 initial_state=self._preparation.initial_state,
                 store=resources.store,

@@ -55,7 +55,7 @@ class Directives:
         job_secret: str,
         resources: EngineResources,
         trainer: Trainer,
-        layer_work: LayerTasks,
+        layer_tasks: LayerTasks,
         checkpointer: Checkpointer,
         vitals: Vitals,
         answer: Callable[[DirectiveResult], None],
@@ -65,7 +65,7 @@ class Directives:
         self._job_secret = job_secret
         self._fence = resources.fence
         self._trainer = trainer
-        self._layer_work = layer_work
+        self._layer_tasks = layer_tasks
         self._checkpointer = checkpointer
         self._store = resources.store
         self._stopwatch = resources.stopwatch
@@ -215,7 +215,7 @@ class Directives:
     def _copy(self, directive: Directive) -> None:
         def work(fetcher: LayerFetcher) -> None:
             start_time = self._clock.now()
-            num_bytes = self._layer_work.obtain(
+            num_bytes = self._layer_tasks.obtain(
                 convert.wanted_layers(directive.copy),
                 generation=directive.generation,
                 fetcher=fetcher,
@@ -233,7 +233,7 @@ class Directives:
     def _digest(self, directive: Directive) -> None:
         def work(_fetcher: LayerFetcher) -> None:
             self._failpoints.hit("digest", self._vitals.committed_steps)
-            digests, version = self._layer_work.digest(directive.digest_layers.layers)
+            digests, version = self._layer_tasks.digest(directive.digest_layers.layers)
             layers = [LayerDigest(layer=layer, sha256=value) for layer, value in digests.items()]
             self._finish(directive, digested=Digested(layers=layers, version=version))
 
@@ -243,7 +243,7 @@ class Directives:
         export = directive.export
 
         def work(fetcher: LayerFetcher) -> None:
-            num_bytes = self._layer_work.export(
+            num_bytes = self._layer_tasks.export(
                 Path(export.path),
                 convert.sources(export.layers),
                 model_format=export.format,

@@ -1,4 +1,4 @@
-"""Which engine writes which layer of a checkpoint: a function of the plan that all engines have."""
+"""Which engine writes which layer of a checkpoint: all engines compute it from the plan."""
 
 from collections.abc import Iterable
 
@@ -8,15 +8,14 @@ from planaria_worker.engine.plan.owned_layers import OwnedLayers
 def layers_to_write(
     runs: Iterable[OwnedLayers], engine_id: str, version: int, *, every_steps: int
 ) -> tuple[int, ...]:
-    """The layers that an engine writes of a version.
+    """The layers of a version that an engine writes.
 
-    Of a layer's n owners the one numbered (version / every_steps, rounded up, + layer) mod n, so
-    that neighbouring layers go to different replicas and everybody's part moves on with the
-    version.
+    Of the n owners of a layer, number (version / every_steps, rounded up, + layer) mod n writes it.
+    So different replicas write neighbouring layers, and the parts rotate with the version.
 
     Args:
-        runs: those that the engine sums; all owners of a layer have the same run.
-        engine_id: who asks.
+        runs: the layers that the engine sums, with their owners.
+        engine_id: this engine.
         version: number of committed steps.
         every_steps: how many lie between two checkpoints.
     """

@@ -24,14 +24,14 @@ from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.failpoints import Failpoints
 
 _MAX_UNWRITTEN = 2
-"""Versions of which copies are kept at most, but for the last: memory that a slow disk takes."""
+"""Unwritten versions whose copies may be in memory at once; the last version is exempt."""
 
 _log = get_logger("checkpoint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """Where and how often a job is checkpointed, and what its manifests say of it."""
+    """Where and how often a job is checkpointed, and the job's part of the manifests."""
 
     root: Path
     every_steps: int
@@ -48,7 +48,7 @@ class CheckpointPlan:
     model: dict[str, object]
 
     def manifest(self, version: int, layers: Iterable[LayerEntry]) -> Manifest:
-        """What a version's manifest says."""
+        """Make the manifest of a version."""
         return Manifest(
             job_id=self.job_id,
             job_digest=self.job_digest,
@@ -65,7 +65,7 @@ def _nothing() -> None: ...
 
 
 class Checkpointer:
-    """Takes, writes, seals and discards; a job without checkpoints has one that never has to."""
+    """Copies, writes, seals and discards; for a job without checkpoints it does nothing."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class Checkpointer:
         )
 
     def announce(self, view: PlanView | None, version: int) -> Sequence[int]:
-        """Says which layers of a version this engine writes; returns them.
+        """Report which layers of a version this engine writes; return them.
 
-        If it is late with versions before, it says so, and leaves its layers to replicas. Call it
-        before anybody can be answered that the version is reached.
+        If it is late with earlier versions, it reports that instead, and replicas write its layers.
+        Call it before any reply says that the version is reached.
 
         Args:
             view: the plan whose sums made the version.
-            version: what a commit has just brought the layers to.
+            version: of the layers after the commit.
         """
         plan, writer = self._plan, self._writer
         if plan is None or writer is None or view is None:
@@ -123,14 +123,14 @@ class Checkpointer:
     def take(
         self, version: int, layers: Sequence[int], advanced: Callable[[], object] = _nothing
     ) -> None:
-        """Copies layers that were announced and has them written; never raises.
+        """Copy announced layers and queue them to be written; never raises.
 
         Call it before the next commit can change them.
 
         Args:
-            version: what the layers are in.
-            layers: those that were announced.
-            advanced: called behind every tensor: the copies of a large stage take seconds.
+            version: of the layers.
+            layers: the announced ones.
+            advanced: called after every tensor: the copies of a large stage take seconds.
         """
         if not layers or self._plan is None:
             return
@@ -138,17 +138,17 @@ class Checkpointer:
             self._write(version, layers, advanced)
         except CheckpointError as error:
             self._listener.failed(version, error)
-        except Exception as error:  # training goes on, whatever becomes of a checkpoint
+        except Exception as error:  # training continues without the checkpoint
             _log.exception("checkpoint_not_taken", version=version)
             path = partial_folder(self._plan.root, version)
             self._listener.failed(version, CheckpointError(str(error), path=path))
 
     def write(self, version: int, layers: Iterable[int]) -> None:
-        """Copies layers and has them written beside the training, in another engine's place.
+        """Copy layers and queue them to be written, in place of another engine.
 
         Raises:
-            PlanariaError: WRONG_STATE, they are not held in this version, or not any more;
-                UNAVAILABLE, it is late with others.
+            PlanariaError: WRONG_STATE: they are not held in this version; UNAVAILABLE: this engine
+                is late with others.
         """
         plan, writer = self._require()
         try:
@@ -160,7 +160,7 @@ class Checkpointer:
             raise checkpoint_failed(error) from None
 
     def seal(self, version: int, layers: Iterable[LayerEntry]) -> Sealed:
-        """Makes a checkpoint complete, of which all layers are written.
+        """Complete a checkpoint whose layers are all written.
 
         Raises:
             PlanariaError: CHECKPOINT_FAILED.
@@ -172,7 +172,7 @@ class Checkpointer:
             raise checkpoint_failed(error) from None
 
     def discard(self, version: int) -> None:
-        """Removes what was written of a checkpoint that will not be complete.
+        """Remove the files of a checkpoint that will not be completed.
 
         Raises:
             PlanariaError: CHECKPOINT_FAILED.
@@ -191,7 +191,7 @@ class Checkpointer:
         writer.write(Part(version=version, layers=copies))
 
     def _late(self, plan: CheckpointPlan, writer: Writer, version: int) -> LateWriterError | None:
-        """Why this engine does not take part in a version."""
+        """Why this engine is too late to write a version; None if it is not."""
         if writer.late is not None:
             return writer.late
         before = [unwritten for unwritten in writer.unwritten_versions() if unwritten != version]
@@ -204,7 +204,7 @@ class Checkpointer:
         )
 
     def _copy(self, layer: int, version: int, advanced: Callable[[], object]) -> dict[str, Tensor]:
-        """A copy that is all of one version: a commit beside it is noticed."""
+        """Copy a layer in one version: a commit in between is detected."""
         found = self._trained_version(layer)
         copy: dict[str, Tensor] = {}
         if found == version:
@@ -222,14 +222,14 @@ class Checkpointer:
         return copy
 
     def _tensors(self, layer: int) -> dict[str, Tensor]:
-        """Those of a layer; none if it has been dropped meanwhile, which its version tells."""
+        """The tensors of a layer; none if it was dropped, which its version shows."""
         try:
             return self._store.tensors(layer)
         except KeyError:
             return {}
 
     def _trained_version(self, layer: int) -> int | None:
-        """The version whose tensors a layer has: that of a closing step has those of the last."""
+        """The version of a layer's tensors: a closing step does not change them."""
         plan, _ = self._require()
         version = self._store.version(layer)
         return None if version is None else min(version, plan.num_steps)

@@ -20,13 +20,13 @@ _READ_BYTES = 4 << 20
 
 
 class MissingLayerError(CheckpointError):
-    """The file of a layer is not there."""
+    """The file of a layer is missing."""
 
 
 def write_layer(
     path: Path, layer: int, tensors: Mapping[str, Tensor], *, suffix: str
 ) -> LayerEntry:
-    """Writes a layer's file: under its name it is whole and on the disk.
+    """Write a layer's file; it gets its name only when it is complete and on the disk.
 
     Args:
         path: the file; one that is there is replaced.
@@ -55,7 +55,7 @@ def write_layer(
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes sure that the names in a folder are on the disk."""
+    """Flush the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -64,7 +64,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def verify_layer(path: Path, entry: LayerEntry) -> None:
-    """Compares a file with what was said of it.
+    """Compare a file with its manifest entry.
 
     Raises:
         CheckpointError: it is missing, of another size, or has other contents.
@@ -81,7 +81,7 @@ def verify_layer(path: Path, entry: LayerEntry) -> None:
 
 
 def read_layer(path: Path, entry: LayerEntry) -> dict[str, Tensor]:
-    """A layer's tensors, when the file is what was said of it.
+    """Read a layer's tensors, if the file agrees with its manifest entry.
 
     Raises:
         CheckpointError: it is missing or damaged.
@@ -100,7 +100,7 @@ def read_layer(path: Path, entry: LayerEntry) -> dict[str, Tensor]:
 
 
 def check_header(path: Path, entry: LayerEntry, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Makes sure that a file has the tensors of a model's layer, without reading their values.
+    """Check that a file has the tensors of a model's layer, without reading their values.
 
     Args:
         path: the file.

@@ -32,17 +32,17 @@ def complete_checkpoints(root: Path) -> dict[int, Path]:
 
 
 def partial_checkpoints(root: Path) -> dict[int, Path]:
-    """What began to be written and is not complete, by version, the oldest first."""
+    """The incomplete checkpoints by version, the oldest first."""
     return _folders(root, partial=True)
 
 
 def is_own(name: str) -> bool:
-    """Whether a file in a checkpoint's folder is one that is written there."""
+    """Whether a file in a checkpoint's folder has a name that we write."""
     return _OWN_FILE.fullmatch(name) is not None
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a checkpoint's folder, if nothing but our files is in it.
+    """Remove a checkpoint's folder, if it has only files of ours.
 
     Raises:
         OSError: it cannot be removed.
@@ -56,7 +56,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_complete(root: Path, version: int) -> None:
-    """Removes a complete checkpoint; what a crash leaves of it does not look like a whole one.
+    """Remove a complete checkpoint, so that a crash never leaves one that looks complete.
 
     Raises:
         OSError: it cannot be removed.

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what makes a folder of layer files a whole one."""
+"""The manifest of a checkpoint: a folder with it is complete."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads the manifest of a folder.
+        """Read the manifest of a folder.
 
         Raises:
             CheckpointError: it is missing, damaged, or something else.

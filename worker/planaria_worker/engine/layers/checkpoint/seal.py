@@ -1,4 +1,4 @@
-"""Making a checkpoint complete: verify, manifest, rename, and remove what is too old."""
+"""Completes a checkpoint: verify the files, write the manifest, rename, remove old checkpoints."""
 
 import os
 from dataclasses import dataclass
@@ -34,15 +34,15 @@ class Sealed:
 
 
 def seal(root: Path, manifest: Manifest, *, keep: int) -> Sealed:
-    """Makes a checkpoint complete; done already, it stays as it is.
+    """Complete a checkpoint; a complete one stays as it is.
 
     Args:
         root: the folder of checkpoints.
-        manifest: what the files must be.
+        manifest: describes the files.
         keep: number of complete checkpoints to keep.
 
     Raises:
-        CheckpointError: a file is missing or not what it should be, or nothing can be written.
+        CheckpointError: a file is missing or damaged, or the folder cannot be written.
     """
     final = complete_folder(root, manifest.step)
     try:
@@ -54,7 +54,7 @@ def seal(root: Path, manifest: Manifest, *, keep: int) -> Sealed:
 
 
 def discard(root: Path, version: int) -> None:
-    """Removes what was written of a checkpoint that will not be complete.
+    """Remove the files of a checkpoint that will not be completed.
 
     Raises:
         CheckpointError: it cannot be removed.
@@ -67,7 +67,7 @@ def discard(root: Path, version: int) -> None:
 
 
 def check_root(root: Path, *, job_id: str, initial_step: int, suffix: str) -> None:
-    """Makes sure that a job may write its checkpoints into a folder, and can.
+    """Check that a job may write its checkpoints into a folder, and can.
 
     Raises:
         CheckpointError: it cannot be written, or has a newer checkpoint of another job.
@@ -83,7 +83,8 @@ def check_root(root: Path, *, job_id: str, initial_step: int, suffix: str) -> No
         if version > initial_step and Manifest.read(folder).job_id != job_id:
             raise CheckpointError(
                 f"checkpoint.path: {folder} is of another job and newer than step {initial_step}, "
-                f"where this one begins: choose another path, or go on from it (init_from: {root})",
+                f"where this one starts: choose another path, or continue from it "
+                f"(init_from: {root})",
                 path=folder,
             )
 
@@ -101,7 +102,7 @@ def _make_complete(partial: Path, final: Path, manifest: Manifest) -> None:
         _verify(partial, manifest)
         _finish(partial, final, manifest)
     except (CheckpointError, OSError):
-        # Somebody who was given up for lost may have done the same meanwhile.
+        # An engine that was considered lost may have done the same in between.
         if not _is_sealed(final, manifest.job_id):
             raise
 
@@ -122,7 +123,9 @@ def _verify(partial: Path, manifest: Manifest) -> None:
 def _finish(partial: Path, final: Path, manifest: Manifest) -> None:
     expected = {layer_file(partial, entry.layer) for entry in manifest.layers}
     for path in partial.iterdir():
-        if path not in expected and is_own(path.name):  # of a writer that died, or a job before
+        if path not in expected and is_own(
+            path.name
+        ):  # of a writer that died, or of an earlier job
             path.unlink()
     with (partial / MANIFEST_FILE).open("wb") as file:
         file.write(manifest.encode())

@@ -1,7 +1,7 @@
-"""Writes layers to their files on a thread of its own, beside the training.
+"""Writes layers to their files on a thread of its own, while training continues.
 
-A disk that hangs holds up that thread and nothing else: after a while a timer says so, and what is
-unwritten is given back, so that other engines can write it.
+A disk that hangs blocks that thread and nothing else: a timer reports it, and the unwritten layers
+are given back, so that other engines can write them.
 """
 
 import threading
@@ -26,13 +26,13 @@ from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.process.failpoints import Failpoints
 
 _LEAST_BYTES_PER_SECOND = 20e6
-"""Disks that are slower count as hanging."""
+"""A slower disk counts as hanging."""
 
 _log = get_logger("checkpoint")
 
 
 class CheckpointListener(Protocol):
-    """Who is told what becomes of an engine's part; called from any thread, never blocks."""
+    """Receives the outcome of an engine's part; called from any thread, never blocks."""
 
     def taken(self, version: int, layers: tuple[int, ...]) -> None: ...
 
@@ -50,7 +50,7 @@ class Part:
 
 
 class Writer:
-    """Takes parts of checkpoints, and writes them one after the other."""
+    """Queues parts of checkpoints, and writes them one after the other."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Writer:
         listener: CheckpointListener,
         failpoints: Failpoints,
     ) -> None:
-        """Starts nothing yet.
+        """Start nothing yet.
 
         Args:
             root: the folder of checkpoints.
-            suffix: tells this writer's files from others' while they are not whole.
-            deadline_seconds: how long a file may take, beside the time for its bytes.
-            listener: told what becomes of parts.
+            suffix: distinguishes this writer's incomplete files from those of others.
+            deadline_seconds: how long a file may take, in addition to the time for its bytes.
+            listener: receives the outcomes.
             failpoints: hit before each file.
         """
         self._root = root
@@ -79,14 +79,14 @@ class Writer:
         self._parts: deque[Part] = deque()
         """The first one is being written."""
         self._file: Path | None = None
-        """What is being written."""
+        """The file that is being written."""
         self._late: LateWriterError | None = None
         self._given_back: Part | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def late(self) -> LateWriterError | None:
-        """What is being written and takes longer than it may; None while all is well."""
+        """The error if the current file is overdue."""
         return self._late
 
     def unwritten_versions(self) -> list[int]:
@@ -95,7 +95,7 @@ class Writer:
             return sorted({part.version for part in self._parts})
 
     def write(self, part: Part) -> None:
-        """Has a part written as soon as those before it are.
+        """Queue a part; it is written after those before it.
 
         Raises:
             LateWriterError: the disk hangs.
@@ -120,7 +120,7 @@ class Writer:
                 self._write(part)
             except CheckpointError as error:
                 self._failed(part, error)
-            except Exception as error:  # a thread that has died would fill the memory with parts
+            except Exception as error:  # if the thread died, parts would fill the memory
                 _log.exception("checkpoint_not_written", version=part.version)
                 path = partial_folder(self._root, part.version)
                 detail = f"cannot write {path}: {type(error).__name__}: {error}"
@@ -128,7 +128,7 @@ class Writer:
             with self._changed:
                 self._parts.popleft()
                 self._given_back = None
-            del part  # its memory is not kept until the next one comes
+            del part  # frees its memory before the next one comes
 
     def _write(self, part: Part) -> None:
         folder = partial_folder(self._root, part.version)
@@ -147,14 +147,14 @@ class Writer:
                 return
 
     def _failed(self, part: Part, error: CheckpointError) -> None:
-        if part is self._given_back:  # others write it by now
+        if part is self._given_back:  # other engines write it by now
             _log.warning("checkpoint_failed_late", version=part.version, cause=str(error))
         else:
             self._listener.failed(part.version, error)
 
     @contextmanager
     def _watched(self, part: Part, path: Path, num_bytes: int) -> Iterator[None]:
-        """Gives back what is to be written if one file takes too long."""
+        """Give the unwritten layers back if one file takes too long."""
         seconds = self._deadline_seconds + num_bytes / _LEAST_BYTES_PER_SECOND
         timer = threading.Timer(seconds, self._overdue, (part, path, seconds))
         timer.daemon = True
@@ -175,6 +175,6 @@ class Writer:
             late = self._late = LateWriterError(detail, path=path)
             versions = dict.fromkeys(each.version for each in self._parts)
             self._given_back = part
-            self._parts = deque([part])  # its memory is in use for as long as the disk hangs
+            self._parts = deque([part])  # its memory is in use while the disk hangs
         for version in versions:
             self._listener.failed(version, late)

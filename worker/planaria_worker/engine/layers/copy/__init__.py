@@ -1,4 +1,4 @@
-"""Layers from engine to engine over TCP: in one version, or followed from step to step.
+"""Copies layers between engines over TCP: once in one version, or continuously, step by step.
 
 server = CopyServer(host, engine_id=..., job_secret=..., source=source, feed=feed, failpoints=...)
 fetcher = LayerFetcher(job_secret=..., failpoints=...)
@@ -12,7 +12,7 @@ from planaria_worker.engine.layers.copy.client import CopyInterrupted, FetchedLa
 from planaria_worker.engine.layers.copy.feed import CommitFeed, CommittedSum
 from planaria_worker.engine.layers.copy.follower import LayerFollower
 from planaria_worker.engine.layers.copy.server import CopyServer
-from planaria_worker.engine.layers.copy.source import LayerSource
+from planaria_worker.engine.layers.copy.stream import LayerSource
 
 __all__ = [
     "CommitFeed",

@@ -15,34 +15,34 @@ from planaria_worker.engine.layers.copy.connections import (
     STALL_TIMEOUT_SECONDS,
     Connections,
 )
-from planaria_worker.engine.layers.copy.transfer import TakenBackError, receive_tensors
+from planaria_worker.engine.layers.copy.transfer import RevokedError, receive_tensors
 from planaria_worker.engine.process.failpoints import Failpoints
 
 _MAX_PARALLEL = 4
 
 
 class CopyInterrupted(Exception):  # noqa: N818 - as Fenced: an outcome, not a defect
-    """`interrupt` was called: what had arrived is dropped."""
+    """`interrupt` was called: received data are dropped."""
 
 
 class _NotServed(Exception):  # noqa: N818 - a source's answer
-    """A source has answered, but not with the layer."""
+    """The source answered that it does not have the layer in this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedLayer:
-    """A layer that has arrived whole."""
+    """A layer that was received completely."""
 
     tensors: Mapping[str, Tensor]
     """On the CPU, by name: parameters and optimizer state."""
     num_bytes: int
-    """Of tensors, received from the source."""
+    """Of the tensors received."""
     address: str
     """The source."""
 
 
 class LayerFetcher:
-    """Fetches the layers of one directive; may be interrupted once, and is then of no more use."""
+    """Fetches the layers of one directive; unusable once interrupted."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class LayerFetcher:
         stall_timeout_seconds: float = STALL_TIMEOUT_SECONDS,
         max_parallel: int = _MAX_PARALLEL,
     ) -> None:
-        """Opens nothing yet.
+        """Open nothing yet.
 
         Args:
-            job_secret: that of the sources.
+            job_secret: of the sources.
             failpoints: hit at `copy` after each chunk, with the version as the step.
             connect_timeout_seconds: how long a source may take to accept a connection.
-            stall_timeout_seconds: how long a source may go without sending a byte; a copy may take
-                as long as it likes while bytes arrive.
+            stall_timeout_seconds: how long a source may pause; a copy may take any time while bytes
+                arrive.
             max_parallel: how many layers are fetched at once.
         """
         self._failpoints = failpoints
@@ -78,17 +78,17 @@ class LayerFetcher:
     def fetch_all(
         self, sources: Mapping[int, Sequence[str]], version: int
     ) -> dict[int, FetchedLayer]:
-        """Fetches layers in parallel.
+        """Fetch layers in parallel.
 
         Args:
             sources: data addresses by layer, the preferred one first.
             version: number of committed steps that every layer must be at.
 
         Returns:
-            All layers; none, if one fails.
+            All layers.
 
         Raises:
-            JobFailedError: COPY_FAILED: no source of a layer served it; names both.
+            JobFailedError: COPY_FAILED: no source of a layer served it; names layer and sources.
             CopyInterrupted: `interrupt` was called.
         """
         waiting: queue.SimpleQueue[tuple[int, Sequence[str]]] = queue.SimpleQueue()
@@ -106,23 +106,23 @@ class LayerFetcher:
                 try:
                     raise outcome
                 finally:
-                    del outcome  # whose traceback keeps this frame, and the layers that came
+                    del outcome  # its traceback keeps this frame, and so the layers that arrived
             layer, fetched = outcome
             layers[layer] = fetched
         return layers
 
     def fetch(self, layer: int, version: int, addresses: Sequence[str]) -> FetchedLayer:
-        """Fetches one layer, trying one source after another.
+        """Fetch one layer, from one source after another until one serves it.
 
         Raises:
-            JobFailedError: COPY_FAILED: no source served it; says why for each.
+            JobFailedError: COPY_FAILED: no source served it; gives the reason of each.
             CopyInterrupted: `interrupt` was called.
         """
         failures: list[str] = []
         for address in addresses:
             try:
                 return self._fetch_from(address, layer, version)
-            except (OSError, ValueError, _NotServed, TakenBackError, PlanariaError) as error:
+            except (OSError, ValueError, _NotServed, RevokedError, PlanariaError) as error:
                 if self._connections.is_interrupted:
                     break
                 failures.append(f"{address}: {error or type(error).__name__}")
@@ -136,7 +136,7 @@ class LayerFetcher:
         )
 
     def interrupt(self) -> None:
-        """Ends every copy under way; from any thread, at once, as often as one likes."""
+        """End every copy under way; from any thread, without waiting, any number of times."""
         self._connections.interrupt()
         self._outcomes.put(CopyInterrupted("copying was interrupted"))
 

@@ -1,4 +1,4 @@
-"""Connections to the copy servers of peers, which any thread can end at any moment."""
+"""Connections to the copy servers of peers; any thread can end them at any time."""
 
 import contextlib
 import socket
@@ -10,12 +10,12 @@ from planaria_worker.engine.layers.copy import wire
 
 CONNECT_TIMEOUT_SECONDS = 1.0
 STALL_TIMEOUT_SECONDS = 2.0
-"""Well below the coordinator's deadline for directives: whoever copies has turned to another source
-before it is taken to hang itself."""
+"""Well below the coordinator's deadline for directives: an engine tries another source before the
+coordinator considers the engine itself to hang."""
 
 
 class Connections:
-    """Those of one directive; may be interrupted once, and is then of no more use."""
+    """The connections of one directive; unusable once interrupted."""
 
     def __init__(
         self,
@@ -25,11 +25,11 @@ class Connections:
         connect_timeout_seconds: float,
         stall_timeout_seconds: float,
     ) -> None:
-        """Opens nothing yet.
+        """Open nothing yet.
 
         Args:
-            kind: what they are for.
-            job_secret: that of the peers.
+            kind: purpose of the connections.
+            job_secret: of the peers.
             connect_timeout_seconds: how long a peer may take to accept a connection.
             stall_timeout_seconds: how long a peer may go without sending a byte.
         """
@@ -46,11 +46,11 @@ class Connections:
 
     @contextlib.contextmanager
     def open(self, address: str) -> Iterator[socket.socket]:
-        """Connects and greets.
+        """Connect and send the greeting.
 
         Raises:
-            OSError: nobody answers there, or `interrupt` was called.
-            ValueError: it is no address, or something else answers.
+            OSError: the address does not answer, or `interrupt` was called.
+            ValueError: it is not an address, or the peer speaks another protocol.
         """
         with socket.create_connection(
             parse_address(address), self._connect_timeout_seconds
@@ -72,7 +72,7 @@ class Connections:
                     self._open.discard(connection)
 
     def interrupt(self) -> None:
-        """Ends every connection; from any thread, at once, as often as one likes."""
+        """End every connection; from any thread, without waiting, any number of times."""
         with self._lock:
             self._is_interrupted = True
             connections = list(self._open)

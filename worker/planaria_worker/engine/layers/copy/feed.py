@@ -1,8 +1,8 @@
-"""Hands the sums of committed steps to those who follow a layer, without making anybody wait.
+"""Gives followers of a layer the gradient sums of committed steps, without blocking training.
 
-feed.publish(3, record, total)                 # the training thread, when layer 3 has the step
-with feed.subscribe() as subscription:         # the thread of a follower's connection
-    subscription.follow(3)                     # before layer 3 is read: no step is missed
+feed.publish(3, record, total)              # training thread: layer 3 has the step
+with feed.subscribe() as subscription:      # thread of a follower's connection
+    subscription.follow(3)                  # before layer 3 is read: no step is missed
     subscription.next(timeout_seconds=1.0)
 """
 
@@ -20,17 +20,17 @@ from planaria_worker.engine.step.commit_record import CommitRecord
 NUM_KEPT = 3
 """Sums of a layer that are kept for a slow follower, however large they are."""
 KEPT_BYTES = 64 << 20
-"""More are kept while all of a follower's together are no larger than this."""
+"""More are kept while all sums for a follower together are no larger than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommittedSum:
-    """The whole gradient sum of a layer in a committed step."""
+    """The complete gradient sum of a layer in a committed step."""
 
     layer: int
     record: CommitRecord
     total: Tensor
-    """Flat; a copy that nobody changes."""
+    """Flat; a copy that never changes."""
 
 
 class CommitFeed:
@@ -44,9 +44,10 @@ class CommitFeed:
         self.last_record: CommitRecord | None = None
 
     def publish(self, layer: int, record: CommitRecord, total: Tensor) -> None:
-        """Tells the followers of a layer; without any, it costs nothing.
+        """Give a sum to the followers of a layer; without followers, it costs nothing.
 
-        Call it behind the update: who subscribes too late for this sum finds it in the layer.
+        Call it after the update: a follower that subscribes too late for this sum finds it in the
+        layer.
         """
         self.last_record = record
         if layer not in self._followers:
@@ -56,16 +57,16 @@ class CommitFeed:
             follower.put(committed)
 
     def subscribe(self) -> "Subscription":
-        """A follower that follows nothing yet."""
+        """Return a subscription to no layer yet."""
         return Subscription(self, self._num_kept, self._kept_bytes)
 
     def add(self, layer: int, follower: "Subscription") -> None:
-        """From now on the follower is told of a layer."""
+        """Give the follower the sums of a layer from now on."""
         with self._lock:
             self._followers[layer] = (*self._followers.get(layer, ()), follower)
 
     def remove(self, layer: int, follower: "Subscription") -> None:
-        """The follower is told of a layer no more."""
+        """Give the follower no more sums of a layer."""
         with self._lock:
             rest = tuple(f for f in self._followers.get(layer, ()) if f is not follower)
             if rest:
@@ -75,7 +76,7 @@ class CommitFeed:
 
 
 class Subscription:
-    """What one follower has not been sent yet."""
+    """The sums that one follower was not sent yet."""
 
     def __init__(self, feed: CommitFeed, num_kept: int, kept_bytes: int) -> None:
         self._feed = feed
@@ -102,13 +103,13 @@ class Subscription:
             self._feed.remove(layer, self)
 
     def follow(self, layer: int) -> None:
-        """Every step that the layer is brought to from now on will be here."""
+        """Receive every step of the layer from now on."""
         with self._changed:
             self._followed.add(layer)
         self._feed.add(layer, self)
 
     def put(self, committed: CommittedSum) -> None:
-        """Takes a sum in, or gives its layer up when too many wait."""
+        """Add a sum, or drop its layer if too many wait."""
         layer = committed.layer
         with self._changed:
             if layer not in self._followed:
@@ -125,10 +126,10 @@ class Subscription:
     def next(
         self, *, leaving: int | None = None, timeout_seconds: float = 0.0
     ) -> CommittedSum | None:
-        """The oldest sum, or None; waits for one, or for a layer that was given up.
+        """Return the oldest sum, or None; wait for a sum or for a dropped layer.
 
         Args:
-            leaving: a layer whose sums stay here.
+            leaving: a layer whose sums stay in the queue.
             timeout_seconds: how long to wait.
         """
         with self._changed:
@@ -140,8 +141,8 @@ class Subscription:
                     return committed
             return None
 
-    def given_up(self) -> Sequence[int]:
-        """Layers that have fallen behind too far since the last call: begin them again."""
+    def take_dropped(self) -> Sequence[int]:
+        """Layers that were dropped since the last call: send them again."""
         with self._changed:
             layers, self._overrun = sorted(self._overrun), set()
             return layers

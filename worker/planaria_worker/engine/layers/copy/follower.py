@@ -1,4 +1,4 @@
-"""Follows layers of peers, as they stand and then step by step; one connection for each source."""
+"""Follows layers of peers: the whole layer first, then every step. One connection per source."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,24 +23,24 @@ _log = get_logger("follower")
 
 
 class Receiver(Protocol):
-    """Who takes what arrives; of one layer, from one thread at a time."""
+    """Receives layers and sums; those of one layer from one thread at a time."""
 
     def take_layer(
         self, layer: int, version: int, tensors: Mapping[str, Tensor], record: CommitRecord | None
     ) -> None:
-        """A layer as it stands, in place of what was known of it; with the commit that made it."""
+        """Replace a layer, with the commit that made it."""
         ...
 
     def take_sum(self, committed: CommittedSum) -> None:
-        """A step of the source; ValueError: it does not follow what was known of the layer."""
+        """Apply a step of the source; ValueError: it is not the next one of the layer."""
         ...
 
     def become_current(self, layers: Sequence[int]) -> None:
-        """All that the source knows of these layers has been taken."""
+        """Note that these layers have caught up with their source."""
         ...
 
     def fail(self, error: PlanariaError) -> None:
-        """A layer has no source any more."""
+        """Note that a layer has no source any more."""
         ...
 
 
@@ -56,11 +56,11 @@ class LayerFollower:
         connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
         stall_timeout_seconds: float = STALL_TIMEOUT_SECONDS,
     ) -> None:
-        """Opens nothing yet.
+        """Open nothing yet.
 
         Args:
-            receiver: who takes what arrives.
-            job_secret: that of the sources.
+            receiver: of layers and sums.
+            job_secret: of the sources.
             failpoints: hit at `follow` after each chunk, with the version that it belongs or leads
                 to as the step.
             connect_timeout_seconds: how long a source may take to accept a connection.
@@ -85,7 +85,7 @@ class LayerFollower:
         return self._num_bytes
 
     def start(self, sources: Mapping[int, Sequence[str]]) -> None:
-        """Begins to follow layers, each from the first of its addresses that serves it."""
+        """Start to follow layers, each from the first of its addresses that serves it."""
         by_address: dict[str, dict[int, Sequence[str]]] = {}
         for layer, addresses in sources.items():
             by_address.setdefault(addresses[0], {})[layer] = addresses[1:]
@@ -95,7 +95,7 @@ class LayerFollower:
             ).start()
 
     def interrupt(self) -> None:
-        """Ends it; from any thread, at once, as often as one likes."""
+        """Stop following; from any thread, without waiting, any number of times."""
         self._connections.interrupt()
 
     def _run(self, address: str, layers: Mapping[int, Sequence[str]]) -> None:

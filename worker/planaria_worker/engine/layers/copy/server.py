@@ -1,4 +1,4 @@
-"""Serves this engine's layers to its peers, and lets them notice when its process ends."""
+"""Serves this engine's layers to its peers, and lets them detect that its process ended."""
 
 import contextlib
 import hmac
@@ -11,15 +11,14 @@ from planaria_worker.engine.groups.addresses import format_address
 from planaria_worker.engine.groups.liveness_beacon import LivenessBeacon
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.feed import CommitFeed
-from planaria_worker.engine.layers.copy.source import LayerSource
-from planaria_worker.engine.layers.copy.stream import CommitStream
+from planaria_worker.engine.layers.copy.stream import CommitStream, LayerSource
 from planaria_worker.engine.layers.copy.transfer import send_tensors
 from planaria_worker.engine.process.failpoints import Failpoints
 
 _GREETING_TIMEOUT_SECONDS = 5.0
 _STALL_TIMEOUT_SECONDS = 30.0
 _REST_SECONDS = 0.1
-"""Between two attempts to accept when there is no room: the next one would fail at once."""
+"""Pause after a failed accept: without it the next one would fail at once."""
 
 _log = get_logger("copy_server")
 
@@ -42,18 +41,18 @@ class CopyServer:
         failpoints: Failpoints,
         stall_timeout_seconds: float = _STALL_TIMEOUT_SECONDS,
     ) -> None:
-        """Starts to listen on a free port.
+        """Listen on a free port.
 
         Args:
             host: the only address to listen on.
-            engine_id: told to those who connect, for a port may change hands.
-            job_secret: who does not know it is not served.
+            engine_id: sent to peers that connect, since another engine may reuse the port.
+            job_secret: a peer without it is not served.
             source: the layers.
-            feed: the steps that they are brought to.
+            feed: their committed sums.
             failpoints: hit at `serve_copy` and `serve_follow` after each chunk, with the version
                 that it belongs or leads to as the step.
-            stall_timeout_seconds: a peer that takes no byte, or asks for nothing, for so long is
-                let go.
+            stall_timeout_seconds: a peer that reads no byte, or requests nothing, for so long is
+                disconnected.
         """
         self._engine_id = engine_id
         self._secret_digest = wire.secret_digest(job_secret)
@@ -64,7 +63,7 @@ class CopyServer:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._watchers: set[socket.socket] = set()
-        """Greeted, and not yet handed over."""
+        """Greeted, but not yet held by the beacon."""
         self._beacon = LivenessBeacon(farewell=wire.BYE)
         self._is_closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -73,7 +72,7 @@ class CopyServer:
         threading.Thread(target=self._accept, name="copy-server", daemon=True).start()
 
     def close(self) -> None:
-        """Says goodbye to those who watch, and ends every connection."""
+        """Say goodbye to the peers that watch, and end every connection."""
         with self._lock:
             self._is_closed = True
             connections, watchers = list(self._connections), list(self._watchers)
@@ -132,7 +131,7 @@ class CopyServer:
         kind = self._greet(connection)
         if kind is wire.Kind.WATCH:
             self._be_watched(connection)
-        elif kind is wire.Kind.WATCH_PRESENCE:
+        elif kind is wire.Kind.WATCH_BEACON:
             if not self._beacon.hold(connection):
                 self._be_watched(connection)
         elif kind is wire.Kind.COPY:
@@ -156,9 +155,9 @@ class CopyServer:
             _log.warning("peer_refused", peer=str(connection.getpeername()))
             return None
         name = self._engine_id.encode()
-        with self._lock:  # a goodbye comes behind the name
+        with self._lock:  # a goodbye comes after the name
             connection.sendall(wire.LENGTH.pack(len(name)) + name)
-            if kind in (wire.Kind.WATCH, wire.Kind.WATCH_PRESENCE):
+            if kind in (wire.Kind.WATCH, wire.Kind.WATCH_BEACON):
                 self._watchers.add(connection)
         return wire.Kind(kind)
 

@@ -1,17 +1,17 @@
-"""What a source sends to a follower: layers as they stand, then every committed sum, in order."""
+"""What a source sends to a follower: current layers, then every committed sum, in order."""
 
 import socket
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from planaria_common.logging import get_logger
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.feed import CommitFeed, CommittedSum, Subscription
-from planaria_worker.engine.layers.copy.source import LayerSource
-from planaria_worker.engine.layers.copy.transfer import announce_between, send_tensors
+from planaria_worker.engine.layers.copy.transfer import announce_insertion, send_tensors
 from planaria_worker.engine.process.failpoints import Failpoints
 
 _log = get_logger("copy_server")
@@ -20,12 +20,29 @@ _LOOK_SECONDS = 1.0
 """How often a stream without anything to send looks whether the follower is still there."""
 _REST_SECONDS = 0.001
 _MAX_READ_SECONDS = 5.0
-"""How long reading a layer may be disturbed by commits. It is copied in memory in a small part of a
-step; one that an update left half-done stays unreadable."""
+"""How long commits may disturb the reading of a layer. Copying it in memory takes a small part of a
+step; a layer that an update left half-done stays unreadable."""
+
+
+class LayerSource(Protocol):
+    """The layers that an engine holds; the server's threads call it while the engine trains.
+
+    A reader gets the version, reads, and gets the version again. If it is the same, the data belong
+    to it: an update sets the version to None before it changes the first byte, and sets the new
+    version after the last.
+    """
+
+    def version(self, layer: int) -> int | None:
+        """Number of committed steps in the layer's tensors; None: not held, or being changed."""
+        ...
+
+    def tensors(self, layer: int) -> Mapping[str, Tensor]:
+        """Parameters and optimizer state of a layer, by name; KeyError: no longer held."""
+        ...
 
 
 class CommitStream:
-    """Serves one follower until it leaves."""
+    """Serves one follower until it disconnects."""
 
     def __init__(
         self,
@@ -41,22 +58,22 @@ class CommitStream:
         self._failpoints = failpoints
 
     def serve(self, layers: Sequence[int]) -> None:
-        """Sends the layers one by one, and what is committed in those that were sent.
+        """Send the layers one by one, and every sum that is committed in those that were sent.
 
-        A layer that falls behind too far is sent again as it stands then.
+        If the follower falls too far behind with a layer, send the whole layer again.
 
         Raises:
-            OSError: the follower has left.
+            OSError: the follower has disconnected.
         """
         waiting = deque(layers)
         is_current = False
         with self._feed.subscribe() as subscription:
             while True:
-                given_up = subscription.given_up()
-                if given_up:
-                    _log.info("follower_fell_behind", layers=given_up)
-                is_current = is_current and not given_up
-                waiting.extend(given_up)
+                dropped = subscription.take_dropped()
+                if dropped:
+                    _log.info("follower_fell_behind", layers=dropped)
+                is_current = is_current and not dropped
+                waiting.extend(dropped)
                 if waiting:
                     if not self._send_layer(waiting.popleft(), subscription):
                         return
@@ -71,10 +88,7 @@ class CommitStream:
                     self._require_follower()
 
     def _send_layer(self, layer: int, subscription: Subscription) -> bool:
-        """Sends a layer, and between its chunks what was committed in others.
-
-        Returns whether there is one.
-        """
+        """Send a layer, and between its chunks the sums of others; return whether it is held."""
         subscription.follow(layer)  # before it is read: every later step is in one or the other
         held = _read(self._source, layer)
         if held is None:
@@ -95,7 +109,7 @@ class CommitStream:
         def send_others() -> bool:
             self._failpoints.hit("serve_follow", step=version)
             while committed := subscription.next(leaving=layer):
-                announce_between(self._connection)
+                announce_insertion(self._connection)
                 self._send_sum(committed)
             return True
 
@@ -122,7 +136,7 @@ class CommitStream:
         self._connection.sendall(message.encode())
 
     def _require_follower(self) -> None:
-        """A follower says nothing, so that what can be read is its end."""
+        """Raise if the follower has disconnected: it sends nothing, so only its end is readable."""
         timeout = self._connection.gettimeout()
         self._connection.setblocking(False)
         try:
@@ -131,11 +145,11 @@ class CommitStream:
             return
         finally:
             self._connection.settimeout(timeout)
-        raise ConnectionError("the follower has left")
+        raise ConnectionError("the follower has disconnected")
 
 
 def _read(source: LayerSource, layer: int) -> tuple[int, Mapping[str, Tensor]] | None:
-    """A layer copied in memory in one version; None: it is not held, or not whole."""
+    """Copy a layer of one version in memory; return None if it is not held in one version."""
     deadline = time.monotonic() + _MAX_READ_SECONDS
     while True:
         version = source.version(layer)

@@ -2,8 +2,8 @@
 
 chunk:       length, bytes; in the order of the header's tensors, never across two
 end:         length 0, SHA-256
-taken back:  length 2^32-1 in place of a chunk: what was sent is worth nothing
-between:     length 2^32-2 in place of a chunk: a whole message of another kind, then on
+revoked:     length 2^32-1 in place of a chunk: the data sent so far are invalid
+inserted:    length 2^32-2 in place of a chunk: a whole message of another kind, then more chunks
 """
 
 import hashlib
@@ -15,18 +15,18 @@ from torch import Tensor
 
 from planaria_worker.engine.layers.copy import wire
 
-_TAKEN_BACK = 0xFFFFFFFF
-_BETWEEN = 0xFFFFFFFE
+_REVOKED = 0xFFFFFFFF
+_INSERTED = 0xFFFFFFFE
 
 
-class TakenBackError(Exception):
-    """The sender has found that what it sent is worth nothing."""
+class RevokedError(Exception):
+    """The sender changed the layer while it sent it."""
 
 
 def send_tensors(
     connection: socket.socket, tensors: Iterable[Tensor], *, goes_on: Callable[[], bool]
 ) -> bool:
-    """Sends tensors; `goes_on` is asked after each chunk. Returns whether it never said no."""
+    """Send tensors while `goes_on` is true after each chunk; return whether all were sent."""
     digest = hashlib.sha256()
     for tensor in tensors:
         for chunk in wire.chunks(tensor):
@@ -34,15 +34,15 @@ def send_tensors(
             connection.sendall(wire.LENGTH.pack(len(chunk)))
             connection.sendall(chunk)
             if not goes_on():
-                connection.sendall(wire.LENGTH.pack(_TAKEN_BACK))
+                connection.sendall(wire.LENGTH.pack(_REVOKED))
                 return False
     connection.sendall(wire.LENGTH.pack(wire.NO_MORE_CHUNKS) + digest.digest())
     return True
 
 
-def announce_between(connection: socket.socket) -> None:
-    """Says that a whole message comes before the next chunk."""
-    connection.sendall(wire.LENGTH.pack(_BETWEEN))
+def announce_insertion(connection: socket.socket) -> None:
+    """Announce that a whole message comes before the next chunk."""
+    connection.sendall(wire.LENGTH.pack(_INSERTED))
 
 
 def receive_tensors(
@@ -52,7 +52,7 @@ def receive_tensors(
     after_chunk: Callable[[], None],
     between: Callable[[], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Receives what `send_tensors` sends, on the CPU.
+    """Receive on the CPU what `send_tensors` sends.
 
     Args:
         connection: where it comes from.
@@ -61,8 +61,8 @@ def receive_tensors(
         between: receives a message that comes between two chunks; None: there is none.
 
     Raises:
-        TakenBackError: the sender has taken it back.
-        ValueError: it is not what the headers say, or not what the sender sent.
+        RevokedError: the sender has revoked it.
+        ValueError: the data differ from the headers or from what the sender sent.
         OSError: the connection ended.
     """
     digest = hashlib.sha256()
@@ -88,9 +88,9 @@ def receive_tensors(
 
 def _receive_length(connection: socket.socket, between: Callable[[], None] | None) -> int:
     while True:
-        length = wire.receive_length(connection, _TAKEN_BACK)
-        if length == _TAKEN_BACK:
-            raise TakenBackError("changed it while it was copied")
-        if length != _BETWEEN or between is None:
+        length = wire.receive_length(connection, _REVOKED)
+        if length == _REVOKED:
+            raise RevokedError("changed it while it was copied")
+        if length != _INSERTED or between is None:
             return length
         between()

@@ -45,17 +45,17 @@ MAX_FOLLOWED_LAYERS = 1 << 16
 
 
 class Kind(IntEnum):
-    """What a connection is for."""
+    """Purpose of a connection."""
 
     COPY = 1
     WATCH = 2
     FOLLOW = 3
-    WATCH_PRESENCE = 4
-    """As WATCH, but the connection is handed to `Presence`."""
+    WATCH_BEACON = 4
+    """As WATCH, but the `LivenessBeacon` holds the connection."""
 
 
 class AnswerState(StrEnum):
-    """Whether the layer follows."""
+    """Whether the source sends the layer."""
 
     HELD = "held"
     NOT_HELD = "not_held"
@@ -87,7 +87,7 @@ class Answer:
 
     @classmethod
     def decode(cls, body: bytes) -> "Answer":
-        """Reads what `encode` wrote.
+        """Decode what `encode` wrote.
 
         Raises:
             ValueError: it is something else.
@@ -104,16 +104,16 @@ class Answer:
 
 
 class MessageKind(StrEnum):
-    """What a source tells a follower."""
+    """Kind of a message to a follower."""
 
     LAYER = "layer"
-    """The state of a layer; what was sent of it before is void."""
+    """A whole layer; it replaces all that was sent of it before."""
     SUM = "sum"
     """The sum of a layer in a step that the source has committed."""
     CURRENT = "current"
-    """Everything was sent that there is."""
+    """All that the source has was sent."""
     NOT_HELD = "not_held"
-    """The source has no such layer, or one that is not whole."""
+    """The source does not hold the layer, or not in one version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Message:
 
     @classmethod
     def decode(cls, body: bytes) -> "Message":
-        """Reads what `encode` wrote.
+        """Decode what `encode` wrote.
 
         Raises:
             ValueError: it is something else.
@@ -165,12 +165,12 @@ def _tensor_headers(fields: Mapping[str, Any]) -> tuple[TensorHeader, ...]:
 
 
 def follow_request(layers: Sequence[int]) -> bytes:
-    """Which layers are to be followed."""
+    """Encode the layers to follow."""
     return struct.pack(f"<I{len(layers)}I", len(layers), *layers)
 
 
 def receive_follow_request(connection: socket.socket) -> tuple[int, ...]:
-    """Reads what `follow_request` wrote; ValueError when it can be none."""
+    """Receive what `follow_request` wrote; ValueError if it is invalid."""
     num_layers = receive_length(connection, MAX_FOLLOWED_LAYERS)
     return struct.unpack(f"<{num_layers}I", receive_exactly(connection, 4 * num_layers))
 
@@ -233,14 +233,14 @@ def chunks(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
-    """Reads so many bytes; ConnectionError when the peer ends before."""
+    """Read so many bytes; ConnectionError if the peer disconnects before."""
     buffer = bytearray(num_bytes)
     receive_into(connection, memoryview(buffer))
     return bytes(buffer)
 
 
 def receive_into(connection: socket.socket, view: memoryview) -> None:
-    """Fills a view; ConnectionError when the peer ends before."""
+    """Fill a view; ConnectionError if the peer disconnects before."""
     while view:
         count = connection.recv_into(view)
         if not count:
@@ -249,7 +249,7 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
 
 
 def receive_length(connection: socket.socket, limit: int) -> int:
-    """Reads a length; ValueError when it exceeds what can be meant."""
+    """Read a length; ValueError if it exceeds the maximum."""
     (length,) = LENGTH.unpack(receive_exactly(connection, LENGTH.size))
     if length > limit:
         raise ValueError(f"a length of {length} where at most {limit} are possible")
