@@ -1,8 +1,8 @@
-"""Evaluation on sequences that are never trained on: when, on what, and who computes which part.
+"""Evaluation on sequences that are never trained on: when, on what, and which engine computes what.
 
-An evaluation microbatch rides on one of training: whoever runs that one runs it as well, ahead of
-it and without a backward pass. So it is kept, lost and computed again with its carrier, and no plan
-or directive names it (protocol/evaluation.md).
+Each evaluation microbatch is carried by a training microbatch: the pipeline that runs the carrier
+runs it as well, before it and without a backward pass. So it is kept, lost and computed again with
+its carrier, and no plan or directive names it.
 """
 
 from collections.abc import Iterable

@@ -52,7 +52,7 @@ class Job:
 
     @property
     def num_commits(self) -> int:
-        """Of the whole job: with evaluation, a closing one behind the last step."""
+        """Return the commits of the whole job: with evaluation, a closing step follows the last."""
         return self.num_steps + (self.evaluation is not None)
 
     def is_closing(self, step: int) -> bool:

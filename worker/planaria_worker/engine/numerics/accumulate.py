@@ -29,18 +29,18 @@ MAX_PRECISION_BITS = 48
 
 
 class Add(Protocol):
-    """Adds gradients to one place of a sum."""
+    """Adds gradients to one parameter's part of a sum."""
 
     def __call__(self, gradient: Tensor, *, is_first: bool = False) -> Tensor | bool:
-        """Adds a gradient, in place.
+        """Add a gradient, in place.
 
         Args:
             gradient: of one microbatch.
-            is_first: whatever the place holds is of another step.
+            is_first: what the sum holds is of another step, and is overwritten.
 
         Returns:
-            Whether every element was in range; if not, the sum is void. On an accelerator a tensor,
-            so that nobody waits for it.
+            Whether every element was in range; if not, the sum is invalid. On an accelerator it is
+            a tensor, so that nothing waits for it.
         """
         ...
 
@@ -59,7 +59,7 @@ class Accumulation(Protocol):
         ...
 
     def into(self, total: Tensor) -> Add:
-        """What adds to a place of a sum: made once for as long as the place is."""
+        """Return what adds to a part of a sum; built once for each part."""
         ...
 
 
@@ -176,19 +176,18 @@ def choose_accumulation(
 class GradientSums:
     """The gradient sums of the layers that a stage hosts, one flat buffer each.
 
-    A sum is local, and takes in what is computed here, until the whole one is put in its place,
-    piece by piece from its start: that takes in nothing more. That of a layer which comes in one
-    piece is left where it came, until it is brought home or the step is over: the memory must stay
-    as it is so long.
+    A sum is local, and receives the gradients computed here, until the complete one replaces it,
+    piece by piece from its start; the replaced part receives nothing more. The complete sum of a
+    layer that is a single piece stays in the buffer it arrived in, which must not change until the
+    sum is brought home or the step is over.
 
-    A step begins without a pass over this memory: its first gradient takes the place of what is
-    there.
+    A step begins without a pass over this memory: its first gradient overwrites what is there.
 
     Attributes:
-        sums: for each layer its own buffer, in the layer's layout; behind `settle`, zero where
-            nothing was added.
-        num_whole: elements of a layer, from its start, whose whole sum is here; 0 for a layer that
-            is not in it.
+        sums: each layer's own buffer, in the layer's layout; after `settle`, zero where nothing was
+            added.
+        num_complete: elements of a layer, from its start, whose complete sum is here; a layer that
+            is missing has none.
     """
 
     def __init__(
@@ -217,16 +216,16 @@ class GradientSums:
         return self._accumulation.dtype
 
     def part(self, piece: Piece) -> Tensor:
-        """A piece of a layer's own buffer: of its sum, once that is at home."""
+        """Return a piece of a layer's own buffer."""
         return self.sums[piece.layer][piece.start : piece.end]
 
     @property
     def totals(self) -> Mapping[int, Tensor]:
-        """The sum of each layer, wherever it is."""
+        """Return the sum of each layer, whichever buffer it is in."""
         return self.sums | self._abroad
 
     def put_complete(self, piece: Piece, values: Tensor) -> bool:
-        """Puts the whole sum of a piece in its place, behind the pieces before it.
+        """Replace the local sum of a piece by the complete one; pieces in order.
 
         Returns:
             Whether it is left in `values`, until it is brought home or the step is over.
@@ -240,12 +239,12 @@ class GradientSums:
         return stays
 
     def bring_home(self, layers: Iterable[int]) -> None:
-        """Copies whole sums that were left where they came to where they belong."""
+        """Copy complete sums from the buffers they arrived in to the layers' own."""
         for layer in self._abroad.keys() & set(layers):
             self.sums[layer].copy_(self._abroad.pop(layer))
 
     def settle(self, layers: Iterable[int]) -> None:
-        """Before the buffers of layers are read: zeroes what nothing was added to since `clear`."""
+        """Zero what nothing was added to since `clear`; call before reading the layers' buffers."""
         if not self._outdated:
             return
         own = set(layers)
@@ -260,12 +259,12 @@ class GradientSums:
     def collect(
         self, leaves: Iterable[Leaf], before_each: Callable[[], None] | None = None
     ) -> None:
-        """From now on every backward pass adds each leaf's gradient to its place, and clears it.
+        """Have every backward pass add each leaf's gradient to its sum, and clear it.
 
-        At the moment when autograd has it, while it is still in the processor's cache, and so that
-        no two are kept. Rounding happens there: each microbatch needs a backward pass of its own,
-        since what autograd had already added up would be rounded too late. Two uses of a tied
-        weight are two leaves.
+        That happens as soon as autograd has it: it is still in the processor's cache, and no two
+        gradients are kept. Rounding happens there, so each microbatch needs a backward pass of its
+        own: what autograd had already added up would be rounded too late. Two uses of a tied weight
+        are two leaves.
 
         Args:
             leaves: every use of every parameter.
@@ -279,7 +278,7 @@ class GradientSums:
 
     @contextlib.contextmanager
     def last_pass(self, when_summed: Callable[[int], None]) -> Iterator[None]:
-        """Around the backward pass behind which the sums are complete.
+        """Surround the backward pass after which the sums are complete.
 
         Args:
             when_summed: called for each layer once its sum is complete; must not raise. In the
@@ -295,11 +294,11 @@ class GradientSums:
             when_summed(layer)
 
     def out_of_range(self) -> tuple[int, ...]:
-        """Layers with an element out of range or not finite since `clear`; their sums are void."""
+        """Return the layers with an element that was not finite or out of range since `clear`."""
         return tuple(sorted(layer for layer, flag in self._in_range.items() if not flag))
 
     def clear(self) -> None:
-        """For the next step: nothing is in the sums."""
+        """Empty the sums, for the next step."""
         self._in_range.clear()
         self.num_complete.clear()
         self._abroad.clear()

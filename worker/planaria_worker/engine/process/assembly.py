@@ -1,4 +1,4 @@
-"""Puts an engine together from its parts; the only place that knows all of them."""
+"""The composition root: builds an engine from its parts."""
 
 import threading
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from planaria_worker.engine.step.training_context import EngineResources
 from planaria_worker.engine_config import EngineConfig
 
 OPERATION_TIMEOUT_SECONDS = 300.0
-"""The last resort of every wait between engines; whoever learns of a loss ends it long before."""
+"""The last resort of every wait between engines; a detected loss ends it long before."""
 
 
 class Engine:
@@ -51,7 +51,7 @@ class Engine:
             fence: also the control thread's.
             vitals: also the control thread's.
             stopwatch: counts the actions of the training thread.
-            to_agent: takes what the agent is told.
+            to_agent: sends events to the agent.
             stop: ends the process in order; called on the control thread.
             clock: the time of reports.
             failpoints: failures that a test wants.
@@ -91,7 +91,7 @@ class Engine:
         return self._preparation.answer(snapshot)
 
     def run(self) -> None:
-        """Trains when it is told to, for ever; call it on the main thread."""
+        """Train when a plan is activated, for ever; call it on the main thread."""
         if self._config.progress_deadline_seconds:
             Watchdog(
                 deadline_seconds=self._config.progress_deadline_seconds,
@@ -143,7 +143,7 @@ class Engine:
         )
 
     def _peer_lost(self, engine_id: str, detect_time: datetime) -> None:
-        self._reports.peer_lost(engine_id, detect_time)  # everybody waits for this, one for that
+        self._reports.peer_lost(engine_id, detect_time)  # first, since the whole job waits for it
         self._trainer.peer_lost(engine_id)
 
     def _stop_in_order(self, _reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The control thread: the Unix socket of the agent, its lease, and what it is told.
+"""The control thread: the Unix socket of the agent, its lease, and its directives.
 
 It answers while the engine imports, trains or hangs: nothing here waits for anybody. The agent may
 go away and come back, or another in its place; what it has not received waits for it, reports that
@@ -218,7 +218,7 @@ class Control:
             self._hang_up()
 
     def _load(self, agent: _Agent) -> bool:
-        """Takes up the next message, if there is one."""
+        """Begin the next message, if there is one."""
         if agent.was_told_all:
             self._next_snapshot = self._monotonic() + SNAPSHOT_SECONDS
             return False

@@ -1,4 +1,4 @@
-"""What the coordinator tells this engine and what comes of it; a directive takes effect once."""
+"""Carries out the coordinator's directives and answers them; each takes effect once."""
 
 import threading
 from collections import OrderedDict
@@ -92,7 +92,7 @@ class Directives:
         }
 
     def handle(self, directive: Directive) -> None:
-        """Begins to carry out a directive; a repetition is answered with the first result."""
+        """Begin to carry out a directive; answer a repetition with the first result."""
         with self._lock:
             if directive.directive_id in self._results:
                 result = self._results[directive.directive_id]
@@ -123,7 +123,9 @@ class Directives:
         fence_time = self._clock.now()
         generation, quiesce = directive.generation, directive.quiesce
         reason = f"fenced by generation {generation}"
-        self._trainer.handover.unstage(generation + 1)  # who is told to stop has no place
+        self._trainer.handover.unstage(
+            generation + 1
+        )  # an engine that is to stop switches to nothing
         if quiesce.mode == Quiesce.MODE_AT_COMMIT:
             self._fence.fence_at_commit(generation)
             when_true = self._fence.when_idle
@@ -136,11 +138,11 @@ class Directives:
                 self._trainer.halt(reason)
             when_true = self._fence.when_settled if goes_on else self._fence.when_halted
         self._interrupt_copies(generation)
-        # In any case a commit that was passed is in the layers first.
+        # A commit that was decided is in the layers first.
         when_true(lambda: self._report_fence(directive, fence_time))
 
     def _report_fence(self, directive: Directive, fence_time: datetime) -> None:
-        """A promise: until the new generation is applied, no sum is joined, no exchange passed."""
+        """Report what is here; until a new plan is activated, nothing is summed or committed."""
         self._trainer.report_held_step()
         committed_steps, last = self._vitals.committed_steps, self._trainer.last_commit
         progress, retained_work = self._trainer.progress, self._trainer.retained_work
@@ -228,7 +230,7 @@ class Directives:
             )
             self._finish(directive, copied=copied)
 
-        self._beside(directive, work)
+        self._in_background(directive, work)
 
     def _digest(self, directive: Directive) -> None:
         def work(_fetcher: LayerFetcher) -> None:
@@ -237,7 +239,7 @@ class Directives:
             layers = [LayerDigest(layer=layer, sha256=value) for layer, value in digests.items()]
             self._finish(directive, digested=Digested(layers=layers, version=version))
 
-        self._beside(directive, work)
+        self._in_background(directive, work)
 
     def _export(self, directive: Directive) -> None:
         export = directive.export
@@ -252,7 +254,7 @@ class Directives:
             )
             self._finish(directive, exported=Exported(path=export.path, bytes=num_bytes))
 
-        self._beside(directive, work)
+        self._in_background(directive, work)
 
     def _write_checkpoint(self, directive: Directive) -> None:
         version, layers = directive.write_checkpoint.version, directive.write_checkpoint.layers
@@ -261,7 +263,7 @@ class Directives:
             self._checkpointer.write(version, layers)
             self._finish(directive, checkpoint_taken=CheckpointTaken(layers=layers))
 
-        self._beside(directive, work)
+        self._in_background(directive, work)
 
     def _seal_checkpoint(self, directive: Directive) -> None:
         entries = [convert.layer_entry(layer) for layer in directive.seal_checkpoint.layers]
@@ -275,27 +277,27 @@ class Directives:
             )
             self._finish(directive, checkpoint_sealed=checkpoint_sealed)
 
-        self._beside(directive, work)
+        self._in_background(directive, work)
 
     def _discard_checkpoint(self, directive: Directive) -> None:
         def work(_fetcher: LayerFetcher) -> None:
             self._checkpointer.discard(directive.discard_checkpoint.version)
             self._finish(directive, checkpoint_discarded=CheckpointDiscarded())
 
-        self._beside(directive, work)
+        self._in_background(directive, work)
 
     def _stop_engine(self, directive: Directive) -> None:
         self._finish(directive, stopped=Stopped())
         self._stop(directive.stop.reason)
 
-    def _beside(self, directive: Directive, work: Callable[[LayerFetcher], None]) -> None:
-        """Runs work on a thread of its own, with a fetcher that a newer generation interrupts."""
+    def _in_background(self, directive: Directive, work: Callable[[LayerFetcher], None]) -> None:
+        """Run work on a thread of its own, with a fetcher that a newer generation interrupts."""
         fetcher = LayerFetcher(job_secret=self._job_secret, failpoints=self._failpoints)
         with self._lock:
             self._fetchers[fetcher] = directive.generation
 
         def run() -> None:
-            stand_back()  # there may be much to copy, and who started this thread comes first
+            stand_back()  # there may be much to copy: failure handling comes first
             self._guarded(directive, lambda: work(fetcher))
             with self._lock:
                 del self._fetchers[fetcher]
@@ -309,7 +311,7 @@ class Directives:
             fetcher.interrupt()
 
     def _guarded(self, directive: Directive, work: Callable[[], None]) -> None:
-        """Answers with a failure whatever goes wrong."""
+        """Answer with a failure if anything goes wrong."""
         try:
             work()
         except Exception as error:
@@ -336,7 +338,7 @@ class Directives:
                 return convert.failure(ErrorReason.ENGINE_FAILED, detail, {"detail": detail})
 
     def _finish(self, directive: Directive, **outcome: Message) -> None:
-        """Answers a directive, unless it has been answered."""
+        """Answer a directive, unless it has been answered."""
         result = DirectiveResult(
             directive_id=directive.directive_id,
             job_id=directive.job_id,

@@ -1,4 +1,4 @@
-"""Named places in the engine where a test can make it fail: placed by a test, never by chance.
+"""Failpoints: named points in the engine where a test can make it fail.
 
     PLANARIA_ENGINE_FAILPOINTS='[{"at": "reduce", "step": 3, "action": "kill"}]'
     PLANARIA_ENGINE_FAILPOINTS=/path/of/script
@@ -23,7 +23,7 @@ from planaria_worker.engine.process.failpoint_script import Line, Script
 
 ENVIRONMENT_VARIABLE = "PLANARIA_ENGINE_FAILPOINTS"
 
-TrainingContext = Literal[
+FailpointName = Literal[
     "prepare",
     "forward",
     "backward",
@@ -54,14 +54,14 @@ _FIELDS = ("at", "action", "step", "since_step", "microbatch", "skip", "until")
 
 
 class FailpointError(Exception):
-    """What the action `raise` raises: an error that nobody expects."""
+    """What the action `raise` raises: an error that no code expects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failpoint:
     """One failure, to happen once."""
 
-    at: TrainingContext
+    at: FailpointName
     action: Action
     step: int | None = None
     """Only in this step; in a copy or a checkpoint, in this version. None: in any."""
@@ -76,7 +76,7 @@ class Failpoint:
     line: Line | None = None
     """Where it stands in a script."""
 
-    def matches(self, at: TrainingContext, step: int | None, microbatch: int | None) -> bool:
+    def matches(self, at: FailpointName, step: int | None, microbatch: int | None) -> bool:
         return (
             self.at == at
             and self.step in (None, step)
@@ -111,7 +111,7 @@ class Failpoints:
         return cls(_parse(text) if text else ())
 
     def hit(
-        self, at: TrainingContext, step: int | None = None, microbatch: int | None = None
+        self, at: FailpointName, step: int | None = None, microbatch: int | None = None
     ) -> None:
         """Fails here, if a failpoint says so.
 
@@ -121,7 +121,7 @@ class Failpoints:
         if self._armed or self._script is not None:
             self._hit(at, step, microbatch)
 
-    def _hit(self, at: TrainingContext, step: int | None, microbatch: int | None) -> None:
+    def _hit(self, at: FailpointName, step: int | None, microbatch: int | None) -> None:
         with self._lock:
             if self._script is not None:
                 new = self._script.new_lines()
@@ -180,7 +180,7 @@ def _parse_entry(index: int, entry: Any) -> Failpoint:
     if (entry.get("action") == "hold") != ("until" in entry):
         raise _invalid(f"[{index}].until", "goes with the action hold, and only with it")
     return Failpoint(
-        at=_one_of(get_args(TrainingContext), f"[{index}].at", entry.get("at")),
+        at=_one_of(get_args(FailpointName), f"[{index}].at", entry.get("at")),
         action=_one_of(get_args(Action), f"[{index}].action", entry.get("action")),
         step=_index(f"[{index}].step", entry.get("step")),
         microbatch=_index(f"[{index}].microbatch", entry.get("microbatch")),

@@ -1,4 +1,4 @@
-"""What stopped the training thread, in the words of a report."""
+"""Faults: what stopped the training thread, as it is reported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,18 +18,18 @@ class Fault:
     message: str
     metadata: Mapping[str, str] = field(default_factory=dict)
     is_fatal: bool
-    """Whether every engine would meet it again, so that the job must fail."""
+    """Whether every engine would fail in the same way again, so that the job must fail."""
 
 
 def fault_of(error: Exception, step: int) -> Fault:
-    """Classifies an error that ended step `step`: is it ours alone, our peers', or everybody's?"""
+    """Classify an error that ended a step."""
     match error:
         case RefusedStepError():
             return _refused(error)
         case DataError():
             return Fault(reason=ErrorReason.DATA_UNUSABLE, message=str(error), is_fatal=True)
         case GroupBroken() | CommitMismatchError():
-            # The engine itself is sound: whoever is to blame is found by those who watch it.
+            # This engine is sound: the peers of the lost engine report it.
             return Fault(reason=ErrorReason.UNAVAILABLE, message=str(error), is_fatal=False)
         case PlanariaError():
             return Fault(

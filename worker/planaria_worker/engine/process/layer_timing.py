@@ -117,7 +117,7 @@ class SingleLayer:
         """
         first, _outputs = self._kept()
         second, outputs = self._kept()
-        activations = sum(second[place] for place in second.keys() - first.keys())
+        activations = sum(second[address] for address in second.keys() - first.keys())
         return activations, 0 if self._stage.is_last else outputs.nbytes
 
     def forward_flops(self) -> int:

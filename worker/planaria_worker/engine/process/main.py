@@ -57,7 +57,7 @@ class EngineProcess:
         )
 
     def run(self) -> None:
-        """Serves until the engine is told to stop, its lease ends, or it cannot be prepared."""
+        """Serve until the engine is stopped, its lease ends, or it cannot be prepared."""
         self._control.start()
         try:
             engine = self._assemble()

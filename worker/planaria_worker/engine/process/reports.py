@@ -1,4 +1,4 @@
-"""What the engine's threads meet, told to the agent."""
+"""Reports of the engine's threads to the agent."""
 
 from datetime import datetime
 from typing import Protocol
@@ -27,7 +27,7 @@ _log = get_logger("engine")
 
 
 class ToAgent(Protocol):
-    """Sends what the engine says to its agent, and in its absence keeps it; any thread."""
+    """Sends events to the agent, and keeps them while there is none; from any thread."""
 
     def post(self, event: EngineEvent) -> None:
         """Sends an event to one agent."""

@@ -1,7 +1,7 @@
-"""Notices that this engine's training thread hangs, though the engine answers and beats.
+"""Notices that the training thread hangs, although the engine answers and its heartbeats go on.
 
-Whoever waits for a peer does not hang: one engine that hangs makes all others wait. What the thread
-does is in its stack, so that waiting costs nothing more.
+A thread that waits for a peer does not hang: one engine that hangs makes all others wait. The stack
+of the thread shows whether it waits, so that waiting needs no bookkeeping.
 """
 
 import sys
@@ -44,7 +44,7 @@ class Watchdog:
             deadline_seconds: the least time without a finished action that is taken for a hang.
             stopwatch: that of the watched thread.
             vitals: only an engine that trains can hang.
-            report: told once, from the watchdog's thread.
+            report: called once, from the watchdog's thread.
             thread_id: the identifier of the watched thread.
             model_seconds: what a microbatch takes in all layers of the model, forward and backward:
                 no stage's pass takes longer.

@@ -32,7 +32,7 @@ class Round:
     next_round: Callable[[], Sequence[int]]
     """The microbatches of the step's next round: none while it is unknown, then always the same."""
     before_last_backward: Callable[[], None]
-    """Must wait for nobody."""
+    """Called before the last backward pass; must not wait for a peer."""
     when_summed: Callable[[int], None]
     """Called for each layer within the last backward pass, as soon as its local sum is complete."""
 

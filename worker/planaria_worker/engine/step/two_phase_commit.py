@@ -103,7 +103,7 @@ class TwoPhaseCommit:
         )
 
     def abort(self, step: int) -> None:
-        """End an attempt that is aborted whatever the others vote, and wait for nobody.
+        """End an attempt that is aborted whatever the others vote; do not wait for them.
 
         Raises:
             GroupBroken: the pipeline is broken.
