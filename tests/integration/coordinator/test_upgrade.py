@@ -169,3 +169,19 @@ async def test_the_job_goes_on(upgraded: SqlDatabase) -> None:
     assert run.transition.history.cause is Cause.NODE_LOST
     assert lost in run.transition.history.nodes_lost
     assert run.generation > generation
+
+
+async def test_older_recoveries_have_no_figures_that_they_did_not_have(
+    old: sqlite3.Connection, upgraded: SqlDatabase
+) -> None:
+    ((count,),) = old.execute("SELECT count(*) FROM recoveries")
+    async with upgraded.unit_of_work() as work:
+        page = await work.recoveries.page(JOB_ID, page_size=100, page_token="")
+    await upgraded.close()
+    assert len(page.items) == count
+    for each in page.items:
+        figures = (
+            *(each.detect_seconds, each.fence_seconds, each.resume_seconds),
+            *(each.regrow_seconds, each.idle_seconds, each.lost_seconds, each.hit_step),
+        )
+        assert set(figures) == {None}
