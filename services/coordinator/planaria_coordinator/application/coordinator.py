@@ -83,7 +83,7 @@ class Coordinator:
         self._state.scheduling_wanted.set()
 
     async def _recover(self) -> None:
-        """Take up every job that has not ended, or whose engines have yet to stop.
+        """Restore every job that has not ended, or whose engines have yet to stop.
 
         At any point its run says how to go on.
         """

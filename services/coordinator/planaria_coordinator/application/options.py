@@ -15,7 +15,7 @@ class Options:
     directive_deadline_seconds: float = 5.0
     prepare_deadline_seconds: float = 120.0
     progress_deadline_seconds: float = 5.0
-    """The least time a job may stand still before somebody is taken to hang."""
+    """The least time without progress before an engine counts as hung."""
 
     store_retry_seconds: float = 0.2
     """How long to wait before a decision that could not be stored is made again."""

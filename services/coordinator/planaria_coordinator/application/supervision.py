@@ -31,7 +31,7 @@ class Supervisor:
         self._last_tick_seconds = state.clock.monotonic()
         self._progress: dict[str, Progress] = {}
         self._patience: dict[str, tuple[int, float]] = {}
-        """By job: its losses when it last stood still, and how many times longer it may now."""
+        """By job: its losses when it last made no progress, and how many times longer it may."""
         self._flushed_heartbeats: dict[str, datetime] = {}
 
     async def serve_ticks(self) -> None:
@@ -94,13 +94,13 @@ class Supervisor:
             return
         seen = observe_progress(now, self._progress.get(actor.job_id), counts)
         self._progress[actor.job_id] = seen
-        stood_still = now - seen.since_seconds
-        if stood_still <= self._least_seconds:
-            return  # in most cases there is no need to work out how long a job may stand still
-        if stood_still > self._progress_deadline(actor):
+        stalled_seconds = now - seen.since_seconds
+        if stalled_seconds <= self._least_seconds:
+            return  # in most cases there is no need to work out the deadline of a job
+        if stalled_seconds > self._progress_deadline(actor):
             del self._progress[actor.job_id]
             self._lose_patience(actor)
-            actor.post(EnginesStuck(seconds=stood_still))
+            actor.post(EnginesStuck(seconds=stalled_seconds))
 
     def _snapshots(self, actor: JobActor) -> Mapping[str, EngineSnapshot]:
         nodes = (self._state.nodes.get(node_id) for node_id in actor.run.nodes)
@@ -124,7 +124,7 @@ class Supervisor:
 
     @property
     def _least_seconds(self) -> float:
-        """How long a job may stand still.
+        """Return how long a job may make no progress.
 
         By then an engine that hangs has said so, and one that is silent was ended by its agent:
         what is left is that all wait for each other.

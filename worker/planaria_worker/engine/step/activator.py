@@ -189,8 +189,8 @@ class Activator:
     def _train_on(self, activation: Activation, awaited: Communicators) -> None:
         """Finish the step in flight in another generation, and train on.
 
-        Even if it is fenced again, the engine makes its passes and the attempt: the whole pipeline
-        does.
+        Even if it is fenced again, the engine makes its passes and the attempt, as every
+        rank of the pipeline does.
         """
         with self._thread.training():
             if not self._training_state.has_live_context:

@@ -133,7 +133,7 @@ class ClusterServiceServicer(object):
 
     def WatchEvents(self, request, context):
         """Sends every event after a sequence number, then each one as it happens. A watcher that was cut
-        off goes on from the last sequence it saw and misses none.
+        off continues from the last sequence it saw and misses none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -129,7 +129,7 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseJob(self, request, context):
-        """Lets a job stand still after a commit, its engines holding their state. Idempotent.
+        """Pauses a job after a commit; its engines keep their state. Idempotent.
         Fails with JOB_NOT_FOUND or WRONG_STATE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

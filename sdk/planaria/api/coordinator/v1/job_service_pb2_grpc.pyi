@@ -48,7 +48,7 @@ class JobServiceStub:
     Fails with JOB_NOT_FOUND or WRONG_STATE.
     """
     PauseJob: _grpc.UnaryUnaryMultiCallable[_job_service_pb2.PauseJobRequest, _job_service_pb2.PauseJobResponse]
-    """Lets a job stand still after a commit, its engines holding their state. Idempotent.
+    """Pauses a job after a commit; its engines keep their state. Idempotent.
     Fails with JOB_NOT_FOUND or WRONG_STATE.
     """
     ResumeJob: _grpc.UnaryUnaryMultiCallable[_job_service_pb2.ResumeJobRequest, _job_service_pb2.ResumeJobResponse]
@@ -84,7 +84,7 @@ class JobServiceAsyncStub(JobServiceStub):
     Fails with JOB_NOT_FOUND or WRONG_STATE.
     """
     PauseJob: _aio.UnaryUnaryMultiCallable[_job_service_pb2.PauseJobRequest, _job_service_pb2.PauseJobResponse]  # type: ignore[assignment]
-    """Lets a job stand still after a commit, its engines holding their state. Idempotent.
+    """Pauses a job after a commit; its engines keep their state. Idempotent.
     Fails with JOB_NOT_FOUND or WRONG_STATE.
     """
     ResumeJob: _aio.UnaryUnaryMultiCallable[_job_service_pb2.ResumeJobRequest, _job_service_pb2.ResumeJobResponse]  # type: ignore[assignment]
@@ -147,7 +147,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _job_service_pb2.PauseJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_service_pb2.PauseJobResponse, _abc.Awaitable[_job_service_pb2.PauseJobResponse]]:
-        """Lets a job stand still after a commit, its engines holding their state. Idempotent.
+        """Pauses a job after a commit; its engines keep their state. Idempotent.
         Fails with JOB_NOT_FOUND or WRONG_STATE.
         """
 

@@ -39,9 +39,9 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     JOB_STATE_RECOVERING: _JobState.ValueType  # 4
     """Changes from one plan to the next."""
     JOB_STATE_WAITING: _JobState.ValueType  # 5
-    """Fewer nodes are left than hold the model; goes on by itself when nodes return."""
+    """Fewer nodes are left than hold the model; continues by itself when nodes return."""
     JOB_STATE_PAUSED: _JobState.ValueType  # 6
-    """Stands still at the user's wish."""
+    """Paused by the user."""
     JOB_STATE_SUCCEEDED: _JobState.ValueType  # 7
     """All steps are committed and the output is written."""
     JOB_STATE_FAILED: _JobState.ValueType  # 8
@@ -63,9 +63,9 @@ JOB_STATE_RUNNING: JobState.ValueType  # 3
 JOB_STATE_RECOVERING: JobState.ValueType  # 4
 """Changes from one plan to the next."""
 JOB_STATE_WAITING: JobState.ValueType  # 5
-"""Fewer nodes are left than hold the model; goes on by itself when nodes return."""
+"""Fewer nodes are left than hold the model; continues by itself when nodes return."""
 JOB_STATE_PAUSED: JobState.ValueType  # 6
-"""Stands still at the user's wish."""
+"""Paused by the user."""
 JOB_STATE_SUCCEEDED: JobState.ValueType  # 7
 """All steps are committed and the output is written."""
 JOB_STATE_FAILED: JobState.ValueType  # 8
@@ -459,7 +459,7 @@ class StepMetrics(_message.Message):
     step: _builtins.int
     """The step, counted from 0."""
     loss: _builtins.float
-    """Mean loss over the step's tokens; absent when it trained nothing: behind the last step the last
+    """Mean loss over the step's tokens; absent when it trained nothing: after the last step the last
     parameters are evaluated.
     """
     gradient_norm: _builtins.float
@@ -650,7 +650,7 @@ class Recovery(_message.Message):
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last survivor that had lost its pipeline had a place again; absent while it lasts."""
+        """When the last survivor that had lost its pipeline had one again; absent while it lasts."""
 
     @_builtins.property
     def pipeline_sizes_before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -72,7 +72,7 @@ class Directive(_message.Message):
 
     @_builtins.property
     def activate(self) -> Global___Activate:
-        """Take a place in a plan and train."""
+        """Activate an assignment of a plan and train."""
 
     @_builtins.property
     def digest_layers(self) -> Global___DigestLayers:
@@ -88,7 +88,7 @@ class Directive(_message.Message):
 
     @_builtins.property
     def switch(self) -> Global___Switch:
-        """Take the place that was staged, behind a commit."""
+        """Activate the staged assignment at a commit."""
 
     @_builtins.property
     def write_checkpoint(self) -> Global___WriteCheckpoint:
@@ -197,11 +197,11 @@ class Quiesce(_message.Message):
         MODE_IMMEDIATE: Quiesce._Mode.ValueType  # 1
         """At once: the step in flight is broken off."""
         MODE_AT_COMMIT: Quiesce._Mode.ValueType  # 2
-        """After the first commit whose exchange says that every engine holds this directive."""
+        """After the first commit whose votes say that every engine holds this directive."""
         MODE_FENCE: Quiesce._Mode.ValueType  # 3
-        """At once for sums and exchanges: nothing is summed or committed any more. Engines whose
+        """At once for sums and commits: nothing is summed or committed any more. Engines whose
         pipeline has lost nobody go on computing the microbatches of the step in flight and keep
-        their gradients; the others stand still.
+        their gradients; the others park.
         """
 
     class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
@@ -212,11 +212,11 @@ class Quiesce(_message.Message):
     MODE_IMMEDIATE: Quiesce.Mode.ValueType  # 1
     """At once: the step in flight is broken off."""
     MODE_AT_COMMIT: Quiesce.Mode.ValueType  # 2
-    """After the first commit whose exchange says that every engine holds this directive."""
+    """After the first commit whose votes say that every engine holds this directive."""
     MODE_FENCE: Quiesce.Mode.ValueType  # 3
-    """At once for sums and exchanges: nothing is summed or committed any more. Engines whose
+    """At once for sums and commits: nothing is summed or committed any more. Engines whose
     pipeline has lost nobody go on computing the microbatches of the step in flight and keep
-    their gradients; the others stand still.
+    their gradients; the others park.
     """
 
     MODE_FIELD_NUMBER: _builtins.int
@@ -333,9 +333,9 @@ Global___LayerSource: _TypeAlias = LayerSource  # noqa: Y015
 
 @_typing.final
 class Activate(_message.Message):
-    """Gives the engine its place: it keeps the layers of the plan's stage that it holds in this
+    """Gives the engine its assignment: it keeps the layers of the plan's stage that it holds in this
     version, drops the others, builds the generation's communicators and trains from step
-    `committed_steps` on. Answered with Activated when the communicators stand.
+    `committed_steps` on. Answered with Activated when the communicators are built.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -353,7 +353,7 @@ class Activate(_message.Message):
     store_address: _builtins.str
     """Address of the rendezvous store of one engine that is alive."""
     at_commit: _builtins.bool
-    """The place is made ready beside what the engine does now, and taken behind the commit that
+    """The assignment is staged while the engine continues, and activated at the commit that
     Switch waits for; `committed_steps` is not set. Answered with Staged.
     """
     @_builtins.property
@@ -367,19 +367,19 @@ class Activate(_message.Message):
     @_builtins.property
     def followers(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowerAssignment]:
         """Engines that hold layers and compute nothing: they take part in their layers' sums, adding
-        nothing, and in the exchange, and so remain replicas.
+        nothing, and in the commit vote, and so remain replicas.
         """
 
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerSource]:
-        """With `at_commit`: the layers that the place needs and the engine does not have. It receives
+        """With `at_commit`: the layers that the assignment needs and the engine does not have. It receives
         them from engines that train, and every step that those commit from then on.
         """
 
     @_builtins.property
     def kept_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Groups that all their members named as idle when they were fenced. Where the plan needs a group
-        of the very same members, they take it up again; all other groups are made anew.
+        of the very same members, they keep it; all other groups are rebuilt.
         """
 
     def __init__(
@@ -404,9 +404,9 @@ Global___Activate: _TypeAlias = Activate  # noqa: Y015
 
 @_typing.final
 class Switch(_message.Message):
-    """Everybody has staged the place that an Activate with `at_commit` of this generation gave. At the
-    commit whose exchange says that every engine holds this directive, or a Quiesce with
-    MODE_AT_COMMIT of the same generation, the engine takes that place and trains on. Answered with
+    """Every engine has staged the assignment that an Activate with `at_commit` of this generation gave. At the
+    commit whose votes say that every engine holds this directive, or a Quiesce with
+    MODE_AT_COMMIT of the same generation, the engine activates it and trains on. Answered with
     Activated.
     """
 

@@ -32,13 +32,13 @@ class _EngineStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineSta
     ENGINE_STATE_STARTING: _EngineState.ValueType  # 1
     """Importing and warming up."""
     ENGINE_STATE_PARKED: _EngineState.ValueType  # 2
-    """Holds no place in a plan, or stands still after a fence."""
+    """Has no assignment, or is parked after a fence."""
     ENGINE_STATE_REBUILDING: _EngineState.ValueType  # 3
-    """Building the communicators of its place."""
+    """Building the communicators of its assignment."""
     ENGINE_STATE_TRAINING: _EngineState.ValueType  # 4
     """Training."""
     ENGINE_STATE_FINISHED: _EngineState.ValueType  # 5
-    """Has committed the last step of the job and stands still."""
+    """Has committed the last step of the job and is parked."""
 
 class EngineState(_EngineState, metaclass=_EngineStateEnumTypeWrapper):
     """What an engine is doing."""
@@ -48,13 +48,13 @@ ENGINE_STATE_UNSPECIFIED: EngineState.ValueType  # 0
 ENGINE_STATE_STARTING: EngineState.ValueType  # 1
 """Importing and warming up."""
 ENGINE_STATE_PARKED: EngineState.ValueType  # 2
-"""Holds no place in a plan, or stands still after a fence."""
+"""Has no assignment, or is parked after a fence."""
 ENGINE_STATE_REBUILDING: EngineState.ValueType  # 3
-"""Building the communicators of its place."""
+"""Building the communicators of its assignment."""
 ENGINE_STATE_TRAINING: EngineState.ValueType  # 4
 """Training."""
 ENGINE_STATE_FINISHED: EngineState.ValueType  # 5
-"""Has committed the last step of the job and stands still."""
+"""Has committed the last step of the job and is parked."""
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
 
 @_typing.final
@@ -86,7 +86,7 @@ class EngineSnapshot(_message.Message):
     committed_steps: _builtins.int
     """Number of steps it has committed."""
     progress: _builtins.int
-    """Counts finished actions (forward, backward, reduction, exchange); stands still when it hangs."""
+    """Counts finished actions (forward, backward, reduction, commit); does not change when it hangs."""
     pid: _builtins.int
     """Its process id, for people."""
     data_address: _builtins.str
@@ -478,7 +478,7 @@ Global___HeldLayer: _TypeAlias = HeldLayer  # noqa: Y015
 @_typing.final
 class FenceReport(_message.Message):
     """What an engine was doing when it was fenced. A promise: until it applies a directive of the new
-    generation it joins no sum and passes no exchange.
+    generation it joins no sum and passes no commit point.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -505,7 +505,7 @@ class FenceReport(_message.Message):
     """
     microbatch_seconds: _builtins.float
     """Seconds of computation that a microbatch took this engine in the quickest of the last steps in its
-    place; 0 before it has computed a whole step there.
+    assignment; 0 before it has computed a whole step there.
     """
     @_builtins.property
     def last_commit(self) -> Global___CommitRecord:
@@ -525,12 +525,12 @@ class FenceReport(_message.Message):
 
     @_builtins.property
     def park_time(self) -> _timestamp_pb2.Timestamp:
-        """When it stood still, or was halted within its last pass; absent while it goes on computing."""
+        """When it parked, or was halted within its last pass; absent while it keeps computing."""
 
     @_builtins.property
     def kept_microbatches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Microbatches of the step in flight that are in its local gradients or will be without another
-        directive: it belongs to a pipeline that has lost nobody. Empty when it stands still.
+        directive: it belongs to a pipeline that has lost nobody. Empty when it is parked.
         """
 
     @_builtins.property
@@ -569,7 +569,7 @@ Global___FenceReport: _TypeAlias = FenceReport  # noqa: Y015
 
 @_typing.final
 class IdleGroup(_message.Message):
-    """A group of engines that sum gradients or exchange claims."""
+    """A group of engines that sum gradients or combine votes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -595,7 +595,7 @@ Global___IdleGroup: _TypeAlias = IdleGroup  # noqa: Y015
 
 @_typing.final
 class CommitRecord(_message.Message):
-    """What every engine knows of a step once the exchange is passed."""
+    """What every engine knows of a step once it has passed the commit point."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -617,8 +617,8 @@ class CommitRecord(_message.Message):
     num_tokens: _builtins.int
     """Number of tokens of the step."""
     next_generation: _builtins.int
-    """The generation whose Switch, or Quiesce with MODE_AT_COMMIT, every engine held at the exchange:
-    behind this step nobody trains in an older one. 0: not everybody held the same.
+    """The generation whose Switch, or Quiesce with MODE_AT_COMMIT, every engine held when it voted:
+    after this step nobody trains in an older one. 0: not all held the same.
     """
     evaluation_loss: _builtins.float
     """Mean loss over the evaluated tokens, of the parameters that the step began with. Absent when the
@@ -715,7 +715,7 @@ Global___Copied: _TypeAlias = Copied  # noqa: Y015
 
 @_typing.final
 class Activated(_message.Message):
-    """The engine has its place."""
+    """The assignment is in force."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -726,7 +726,7 @@ class Activated(_message.Message):
     num_communicators: _builtins.int
     """Number of communicators built."""
     committed_steps: _builtins.int
-    """Number of steps that were committed when the place was taken."""
+    """Number of steps that were committed when it was activated."""
     @_builtins.property
     def rebuild_start_time(self) -> _timestamp_pb2.Timestamp:
         """When building communicators began."""
@@ -753,7 +753,7 @@ Global___Activated: _TypeAlias = Activated  # noqa: Y015
 
 @_typing.final
 class Staged(_message.Message):
-    """The engine's next place is ready: its communicators stand, and the layers it lacked have arrived
+    """The engine's next assignment is staged: its communicators are built, and the layers it lacked have arrived
     and follow every commit.
     """
 
@@ -879,7 +879,7 @@ Global___Exported: _TypeAlias = Exported  # noqa: Y015
 
 @_typing.final
 class Stopped(_message.Message):
-    """The process has been told to end."""
+    """The process has been ordered to end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1032,7 +1032,7 @@ Global___EngineFault: _TypeAlias = EngineFault  # noqa: Y015
 
 @_typing.final
 class StepReport(_message.Message):
-    """A step was committed; sent by the last stage of each pipeline, and by engines that are told of the commit."""
+    """A step was committed; sent by the last stage of each pipeline, and by engines that receive the commit from others."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1077,7 +1077,7 @@ class StepReport(_message.Message):
 
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Seconds of the step by what they went to: forward, backward, wait, reduce, exchange, update."""
+        """Seconds of the step by activity: forward, backward, wait, reduce, exchange, update."""
 
     @_builtins.property
     def commit_time(self) -> _timestamp_pb2.Timestamp:

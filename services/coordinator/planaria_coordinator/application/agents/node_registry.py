@@ -103,7 +103,7 @@ class NodeRegistry:
         entry.snapshots = {snapshot.engine_id: snapshot for snapshot in snapshots}
 
     def grant_grace(self) -> None:
-        """Nobody is to blame for the time in which the coordinator itself stood still."""
+        """Count no silence for the time in which the coordinator itself was blocked."""
         now = self._clock.monotonic()
         for entry in self._entries.values():
             entry.last_seen_seconds = now

@@ -291,7 +291,7 @@ class Jobs:
         return await self._change(job_id, "cancel_job", request_id, CancelWanted())
 
     async def pause(self, job_id: str, *, request_id: str = "") -> Job:
-        """Let a job stand still after a commit. Idempotent. Raises JOB_NOT_FOUND, WRONG_STATE."""
+        """Pause a job after a commit. Idempotent. Raises JOB_NOT_FOUND, WRONG_STATE."""
         return await self._change(job_id, "pause_job", request_id, PauseWanted())
 
     async def resume(self, job_id: str, *, request_id: str = "") -> Job:

@@ -101,7 +101,7 @@ def _is_alike(query: PlanQuery, other: PlanQuery) -> bool:
     """Whether the answer to one question is good for another.
 
     What layers were measured to take moves a little with every engine that comes or goes, and the
-    expected time to the next change with the clock: no plan is made anew for that.
+    expected time to the next change with the clock: no plan is made again for that.
     """
     horizons = sorted((query.horizon_seconds, other.horizon_seconds))
     return horizons[1] <= _HORIZON_FACTOR * horizons[0] and _fixed(query) == _fixed(other)

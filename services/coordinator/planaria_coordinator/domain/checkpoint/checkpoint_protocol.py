@@ -159,7 +159,7 @@ def directive_overdue(turn: Turn, pending: Pending) -> None:
 
 
 def shift_deadlines(turn: Turn, seconds: float) -> None:
-    """The coordinator itself stood still."""
+    """The coordinator itself was blocked."""
     shifted = {
         version: replace(checkpoint, deadline_seconds=checkpoint.deadline_seconds + seconds)
         for version, checkpoint in turn.run.checkpoints.items()

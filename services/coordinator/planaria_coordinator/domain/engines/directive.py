@@ -28,7 +28,7 @@ class CommitRecord:
     loss: float
     num_tokens: int
     next_generation: int = 0
-    """That everybody was told to change to, or to stand still for, behind this step; 0: none."""
+    """The one for which all engines change over or park after this step; 0: none."""
     evaluation_loss: float | None = None
     """Of the parameters that the step began with; None: it did not evaluate."""
 
@@ -135,17 +135,17 @@ class Activate:
     rebuild_timeout_seconds: float
     followers: tuple[FollowerAssignment, ...] = ()
     at_commit: bool = False
-    """The place is only made ready; it is taken behind the commit that Switch waits for."""
+    """The assignment is only staged; it is activated at the commit that Switch waits for."""
     layers: tuple[LayerSource, ...] = ()
     """With `at_commit`: those that the place needs and the engine lacks; it follows them."""
     kept_groups: tuple[str, ...] = ()
-    """Groups that all their members have reported idle: they are not made anew."""
+    """Groups that all their members have reported idle: they are not rebuilt."""
     kind: Literal["activate"] = "activate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """Take the place that was made ready, behind the commit at which everybody holds this."""
+    """Activate the staged assignment at the commit at which all engines hold this."""
 
     kind: Literal["switch"] = "switch"
 

@@ -60,7 +60,7 @@ def observe_progress(
 def progress_deadline_seconds(
     action_seconds: float, step_seconds: float, *, least_seconds: float
 ) -> float:
-    """Return how long a whole job may stand still: ten usual actions, and never less than a step.
+    """Return how long a job may make no progress: ten usual actions, and never less than a step.
 
     One engine that hangs makes all others wait for it, so nobody advances; while somebody does,
     nothing hangs.

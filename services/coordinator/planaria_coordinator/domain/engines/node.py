@@ -37,7 +37,7 @@ class EngineSnapshot:
     state: EngineState
     committed_steps: int = 0
     progress: int = 0
-    """Counts finished actions; stands still when the engine hangs."""
+    """Counts finished actions; does not change when the engine hangs."""
     pid: int = 0
     data_address: str = ""
     """Where peers fetch layers."""

@@ -69,7 +69,7 @@ class FenceReport:
     step_compute_seconds: float
     fence_time: datetime
     park_time: datetime | None
-    """When it stood still; None while it goes on computing."""
+    """When it parked; None while it keeps computing."""
     applied_generation: int = 0
     """Of the Activate that it last applied."""
     kept_microbatches: tuple[int, ...] = ()

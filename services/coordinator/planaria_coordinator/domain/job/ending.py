@@ -1,4 +1,4 @@
-"""How a job comes to stand still, or to its end."""
+"""How a job is parked, or ends."""
 
 from collections.abc import Mapping
 
@@ -51,10 +51,10 @@ def _end(turn: Turn, state: JobState, reason: str) -> None:
 
 
 def pause_waiting(turn: Turn) -> None:
-    """A job that waits stands still on purpose from now on."""
+    """A job that waits is paused from now on."""
     turn.set_state(JobState.PAUSED)
     turn.account(Activity.PAUSED)
-    turn.emit("job_paused", "the job stands still")
+    turn.emit("job_paused", "the job is paused")
 
 
 def park(turn: Turn, state: JobState, message: str) -> None:

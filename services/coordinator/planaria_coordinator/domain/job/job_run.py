@@ -89,7 +89,7 @@ class JobRun:
     placement: Placement | None = None
     """The newest plan that is in force, as far as is known."""
     candidate: Placement | None = None
-    """What they were told to change to behind a commit: whether they have, only they know."""
+    """What they are to switch to at a commit: whether they have, only they know."""
     left_idle: tuple[str, ...] = ()
     """Engines that were ready when the planner was asked, and it kept the plan as it is.
 
@@ -200,7 +200,7 @@ class JobRun:
 
     @property
     def required_engines(self) -> frozenset[str]:
-        """Engines that steps cannot do without, now or behind the commit that is waited for."""
+        """Engines that steps cannot do without, now or after the commit that is waited for."""
         return frozenset(e for placement in self.placements for e in placement.engine_ids)
 
     @property

@@ -117,7 +117,7 @@ class CheckpointReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFinished:
-    """An engine has committed the last step and stands still."""
+    """An engine has committed the last step and is parked."""
 
     engine_id: str
 
@@ -138,7 +138,7 @@ class DrainEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseWanted:
-    """The user wants the job to stand still."""
+    """The user wants the job to pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class AgentReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """The coordinator itself stood still: nobody is to blame for that time."""
+    """The coordinator itself was blocked: no deadline counts that time."""
 
     seconds: float
 

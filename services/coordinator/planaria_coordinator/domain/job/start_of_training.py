@@ -35,7 +35,7 @@ def start_training(turn: Turn) -> None:
                 fail(turn, difference.reason, difference.message, difference.metadata)
                 return
     if run.pause_wanted:
-        park(turn, JobState.PAUSED, "the job stands still before its first step")
+        park(turn, JobState.PAUSED, "the job is paused before its first step")
     else:
         choose_first_plan(turn)
 

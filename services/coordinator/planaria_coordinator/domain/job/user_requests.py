@@ -51,7 +51,7 @@ def nodes_granted(turn: Turn, signal: NodesGranted) -> None:
 
 
 def pause_wanted(turn: Turn) -> None:
-    """Stand still after a commit; a change under way reaches one version first."""
+    """Pause after a commit; a change under way reaches one version first."""
     run = turn.run
     if run.pause_wanted or run.state is JobState.PAUSED:
         return
@@ -121,7 +121,7 @@ def follow_up(turn: Turn) -> None:
 
 
 def _may_open(turn: Turn) -> bool:
-    """Whether nothing is under way, or only engines that start beside training."""
+    """Whether nothing is under way, or only engines that start while training continues."""
     transition = turn.run.transition
     beside = transition is None or transition.phase is Phase.PREPARING
     return beside and not turn.run.state.is_terminal

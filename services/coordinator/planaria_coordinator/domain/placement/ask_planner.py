@@ -70,7 +70,7 @@ def make_query(
 
 def begin_online_planning(turn: Turn) -> None:
     """Ask the planner while engines train; the plan says how they come to their new places."""
-    turn.enter(Phase.PLANNING, "the next plan is asked for beside training", plans_online=True)
+    turn.enter(Phase.PLANNING, "the planner is asked while training continues", plans_online=True)
     ask_early(turn)
 
 

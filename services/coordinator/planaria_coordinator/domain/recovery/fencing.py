@@ -43,8 +43,8 @@ from planaria_coordinator.domain.recovery.transition import Cause, Phase
 from planaria_coordinator.domain.recovery.transition_completion import close_recovery
 
 _IN_WORDS = {
-    QuiesceMode.IMMEDIATE: "stand still at once",
-    QuiesceMode.AT_COMMIT: "stand still after the next commit",
+    QuiesceMode.IMMEDIATE: "stop at once",
+    QuiesceMode.AT_COMMIT: "stop after the next commit",
     QuiesceMode.FENCE: "sum nothing, and go on computing in pipelines that have lost nobody",
 }
 
@@ -90,7 +90,7 @@ def _lost_engines(turn: Turn) -> tuple[str, ...]:
 
 
 def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:
-    """An engine stands still; when all do, the version everyone is brought to is known."""
+    """An engine has reported; when all have, the version that everyone is brought to is known."""
     transition = turn.transition
     turn.note(reports={**transition.reports, pending.engine_id: report})
     at_commit = transition.mode is QuiesceMode.AT_COMMIT
@@ -274,7 +274,7 @@ def version_reached(turn: Turn) -> None:
     elif run.pause_wanted:
         if transition.history.cause in (Cause.NODE_LOST, Cause.ENGINE_LOST):
             close_recovery(turn, "a pause is wanted: what is left of the recovery comes behind it")
-        park(turn, JobState.PAUSED, f"the job stands still at step {target}")
+        park(turn, JobState.PAUSED, f"the job is paused at step {target}")
     else:
         choose_plan(turn)
 
@@ -293,7 +293,7 @@ def _state_lost(turn: Turn, lost: tuple[int, ...], step: int) -> None:
 
 
 def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...]) -> None:
-    """Give the step in flight to the whole pipelines; nothing is planned, nothing is copied."""
+    """Give the step in flight to the healthy pipelines; nothing is planned, nothing is copied."""
     transition, run = turn.transition, turn.run
     target = finishing_placement(
         placement,

@@ -1,8 +1,8 @@
-"""Who finishes the step in flight after a loss, with which microbatches: protocol/recovery.md.
+"""Choose the pipelines that finish the step in flight after a loss: protocol/recovery.md.
 
 Parameters do not change within a step, and a microbatch's gradient does not depend on who computes
-it: what whole pipelines have computed, or are computing, stays true. Only what no whole pipeline
-keeps is computed again, spread over them so that all are ready at about the same time.
+it: what healthy pipelines have computed, or are computing, stays true. Only what none of them keeps
+is computed again, spread over them so that all are ready at about the same time.
 """
 
 import heapq
@@ -63,7 +63,7 @@ def kept_pipelines(
         holdings: by engine, its layers of version T*, after stragglers have rolled forward.
         target_steps: T*.
         requirements: of the job.
-        stands_behind: who is told of the commit that led to T* stands still behind it.
+        stands_behind: engines that receive the commit that led to T* park after it.
     """
     found = (
         _kept_pipeline(index, placement, reports, target_steps, stands_behind=stands_behind)
@@ -180,7 +180,7 @@ def finishing_placement(
     *,
     generation: int,
 ) -> Placement:
-    """Return the placement that finishes the step: whole pipelines, and followers.
+    """Return the placement that finishes the step: healthy pipelines, and followers.
 
     Args:
         placement: the newest plan that engines were told of.

@@ -1,7 +1,7 @@
-"""Changing the plan behind a commit: protocol/handover.md.
+"""Changing the plan at a commit: protocol/handover.md.
 
-The places of the next generation are made ready beside training (STAGING); then everybody changes
-over at one commit (SWITCHING). Nobody stands still for it but those who take another place, and
+The next generation is staged while training continues (STAGING); then everybody changes
+over at one commit (SWITCHING). Only engines with another assignment stop for it, and
 they no longer than it takes to put it in force.
 """
 
@@ -111,7 +111,7 @@ def _when_all_have_answered(turn: Turn) -> None:
     if failure:
         history = carried_history(turn)
         history = replace(history, num_attempts=history.num_attempts + 1, staging_failed=True)
-        open_online_change(turn, history, f"the change is made standing still: {failure}")
+        open_online_change(turn, history, f"the change is made with all engines parked: {failure}")
     else:
         _begin_switching(turn)
 
@@ -158,13 +158,13 @@ def _tell_of_layers(turn: Turn) -> None:
 
 
 def switched(turn: Turn, pending: Pending, outcome: Activated) -> None:
-    """An engine has taken its place behind the commit."""
+    """An engine has activated its assignment at the commit."""
     note_activation(turn, pending, outcome)
     _when_all_have_changed(turn)
 
 
 def left(turn: Turn, pending: Pending, report: FenceReport) -> None:
-    """An engine without a place in the new plan stands still behind the commit."""
+    """An engine without an assignment in the new plan is parked after the commit."""
     turn.note(reports={**turn.transition.reports, pending.engine_id: report})
     _when_all_have_changed(turn)
 

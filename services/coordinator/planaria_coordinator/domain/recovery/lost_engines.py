@@ -243,7 +243,7 @@ def _open_recovery(
         time_account_before = fenced.time_account_before or time_account_before
     account_detection(turn, history.start_time)
     awaited = () if turn.run.has_trained else tuple(turn.run.nodes)
-    # Who is to stand still anyhow need not finish the step in flight.
+    # A job that is to pause need not finish the step in flight.
     mode = QuiesceMode.IMMEDIATE if turn.run.pause_wanted else QuiesceMode.FENCE
     open_transition(
         turn,

@@ -29,7 +29,7 @@ from planaria_coordinator.domain.recovery.transition_completion import (
 def advance_online_change(turn: Turn) -> None:
     """Take the next step of a change that lets engines train, or give way to what is wanted more.
 
-    A pause, or the end of the job, needs everyone to stand still at one version and no new plan.
+    A pause, or the end of the job, needs everyone parked at one version and no new plan.
     """
     transition = turn.run.transition
     if transition is None:
@@ -115,5 +115,5 @@ def stay(turn: Turn, reason: str) -> None:
 def _running(turn: Turn) -> Placement:
     placement = turn.run.placement
     if placement is None:
-        raise AssertionError("a change beside training needs pipelines that run")
+        raise AssertionError("an online change needs pipelines that run")
     return placement

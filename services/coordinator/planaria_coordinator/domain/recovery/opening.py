@@ -184,7 +184,7 @@ def carried_history(turn: Turn) -> TransitionHistory:
 
 
 def is_planned_change(transition: Transition) -> bool:
-    """Whether a change follows nobody's loss: nobody stands still, or not before a commit."""
+    """Whether a change follows no loss: nobody stops, or not before a commit."""
     history = transition.history
     planned = transition.mode is QuiesceMode.AT_COMMIT and history.resume_time is None
     return planned and history.cause is not Cause.START
@@ -194,7 +194,7 @@ def retry_or_give_up(turn: Turn) -> None:
     """Begin the transition anew when it failed with everyone alive, a few times.
 
     Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
-    somebody has died whose loss is reported later. If it was something else, everyone stands still.
+    somebody has died whose loss is reported later. If it was something else, everyone is parked.
     """
     reason, turn.retry_reason = turn.retry_reason, ""
     if not reason or turn.run.transition is None:

@@ -56,7 +56,7 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
 
 
 def stop_times(transition: Transition) -> dict[str, datetime]:
-    """Return, by engine, since when it stands still; those who compute are not among them."""
+    """Return, by engine, since when it is stopped; those that compute are not among them."""
     reports = transition.reports
     parked = {e: reports[e].park_time for e in transition.stopped if e in reports}
     times = {engine_id: time for engine_id, time in parked.items() if time is not None}
@@ -64,7 +64,7 @@ def stop_times(transition: Transition) -> dict[str, datetime]:
 
 
 def _changed_places(transition: Transition) -> dict[str, datetime]:
-    """By engine that trained and took another place behind a commit: when it stood behind it."""
+    """By engine that trained and changed its assignment at a commit: when it stopped there."""
     if not transition.staged:
         return {}
     return {
@@ -102,7 +102,7 @@ def _end(transition: Transition) -> datetime:
     regrown = transition.mode is QuiesceMode.AT_COMMIT and history.resume_time is not None
     resumed = [outcomes[e].resume_time for e in _had_to_stop(transition) if e in outcomes]
     if not resumed and regrown and history.resume_time is not None:
-        return history.resume_time  # whole pipelines were all that was left, and never stopped
+        return history.resume_time  # healthy pipelines were all that was left, and never stopped
     if not outcomes:  # the job's end came first: nobody had to compute again
         stands = [report.park_time or report.fence_time for report in transition.reports.values()]
         return max(stands, default=history.start_time)
@@ -118,7 +118,7 @@ def _had_to_stop(transition: Transition) -> Iterable[str]:
 
 
 def _resume_time(transition: Transition, engine_id: str, end: datetime) -> datetime:
-    """An engine without a place stands still until all others go on."""
+    """An engine without an assignment is stopped until all others continue."""
     outcome = transition.activated.get(engine_id)
     return outcome.resume_time if outcome is not None else end
 
@@ -148,7 +148,7 @@ def _phases(transition: Transition) -> Iterable[RecoveryPhase]:
 
 
 def _phases_of_staging(transition: Transition) -> Iterable[RecoveryPhase]:
-    """What was done beside training."""
+    """What was done while training continued."""
     outcomes = transition.staged.values()
     if not outcomes:
         return

@@ -1,6 +1,6 @@
-"""The second half of a recovery: those who lost their pipeline get places, behind a commit.
+"""The second half of a recovery: engines that lost their pipeline are assigned again, at a commit.
 
-Whole pipelines finish the step in flight meanwhile. The planner is asked at once, and engines are
+Healthy pipelines finish the step in flight meanwhile. The planner is asked at once, and engines are
 told nothing before its answer.
 """
 
@@ -27,10 +27,10 @@ def begin_regrowing(turn: Turn) -> None:
         placement=replace(placement, resume_time=first),
         start_time=turn.run.start_time or first,
     )
-    wounded = stop_times(transition)
+    stopped = stop_times(transition)
     history = replace(
         carried_history(turn),
-        stop_times={e: time for e, time in wounded.items() if e in turn.run.engines},
+        stop_times={e: time for e, time in stopped.items() if e in turn.run.engines},
         resume_time=last,
         idle_seconds=idle_seconds(transition),
         phases=phases_of(transition),
@@ -41,7 +41,7 @@ def begin_regrowing(turn: Turn) -> None:
 
 
 def _credit_computing_engines(turn: Turn) -> None:
-    """Since the fault only the wounded were idle: the others' share of that time was not lost."""
+    """Only engines of broken pipelines were idle: the others' share of that time was not lost."""
     placement, before = turn.run.placement, turn.transition.time_account_before
     if placement is None or before is None:
         return

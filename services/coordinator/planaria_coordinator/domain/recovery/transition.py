@@ -63,7 +63,7 @@ class TransitionHistory:
     """Seconds of computation thrown away, over all engines."""
     copied_bytes: int = 0
     stop_times: dict[str, datetime] = field(default_factory=dict)
-    """By engine: since when it stands still, where whole pipelines have finished the step."""
+    """By engine: since when it is stopped, where healthy pipelines have finished the step."""
     resume_time: datetime | None = None
     """When all survivors took part in the step again, for healthy pipelines to finish it; None:
     there were none."""
@@ -78,7 +78,7 @@ class TransitionHistory:
     phases: tuple[RecoveryPhase, ...] = ()
     """Of the generation that finished the step."""
     staging_failed: bool = False
-    """Some engine could not make its place ready beside training: all stand still to change."""
+    """Some engine could not stage its assignment: all are parked for the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Transition:
     plans_online: bool = False
     """The planner is asked while engines train; they are told nothing before it has answered."""
     time_account_before: TimeAccount | None = None
-    """The job's time before the fault that whole pipelines compute through."""
+    """The job's time before the fault that healthy pipelines compute through."""
     awaited_nodes: tuple[str, ...] = ()
     """Nodes whose engines must be prepared before the others are told."""
     participants: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Transition:
 
     @property
     def finishes_step(self) -> bool:
-        """Whether whole pipelines finish the step in flight; the others get places after it."""
+        """Whether healthy pipelines finish the step in flight; the others are assigned after it."""
         return self.target is not None and bool(self.target.step_microbatches)
 
     @property
