@@ -249,7 +249,7 @@ def test_a_sum_is_the_one_of_its_step_whatever_becomes_of_the_buffer() -> None:
         assert torch.equal(committed.total, total(1))
 
 
-def test_only_the_layer_that_falls_behind_is_given_up() -> None:
+def test_only_the_layer_that_falls_behind_is_dropped() -> None:
     feed = CommitFeed(num_kept=2, kept_bytes=0)
     with feed.subscribe() as subscription:
         for layer in (0, 1):
@@ -265,7 +265,7 @@ def test_only_the_layer_that_falls_behind_is_given_up() -> None:
         assert subscription.next() is None
 
 
-def test_a_layer_that_was_given_up_can_be_followed_again_at_once() -> None:
+def test_a_dropped_layer_can_be_followed_again_at_once() -> None:
     """By the stream, while the commit that was too much for it is still being published. Guard: a
     layer is given up in one piece."""
     feed = CommitFeed(num_kept=1, kept_bytes=0)

@@ -1,6 +1,7 @@
 """Groups of CUDA devices. NCCL's own abort ends all waits; there are no sockets to cut.
 
-Three properties of torch 2.13 and NCCL decide what is done here:
+Written after the sources of torch 2.13 and the documentation of NCCL; it has not run on a GPU yet.
+Three of their properties decide what is done here:
 
 - An abort waits for the call into NCCL that is under way, and for the device: each has a thread of
   its own. So the aborts of several groups do not wait for each other's order on other ranks either.

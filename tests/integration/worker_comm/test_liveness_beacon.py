@@ -125,7 +125,7 @@ def test_the_farewell_reaches_every_connected_peer(beacon: LivenessBeacon) -> No
             assert other.recv(100) == b""
 
 
-def test_a_closed_presence_takes_nothing(beacon: LivenessBeacon) -> None:
+def test_a_closed_beacon_takes_nothing(beacon: LivenessBeacon) -> None:
     beacon.close()
     other, mine = socket.socketpair()
     with other, mine:
