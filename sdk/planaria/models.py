@@ -222,7 +222,7 @@ class Recovery(Body):
     lost_accelerator_seconds: dict[str, float] = Field(description="By kind: idle, redone.")
     start_time: Time = Field(description="When the fault happened, as near as it is known.")
     end_time: Time | None = Field(
-        description="When the last survivor that had lost its pipeline had a place again; null "
+        description="When the last survivor that had lost its pipeline had one again; null "
         "while it lasts."
     )
     pipeline_sizes_before: tuple[int, ...] = Field(description="Nodes of each pipeline before.")

@@ -103,7 +103,7 @@ def test_a_job_that_lost_every_engine_goes_on_on_2_and_on_5_nodes(
     error = cluster.wait_for_state(lost.id, "FAILED").error
     assert error is not None
     assert error.reason == "STATE_LOST"
-    assert f"`planaria submit --resume {lost.id}` goes on from there" in error.message
+    assert f"`planaria submit --resume {lost.id}` continues from there" in error.message
     assert str(root / "step-00000008") in error.message
 
     go.touch()

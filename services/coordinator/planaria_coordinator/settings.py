@@ -55,7 +55,7 @@ class CoordinatorSettings(ServiceSettings):
         default=3.0, description="After how long without a heartbeat a node is lost."
     )
     agent_lease_seconds: PositiveFloat = Field(
-        default=10.0, description="How long engines go on without their agent."
+        default=10.0, description="How long engines continue without their agent."
     )
     directive_deadline_seconds: PositiveFloat = Field(
         default=5.0, description="How long an engine may take for a directive."

@@ -70,7 +70,7 @@ async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> N
     assert {"quiesce", "plan", "rebuild", "resume", "copy"} <= set(names)
     told = [e.message for e in world.events if e.type == "step_finished_by"]
     assert told == [
-        "step 1 is finished by 2 pipelines of 2 nodes: 5 of 8 microbatches kept, 3 dealt out anew"
+        "step 1 is finished by 2 pipelines of 2 nodes: 5 of 8 microbatches kept, 3 dealt out again"
     ]
     totals = (await world.job()).time_seconds
     wall_seconds = (world.clock.now() - job.create_time).total_seconds()
@@ -341,6 +341,6 @@ async def test_a_recovery_that_leaves_the_pipelines_as_they_are_says_from_which_
     await world.kill_node("n1")
     await world.train()
     told = [event for event in world.events if event.type == "recovery_finished"]
-    assert told[-1].message.startswith("training goes on from step 4 ")
+    assert told[-1].message.startswith("training continues from step 4 ")
     assert told[-1].details["step"] == 4
     await world.stop()

@@ -110,7 +110,7 @@ class Stage(nn.Module):
             last stage.
         """
         if self._has_dropout and self.training and microbatch is None:
-            raise ValueError("a model with dropout must be told which microbatch it computes")
+            raise ValueError("a model with dropout needs to know which microbatch it computes")
         outputs = inputs
         for layer in self._built:
             if before_layer is not None:

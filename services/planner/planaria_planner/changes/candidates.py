@@ -181,7 +181,7 @@ class _Builder:
                 CandidateKind.SHRINK,
                 self.situation.whole,
                 crews,
-                f"broken pipelines go on with {sizes}",
+                f"broken pipelines continue with {sizes}",
             )
 
     def borrow(self) -> Iterator[Target]:
@@ -223,9 +223,9 @@ class _Builder:
         kept = whole[num_dissolved:]
         pool = self._pool(kept)
         if not kept:
-            kind, moves = CandidateKind.FROM_SCRATCH, "everything is planned anew"
+            kind, moves = CandidateKind.FROM_SCRATCH, "everything is planned again"
         elif num_dissolved == 0:
-            kind, moves = CandidateKind.MERGE, "broken remainders and free nodes are planned anew"
+            kind, moves = CandidateKind.MERGE, "broken remainders and free nodes are planned again"
         else:
             kind = CandidateKind.REPLAN
             moves = f"{num_dissolved} of {len(whole)} healthy pipelines are planned again as well"

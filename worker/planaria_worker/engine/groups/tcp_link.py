@@ -65,7 +65,7 @@ class Neighbour:
             except BlockingIOError:
                 pass
             except OSError as error:
-                raise RuntimeError(f"the neighbour is gone: {error}") from None
+                raise RuntimeError(f"the neighbour is lost: {error}") from None
         if not message.is_over():
             self._write_later(message)
         return message

@@ -286,7 +286,7 @@ def _note_written(turn: Turn, checkpoint: Checkpoint, written: LayerWritten) -> 
 def _seal(turn: Turn, checkpoint: Checkpoint) -> None:
     engine = _some_engine(turn.run, checkpoint.version + checkpoint.num_seals)
     if engine is None:
-        _give_up(turn, checkpoint, "nobody is left to seal it")
+        _give_up(turn, checkpoint, "no engine is left to seal it")
         return
     num_seals = checkpoint.num_seals + 1
     _put(turn, replace(checkpoint, sealer=engine.id, num_seals=num_seals))

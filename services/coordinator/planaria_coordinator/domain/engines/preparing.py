@@ -148,8 +148,8 @@ def cancel_join(turn: Turn) -> None:
     waits = run.state is JobState.WAITING
     turn.drop_superseded()
     turn.change(transition=None, interrupted=run.unreported_recovery)
-    goes_on = "the job waits" if waits else "training goes on"
+    goes_on = "the job waits" if waits else "training continues"
     turn.emit("join_cancelled", f"the nodes that were to join are gone; {goes_on} as it was")
     if waits and run.pause_wanted:
         pause_waiting(turn)
-    turn.because("nobody is left to join")
+    turn.because("no node is left to join")

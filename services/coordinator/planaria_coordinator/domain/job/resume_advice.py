@@ -11,7 +11,7 @@ def resume_advice(run: JobRun) -> str:
     if run.newest_checkpoint:
         return (
             f"the newest complete checkpoint is {run.newest_checkpoint}; "
-            f"`planaria submit --resume {run.job_id}` goes on from there"
+            f"`planaria submit --resume {run.job_id}` continues from there"
         )
     if run.requirements.checkpoint_path:
         return "no checkpoint was complete yet: the job must begin again"

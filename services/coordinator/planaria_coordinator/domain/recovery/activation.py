@@ -23,7 +23,7 @@ from planaria_coordinator.domain.recovery.transition import Phase
 def begin_activation(turn: Turn) -> None:
     """Tell every engine of the plan, and every follower, to take its place."""
     transition, target = turn.transition, turn.target
-    turn.enter(Phase.ACTIVATING, f"{len(target.engine_ids)} engines take their places")
+    turn.enter(Phase.ACTIVATING, f"{len(target.engine_ids)} engines activate their assignments")
     turn.account_phase(Activity.REBUILD)
     turn.change(placement=target, candidate=None, left_idle=())
     turn.save_generation(transition.history.cause, plan=target.plan, reason=target.reason)

@@ -83,7 +83,7 @@ def disturbance_overdue(turn: Turn) -> None:
         return
     turn.emit(
         "communication_broke",
-        f"{disturbance.engine_id} cannot go on: {disturbance.message[:MAX_MESSAGE_CHARACTERS]}",
+        f"{disturbance.engine_id} cannot continue: {disturbance.message[:MAX_MESSAGE_CHARACTERS]}",
         engine_id=disturbance.engine_id,
     )
     reason = f"communication broke at {disturbance.engine_id}"

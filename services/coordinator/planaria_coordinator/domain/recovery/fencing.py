@@ -42,10 +42,10 @@ from planaria_coordinator.domain.recovery.finish_step import (
 from planaria_coordinator.domain.recovery.transition import Cause, Phase
 from planaria_coordinator.domain.recovery.transition_completion import close_recovery
 
-_IN_WORDS = {
+_ORDERS = {
     QuiesceMode.IMMEDIATE: "stop at once",
     QuiesceMode.AT_COMMIT: "stop after the next commit",
-    QuiesceMode.FENCE: "sum nothing, and go on computing in pipelines that have lost nobody",
+    QuiesceMode.FENCE: "sum nothing; healthy pipelines keep computing",
 }
 
 _KEEP_THEIR_STATE = (Cause.START, Cause.PAUSED, Cause.FINISHED)
@@ -64,7 +64,7 @@ def begin_quiescing(turn: Turn) -> None:
         turn.account(Activity.FINISHING if finishing else Activity.QUIESCE)
     turn.enter(
         Phase.QUIESCING,
-        f"{len(participants)} engines are told: {_IN_WORDS[mode]}",
+        f"{len(participants)} engines are ordered to {_ORDERS[mode]}",
         plans_online=False,
         participants=participants,
         stopped=tuple(sorted(run.required_engines.intersection(participants))),
@@ -192,8 +192,7 @@ def _roll_forward(turn: Turn, record: CommitRecord, behind: tuple[str, ...]) -> 
     turn.enter(Phase.COMMITTING, f"{len(behind)} engines apply step {record.step} from its record")
     turn.emit(
         "step_rolled_forward",
-        f"step {record.step} had passed its exchange: {len(behind)} engines that had not applied "
-        "it yet do so now",
+        f"step {record.step} was committed by some engines: {len(behind)} others apply it now",
         step=record.step,
         engines=len(behind),
     )
@@ -273,7 +272,7 @@ def version_reached(turn: Turn) -> None:
         _finish_step(turn, run.in_force, kept)
     elif run.pause_wanted:
         if transition.history.cause in (Cause.NODE_LOST, Cause.ENGINE_LOST):
-            close_recovery(turn, "a pause is wanted: what is left of the recovery comes behind it")
+            close_recovery(turn, "a pause is wanted: the rest of the recovery follows after it")
         park(turn, JobState.PAUSED, f"the job is paused at step {target}")
     else:
         choose_plan(turn)
@@ -310,7 +309,7 @@ def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...
         "step_finished_by",
         f"step {transition.target_steps} is finished by "
         f"{pipelines_in_words(target.plan.sizes)}: {num_kept} of {num_all} microbatches kept, "
-        f"{num_all - num_kept} dealt out anew",
+        f"{num_all - num_kept} dealt out again",
         step=transition.target_steps,
         pipeline_sizes=list(target.plan.sizes),
         kept_microbatches=num_kept,

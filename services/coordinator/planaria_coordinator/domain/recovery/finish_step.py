@@ -210,7 +210,7 @@ def finishing_placement(
         generation=generation,
         plan=_plan(pipelines, of_every_step, holdings, engines, requirements),
         stage_engines=stage_engines,
-        reason="the step in flight is finished by the pipelines that have lost nobody",
+        reason="the step in flight is finished by the healthy pipelines",
         followers={e: layers for e, layers in holdings.items() if layers and e not in placed},
         step_microbatches=of_step,
         first_generations=tuple(placement.first_generation(p.index) for p in kept),

@@ -43,7 +43,7 @@ def begin_staging(turn: Turn, running: Placement, answer: PlanAnswer) -> None:
     num_layers = sum(len(layers) for layers in missing.values())
     turn.enter(
         Phase.STAGING,
-        f"{len(target.engine_ids)} engines make their places ready, {len(missing)} of them with "
+        f"{len(target.engine_ids)} engines stage their assignments, {len(missing)} of them with "
         f"{num_layers} layers",
         plans_online=False,
         target=target,
@@ -98,10 +98,10 @@ def staging_overdue(turn: Turn, pending: Pending) -> None:
     running = turn.run.placement
     if running is not None and pending.engine_id in running.engine_ids:
         turn.settle(pending.directive_id)
-        turn.note(failure=f"{pending.engine_id} has not made its place ready in time")
+        turn.note(failure=f"{pending.engine_id} has not staged its assignment in time")
         _when_all_have_answered(turn)
     else:
-        turn.silent_engines[pending.engine_id] = "it has not made its place ready in time"
+        turn.silent_engines[pending.engine_id] = "it has not staged its assignment in time"
 
 
 def _when_all_have_answered(turn: Turn) -> None:
@@ -132,7 +132,7 @@ def _begin_switching(turn: Turn) -> None:
     turn.change(candidate=target)
     turn.enter(
         Phase.SWITCHING,
-        f"{len(target.engine_ids)} engines change over behind the next commit",
+        f"{len(target.engine_ids)} engines change over at the next commit",
         participants=(*sorted(target.engine_ids), *leaving),
         stopped=tuple(sorted(running)),
     )

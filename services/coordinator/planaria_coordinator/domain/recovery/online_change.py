@@ -104,9 +104,9 @@ def stay(turn: Turn, reason: str) -> None:
         state=JobState.RUNNING,
         interrupted=None,
     )
-    turn.because("the pipelines go on as they are")
+    turn.because("the pipelines continue as they are")
     if transition.history.resume_time is None:
-        turn.emit("plan_kept", f"training goes on as it was: {reason}")
+        turn.emit("plan_kept", f"training continues as it was: {reason}")
         return
     tell_of_recovery(turn, transition)
     tell_of_fault_tolerance(turn, placement)

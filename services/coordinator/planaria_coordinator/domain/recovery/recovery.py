@@ -28,7 +28,7 @@ class Recovery:
     start_time: datetime
     """When the fault happened, as near as it is known."""
     end_time: datetime
-    """When the last survivor that had lost its pipeline had a place again."""
+    """When the last survivor that had lost its pipeline had one again."""
     detect_seconds: float | None = None
     """From the fault until the loss was noticed; this and the next three: None without a loss."""
     fence_seconds: float | None = None

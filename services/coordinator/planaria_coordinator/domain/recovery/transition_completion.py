@@ -43,11 +43,11 @@ def complete(turn: Turn) -> None:
         interrupted=None,
         waiting_reason="",
     )
-    turn.because(f"all {len(resumed)} engines have their places")
+    turn.because(f"all {len(resumed)} engines have their assignments")
     if transition.history.cause in _RECOVERIES:
         tell_of_recovery(turn, transition)
     else:
-        begins = f"training begins {_origin(turn.run)}" if is_first else "training goes on"
+        begins = f"training begins {_origin(turn.run)}" if is_first else "training continues"
         turn.emit(
             "job_started" if is_first else "job_running",
             f"{begins} at step {transition.target_steps} in "
@@ -151,7 +151,7 @@ def _recovery_in_words(recovery: Recovery, transition: Transition) -> str:
         f"{phase.name} {phase.duration_seconds * 1000:.0f} ms" for phase in recovery.phases
     )
     return (
-        f"training goes on from step {transition.target_steps} {_figures_in_words(recovery)}, in "
+        f"training continues from step {transition.target_steps} {_figures_in_words(recovery)}, in "
         f"{pipelines_in_words(recovery.pipeline_sizes_after)} instead of "
         f"{pipelines_in_words(recovery.pipeline_sizes_before)} ({phases})"
     )

@@ -35,7 +35,7 @@ _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 }
 LastEventId = Annotated[
     str | None,
-    Header(description="Server-sent events go on after this one; wins over after_sequence."),
+    Header(description="Server-sent events continue after this one; wins over after_sequence."),
 ]
 
 
