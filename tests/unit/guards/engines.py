@@ -36,7 +36,12 @@ from unit.guards.guard import Remove, swap
 
 
 def on_engines(remove: Remove) -> Remove:
-    return lambda patch: patch.setattr(Engines, "without", remove)
+    def remove_on_engines(patch: pytest.MonkeyPatch) -> None:
+        with pytest.MonkeyPatch.context() as trial:
+            remove(trial)  # fails here if it does not fit the product, and not in the engines
+        patch.setattr(Engines, "without", remove)
+
+    return remove_on_engines
 
 
 def commit_in_one_phase(patch: pytest.MonkeyPatch) -> None:

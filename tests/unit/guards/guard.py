@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from support.one_engine import EngineDiedError
+
 Remove = Callable[[pytest.MonkeyPatch], None]
 
 SECONDS = 120
@@ -143,4 +145,6 @@ def assert_needed(guard: Guard, patch: pytest.MonkeyPatch) -> None:
         failures = run(scenario)
         assert not failures.broken, failures.broken
         assert failures.raised, f"{scenario.__qualname__}: {failures.num_run} cases passed"
-        assert isinstance(failures.raised[0], expected + guard.raises), repr(failures.raised[0])
+        (raised,) = failures.raised
+        assert isinstance(raised, expected + guard.raises), repr(raised)
+        assert not isinstance(raised, EngineDiedError), "engines died of it"
