@@ -13,16 +13,13 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums depend on it: one thread, as engines have
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import train
+from benchmarks.oracle.from_spec import reference_run
 from planaria.job import JobSpec
-from planaria_worker.engine.numerics.pins import pin_numerics
 
 
 def main() -> None:
     spec = JobSpec.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    pin_numerics()
-    print(train(reference_job(spec, Path(sys.argv[2]))).digest)
+    print(reference_run(spec, Path(sys.argv[2])).digest)
 
 
 if __name__ == "__main__":

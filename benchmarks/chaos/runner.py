@@ -12,10 +12,8 @@ from benchmarks.chaos.schedule import LOSSES, Event, make_schedule
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
 from benchmarks.common.workbench import Run, Workbench
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import train
+from benchmarks.oracle.from_spec import reference_run
 from planaria.job import JobSpec
-from planaria_worker.engine.numerics.pins import pin_numerics
 
 NUM_NODES = 6
 NODE_DEADLINE_SECONDS = 4.0
@@ -64,8 +62,7 @@ def chaos_job(text: Path, steps: int) -> JobSpec:
 
 def undisturbed(spec: JobSpec, cache_dir: Path) -> Expected:
     """Train the job with the tests' oracle: one process, a plain loop."""
-    pin_numerics()
-    result = train(reference_job(spec, cache_dir))
+    result = reference_run(spec, cache_dir)
     return Expected(digest=result.digest, losses=tuple(result.losses))
 
 

@@ -4,12 +4,24 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.oracle.reference import ReferenceEvaluation, ReferenceJob
+from benchmarks.oracle.reference import (
+    ReferenceEvaluation,
+    ReferenceJob,
+    ReferenceResult,
+    train,
+)
 from planaria.job import ImportedSpec, JobSpec
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.dataset import Dataset, open_dataset
 from planaria_worker.engine.data.held_out import Split, split_dataset
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
+from planaria_worker.engine.numerics.pins import pin_numerics
+
+
+def reference_run(spec: JobSpec, cache_dir: Path) -> ReferenceResult:
+    """Train a job in this process, undisturbed, with the engines' numerics."""
+    pin_numerics()
+    return train(reference_job(spec, cache_dir))
 
 
 def reference_job(spec: JobSpec, cache_dir: Path) -> ReferenceJob:

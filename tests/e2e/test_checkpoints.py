@@ -11,12 +11,10 @@ import pytest
 
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import train
+from benchmarks.oracle.from_spec import reference_run
 from planaria.job import CheckpointSpec, JobSpec
 from planaria.models import Job
 from planaria_worker.engine.layers.checkpoint.manifest import Manifest
-from planaria_worker.engine.numerics.pins import pin_numerics
 
 pytestmark = pytest.mark.e2e
 
@@ -46,8 +44,7 @@ def checkpointed(spec: JobSpec, root: Path, **fields: Any) -> JobSpec:
 @pytest.fixture(scope="module")
 def digest(text: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return what a plain loop in one process ends with."""
-    pin_numerics()
-    return train(reference_job(on_nodes(text, 2), tmp_path_factory.mktemp("oracle"))).digest
+    return reference_run(on_nodes(text, 2), tmp_path_factory.mktemp("oracle")).digest
 
 
 def failpoints(*points: dict[str, object]) -> dict[str, str]:

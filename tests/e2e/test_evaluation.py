@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import ReferenceResult, train
+from benchmarks.oracle.from_spec import reference_run
+from benchmarks.oracle.reference import ReferenceResult
 from planaria.job import CheckpointSpec, EvaluationSpec
 from planaria.models import Job
-from planaria_worker.engine.numerics.pins import pin_numerics
 from support.pool import Pool
 
 pytestmark = pytest.mark.e2e
@@ -33,8 +32,7 @@ def test_nodes_die_while_they_evaluate(text: Path, tmp_path: Path) -> None:
         resources__min_nodes_per_pipeline=2,
         evaluation=EvaluationSpec(every_steps=4, fraction=0.1, num_sequences=40),
     )
-    pin_numerics()
-    expected = train(reference_job(spec, tmp_path / "oracle"))
+    expected = reference_run(spec, tmp_path / "oracle")
     assert [*expected.evaluation_losses] == EVALUATED
     with Pool(tmp_path / "cluster", node_deadline_seconds=5) as pool:
         pool.start(num_nodes=5)

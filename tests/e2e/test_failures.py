@@ -14,12 +14,10 @@ import pytest
 
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import train
+from benchmarks.oracle.from_spec import reference_run
 from planaria.job import JobSpec
 from planaria.models import Job, Recovery
 from planaria_common.priority import AHEAD
-from planaria_worker.engine.numerics.pins import pin_numerics
 from planaria_worker.engine.process.failpoints import ENVIRONMENT_VARIABLE
 from support.pool import Script
 from support.priority import may_come_first
@@ -42,8 +40,7 @@ def spec(text: Path) -> JobSpec:
 
 @pytest.fixture(scope="module")
 def digest(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> str:
-    pin_numerics()
-    return train(reference_job(spec, tmp_path_factory.mktemp("oracle"))).digest
+    return reference_run(spec, tmp_path_factory.mktemp("oracle")).digest
 
 
 def on_six_nodes(spec: JobSpec) -> JobSpec:

@@ -9,16 +9,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import ReferenceResult, train
+from benchmarks.oracle.from_spec import reference_run
+from benchmarks.oracle.reference import ReferenceResult
 from planaria.job import JobSpec
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.layers.export import export_huggingface
-from planaria_worker.engine.numerics.pins import pin_numerics
 from planaria_worker.models.state import LayerState
 from support.small_reference import initial_states
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 STEPS = 30
 
@@ -63,6 +62,7 @@ def written_by_transformers(folder: Path, config: GPT2Config) -> dict[int, Layer
     return states
 
 
+@pytest.mark.slow
 def test_a_hugging_face_model_with_everything_that_a_job_may_ask_for(
     four_nodes: Cluster, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_hugging_face_model_with_everything_that_a_job_may_ask_for(
     assert torch.equal(model.lm_head.weight, model.transformer.wte.weight)
 
 
-def test_with_plain_sums_losses_are_those_of_one_plain_loop_but_for_rounding(
+def test_fast_mode_equals_one_plain_loop_up_to_rounding(
     four_nodes: Cluster, text: Path, tmp_path: Path
 ) -> None:
     """[1, 6] `reproducible: false`: a microbatch that was lost or counted twice would show."""
@@ -112,5 +112,4 @@ def test_with_plain_sums_losses_are_those_of_one_plain_loop_but_for_rounding(
 
 
 def plain_loop(spec: JobSpec, folder: Path) -> ReferenceResult:
-    pin_numerics()
-    return train(reference_job(spec, folder / "oracle"))
+    return reference_run(spec, folder / "oracle")

@@ -9,10 +9,8 @@ from torch import nn
 
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import train
+from benchmarks.oracle.from_spec import reference_run
 from planaria.job import JobSpec
-from planaria_worker.engine.numerics.pins import pin_numerics
 from support import own_model
 
 pytestmark = pytest.mark.e2e
@@ -34,8 +32,7 @@ def job_on(text: Path, num_nodes: int, **changes: object) -> JobSpec:
 
 
 def digest(spec: JobSpec, folder: Path) -> str:
-    pin_numerics()
-    return train(reference_job(spec, folder)).digest
+    return reference_run(spec, folder).digest
 
 
 @pytest.fixture

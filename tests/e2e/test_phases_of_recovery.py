@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import ReferenceResult, train
+from benchmarks.oracle.from_spec import reference_run
+from benchmarks.oracle.reference import ReferenceResult
 from e2e.matrix.pace import Pace
 from planaria.job import JobSpec
 from planaria.models import Job
-from planaria_worker.engine.numerics.pins import pin_numerics
 from support.pool import Fired, Pool, Script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -43,8 +42,7 @@ def spec(text: Path) -> JobSpec:
 
 @pytest.fixture(scope="module")
 def expected(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> ReferenceResult:
-    pin_numerics()
-    return train(reference_job(spec, tmp_path_factory.mktemp("oracle")))
+    return reference_run(spec, tmp_path_factory.mktemp("oracle"))
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import ReferenceResult, train
+from benchmarks.oracle.from_spec import reference_run
+from benchmarks.oracle.reference import ReferenceResult
 from e2e.matrix.pace import Pace
 from planaria.job import JobSpec
-from planaria_worker.engine.numerics.pins import pin_numerics
 from support.network import Network, NetworkError
 from support.pool import Pool, is_alive, node_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 NUM_NODES = 4
 STEPS = 40
@@ -37,8 +36,7 @@ def spec(text: Path) -> JobSpec:
 
 @pytest.fixture(scope="module")
 def expected(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> ReferenceResult:
-    pin_numerics()
-    return train(reference_job(spec, tmp_path_factory.mktemp("oracle")))
+    return reference_run(spec, tmp_path_factory.mktemp("oracle"))
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def pool(network: Network, tmp_path: Path) -> Iterator[Pool]:
         yield pool
 
 
-@pytest.mark.parametrize("how", ["stopped", "cut off"])
+@pytest.mark.parametrize("how", ["stopped", pytest.param("cut off", marks=pytest.mark.slow)])
 def test_a_node_that_comes_back_is_fenced_and_joins_afresh(
     pool: Pool, network: Network, spec: JobSpec, expected: ReferenceResult, how: str
 ) -> None:

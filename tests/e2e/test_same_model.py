@@ -8,11 +8,10 @@ import pytest
 
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import ReferenceResult, train
+from benchmarks.oracle.from_spec import reference_run
+from benchmarks.oracle.reference import ReferenceResult
 from planaria.job import JobSpec
 from planaria.models import Job
-from planaria_worker.engine.numerics.pins import pin_numerics
 
 pytestmark = pytest.mark.e2e
 
@@ -35,9 +34,8 @@ def on_nodes(text: Path, num_nodes: int, **changes: object) -> JobSpec:
 @pytest.fixture(scope="module")
 def expected(text: Path, tmp_path_factory: pytest.TempPathFactory) -> ReferenceResult:
     """Return what a plain loop in one process ends with, and what it tells of its steps."""
-    pin_numerics()
     spec = on_nodes(text, 1)
-    return train(reference_job(spec, tmp_path_factory.mktemp("oracle")))
+    return reference_run(spec, tmp_path_factory.mktemp("oracle"))
 
 
 def succeeded(job: Job) -> Job:

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import train
+from benchmarks.oracle.from_spec import reference_run
 from planaria.models import Plan
-from planaria_worker.engine.numerics.pins import pin_numerics
 from support import own_model
 from support.pool import Pool, node_of
 
@@ -51,8 +49,7 @@ def test_lost_microbatches_go_to_the_pipelines_that_are_quick(
         resources__max_nodes=NUM_NODES,
         resources__min_nodes_per_pipeline=2,
     )
-    pin_numerics()
-    expected = train(reference_job(spec, tmp_path / "oracle")).digest
+    expected = reference_run(spec, tmp_path / "oracle").digest
 
     environment = {"PYTHONPATH": str(modules)}
     script = pool.new_script()

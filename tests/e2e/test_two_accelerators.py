@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import train
+from benchmarks.oracle.from_spec import reference_run
 from e2e.matrix.pace import Pace
 from planaria.models import Job, Plan, Recovery
-from planaria_worker.engine.numerics.pins import pin_numerics
 from support.pool import Pool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 STEPS = 60
 FAILED_STEP = 3
@@ -41,7 +39,10 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("num_nodes", "nodes_per_pipeline", "told"),
-    [(3, 1, []), (4, 2, ["reduced", "restored", "reduced"])],
+    [
+        (3, 1, []),
+        pytest.param(4, 2, ["reduced", "restored", "reduced"], marks=pytest.mark.slow),
+    ],
 )
 def test_an_engine_and_then_a_node_with_both_of_its_engines_are_lost(
     pool: Pool, text: Path, tmp_path: Path, num_nodes: int, nodes_per_pipeline: int, told: list[str]
@@ -57,8 +58,7 @@ def test_an_engine_and_then_a_node_with_both_of_its_engines_are_lost(
         resources__max_nodes=num_nodes,
         resources__min_nodes_per_pipeline=nodes_per_pipeline,
     )
-    pin_numerics()
-    expected = train(reference_job(spec, tmp_path / "oracle"))
+    expected = reference_run(spec, tmp_path / "oracle")
     pool.start(num_nodes)
     script = pool.new_script()
     crash = script.add(at="forward", step=FAILED_STEP, action="kill", engine=f"*/{CRASHED}/1/*")

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_job
-from benchmarks.oracle.reference import ReferenceResult, train
+from benchmarks.oracle.from_spec import reference_run
+from benchmarks.oracle.reference import ReferenceResult
 from e2e.matrix.scenario import NUM_NODES, SPARE
 from planaria.job import JobSpec
-from planaria_worker.engine.numerics.pins import pin_numerics
 from support.network import Network, NetworkError
 from support.pool import Pool
 
@@ -35,8 +34,7 @@ def spec(text: Path) -> JobSpec:
 
 @pytest.fixture(scope="package")
 def expected(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> ReferenceResult:
-    pin_numerics()
-    return train(reference_job(spec, tmp_path_factory.mktemp("oracle")))
+    return reference_run(spec, tmp_path_factory.mktemp("oracle"))
 
 
 @pytest.fixture(scope="package")

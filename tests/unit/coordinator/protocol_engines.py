@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planaria_coordinator.domain.engines.directive import Activate, Command, Prepare, Stop
-from planaria_coordinator.domain.engines.outcome import FenceReport, Staged, Stopped
+from planaria_coordinator.domain.engines.outcome import Copied, FenceReport, Staged, Stopped
 from planaria_coordinator.domain.job.job_run import JobRun
 from unit.coordinator.engine_model import EngineModel
 from unit.coordinator.engine_state import (
@@ -111,8 +111,10 @@ class Engines(ABC):
         return self._coordinator_hears(state, index)
 
     def _answer(self, state: State, index: int, kind: str, generation: int, outcome: Said) -> State:
-        if isinstance(outcome, FenceReport):  # the rest is for the accounts only
+        if isinstance(outcome, FenceReport):  # what is only counted makes no other state
             outcome = replace(outcome, finished_microbatches=(), step_compute_seconds=0.0)
+        elif isinstance(outcome, Copied):
+            outcome = replace(outcome, num_bytes=1)
         queue = (*state.to_coordinator[index], (kind, generation, outcome))
         return state._replace(to_coordinator=put(state.to_coordinator, index, queue))
 

@@ -229,6 +229,10 @@ class World:
     def engines(self) -> dict[str, SimEngine]:
         return {e.id: e for agent in self.agents.values() for e in agent.engines.values()}
 
+    def engine_on(self, node_id: str) -> SimEngine:
+        """Return the first engine of a node."""
+        return next(iter(self.agents[node_id].engines.values()))
+
     def new_engine(self, directive: Directive) -> SimEngine:
         """Start an engine, parked, with no layers."""
         model = EngineModel(

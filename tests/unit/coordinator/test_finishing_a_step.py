@@ -13,17 +13,12 @@ from planaria_coordinator.domain.job.job_run import Limits, Moment
 from planaria_coordinator.domain.job.signals import NodeLost
 from planaria_coordinator.domain.recovery.decide import decide
 from planaria_coordinator.domain.recovery.transition import Phase
-from unit.coordinator.sim_engine import SimEngine
 from unit.coordinator.simulation import World, running_world
 
 
 async def pairs(num_nodes: int = 6, **changes: object) -> World:
     """Pipelines of two nodes: n0-n3, n1-n4, n2-n5."""
     return await running_world(num_nodes, resources={"min_nodes_per_pipeline": 2}, **changes)
-
-
-def engine_on(world: World, node_id: str) -> SimEngine:
-    return next(iter(world.agents[node_id].engines.values()))
 
 
 async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> None:
@@ -39,13 +34,13 @@ async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> N
 
     assert (await world.job()).state is JobState.RECOVERING
     assert world.recoveries == []
-    place = engine_on(world, "n1").active
+    place = world.engine_on("n1").active
     assert isinstance(place, Activate)
-    assert [f.engine_id for f in place.followers] == [engine_on(world, "n3").id]
+    assert [f.engine_id for f in place.followers] == [world.engine_on("n3").id]
     assert [p.keeps_step for p in place.pipelines] == [True, True]
     assert sorted(m for p in place.pipelines for m in p.step_microbatches) == list(range(8))
-    assert engine_on(world, "n1").gradients == {1, 4, 7}
-    assert engine_on(world, "n3").gradients == set()
+    assert world.engine_on("n1").gradients == {1, 4, 7}
+    assert world.engine_on("n3").gradients == set()
 
     world.clock.advance(2.0)
     await world.train()
@@ -176,7 +171,7 @@ async def test_an_activate_that_only_one_engine_of_a_pipeline_got_breaks_the_pip
     await world.kill_node("n3")
     told = [e.details for e in world.events if e.type == "step_finished_by"]
     assert [d["kept_microbatches"] for d in told] == [5, 3]
-    assert told[1]["followers"] == sorted(engine_on(world, n).id for n in ("n1", "n4"))
+    assert told[1]["followers"] == sorted(world.engine_on(n).id for n in ("n1", "n4"))
     world.agents["n4"].release()
     await world.settle()
     await world.train(2)
@@ -188,7 +183,7 @@ async def test_pipelines_one_step_behind_roll_forward_and_run_the_next_step() ->
     """The witness comes first; then everyone computes its share of the new step [2]."""
     world = await pairs()
     world.begin_step()
-    world.pass_exchange([engine_on(world, "n1"), engine_on(world, "n4")])
+    world.pass_exchange([world.engine_on("n1"), world.engine_on("n4")])
     await world.kill_node("n0")
     assert "step_rolled_forward" in world.event_types()
     assert {e.committed_steps for e in world.engines().values()} == {2}
@@ -240,7 +235,7 @@ async def test_a_crash_of_the_coordinator_collects_again_and_keeps_the_step(kind
         agent.held_kinds.add(kind)
     world.begin_step()
     if kind == "commit":
-        world.pass_exchange([engine_on(world, "n1"), engine_on(world, "n4")])
+        world.pass_exchange([world.engine_on("n1"), world.engine_on("n4")])
     await world.kill_node("n0")
     await world.crash_coordinator()
     await world.reconnect()

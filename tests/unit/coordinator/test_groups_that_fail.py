@@ -7,7 +7,7 @@ from planaria_coordinator.application.agents.agent_messages import EngineFault
 from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode
 from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
-from unit.coordinator.test_finishing_a_step import engine_on, pairs
+from unit.coordinator.test_finishing_a_step import pairs
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ async def test_groups_that_break_during_planning_are_rebuilt() -> None:
     world.planner.is_open.clear()
     world.begin_step()
     await world.kill_node("n0")
-    engine = engine_on(world, "n1")
+    engine = world.engine_on("n1")
     fault = EngineFault(
         job_id=engine.job_id,
         engine_id=engine.id,

@@ -5,12 +5,7 @@ import pytest
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.handover_world import hold, phase_of, release, staging_join, switching_join
-from unit.coordinator.sim_engine import SimEngine
-from unit.coordinator.simulation import World, running_world
-
-
-def engine_on(world: World, node_id: str) -> SimEngine:
-    return next(iter(world.agents[node_id].engines.values()))
+from unit.coordinator.simulation import running_world
 
 
 async def test_a_join_costs_no_engine_anything() -> None:
@@ -46,11 +41,11 @@ async def test_unchanged_pipelines_keep_their_step() -> None:
     for node_id in ("n8", "n9"):
         await world.add_node(node_id, "prepare")
     await release(world)
-    staged = engine_on(world, "n0").staged
+    staged = world.engine_on("n0").staged
     assert staged is not None
     assert [pipeline.keeps_step for pipeline in staged.pipelines] == [True, True, False]
     assert staged.layers == ()
-    joining = engine_on(world, "n8").staged
+    joining = world.engine_on("n8").staged
     assert joining is not None
     assert [source.layer for source in joining.layers] == [0, 1, 2]
     await world.train(2)

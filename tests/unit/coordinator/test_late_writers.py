@@ -226,7 +226,7 @@ async def test_an_engine_without_a_next_assignment_writes_too() -> None:
     await world.settle()
     assert world.run.transition is not None
     assert world.run.transition.phase is Phase.STAGING
-    leaver = next(iter(world.agents["n0"].engines.values()))
+    leaver = world.engine_on("n0")
     await world.train()
     shares = announce(world, 2)
     partner = next(
