@@ -203,7 +203,7 @@ async def test_an_engine_that_says_nothing_is_ended(node: Node) -> None:
     assert exited.exit_code == -signal.SIGKILL
 
 
-async def test_what_an_engine_sees_reaches_the_coordinator(node: Node) -> None:
+async def test_reports_of_an_engine_reach_the_coordinator(node: Node) -> None:
     await node.coordinator.send(node.prepare(str(node.text)))
     await node.coordinator.next("result")
     await node.coordinator.send(node.directive("d-commit", commit=Commit()))
@@ -322,7 +322,7 @@ async def test_a_restarted_agent_adopts_the_engines_of_its_predecessor(node: Nod
     assert (await node.coordinator.next("result")).directive_id == "d-copy"
 
 
-async def test_what_a_killed_agent_had_begun_to_start_is_started(node: Node) -> None:
+async def test_an_engine_that_a_killed_agent_began_to_start_is_started(node: Node) -> None:
     """It had made the engine's folder; the directive is repeated to its successor.
 
     Guard: a process that the first agent asked for, and that comes late, finds nothing of the

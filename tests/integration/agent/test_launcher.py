@@ -152,7 +152,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-def test_what_engines_are_forked_from_asks_nothing_of_cuda_and_is_quick() -> None:
+def test_the_fork_server_does_not_touch_cuda_and_starts_quickly() -> None:
     """A process that has asked cannot be forked into one that uses a GPU; transformers is slow."""
     environment = {**os.environ, **THREAD_LIMITS}
     subprocess.run([sys.executable, "-c", _PRELOAD], env=environment, check=True)

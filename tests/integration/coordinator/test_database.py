@@ -125,7 +125,7 @@ async def test_a_node_comes_back_without_its_engines(database: SqlDatabase) -> N
         assert await work.nodes.get("c") is None
 
 
-async def test_what_was_committed_outlives_the_coordinator(database_url: str) -> None:
+async def test_committed_data_outlives_the_coordinator(database_url: str) -> None:
     """Opening the database again finds everything, and migrates nothing twice."""
     for expected in (0, 1, 2):
         opened = await open_database(database_url, max_log_lines_per_job=MAX_LOG_LINES)

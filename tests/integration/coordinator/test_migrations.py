@@ -40,7 +40,7 @@ def write_as_of_0003(connection: Connection) -> None:
         connection.execute(text(DIRECTIVE), values)
 
 
-async def test_what_is_pruned_from_now_on_is_pruned_by_the_migration(database_url: str) -> None:
+async def test_the_migration_prunes_what_is_pruned_from_now_on(database_url: str) -> None:
     """Settled directives of old generations go; request ids are remembered for another two days."""
     engine = open_engine(parse_database_url(database_url))
     async with engine.transaction() as transaction:

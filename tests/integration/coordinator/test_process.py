@@ -32,7 +32,7 @@ def refusal(data_dir: Path, *arguments: str) -> tuple[int, str]:
     return ended.returncode, ended.stderr.strip()
 
 
-def test_it_starts_serves_and_ends(tmp_path: Path) -> None:
+def test_the_coordinator_starts_serves_and_ends(tmp_path: Path) -> None:
     """One ready line, both servers behind it, and an orderly end with status 0."""
     with run(tmp_path) as coordinator:
         assert coordinator.facts["pid"] == coordinator.process.pid
@@ -50,7 +50,7 @@ def test_it_starts_serves_and_ends(tmp_path: Path) -> None:
             assert coordinator.process.wait(timeout=20) == 0
 
 
-def test_what_was_submitted_outlives_a_kill(
+def test_a_submitted_job_outlives_a_kill(
     tmp_path: Path, planner_address: str, database_url: str
 ) -> None:
     """A job that was acknowledged is never lost, and its request id makes no second one."""

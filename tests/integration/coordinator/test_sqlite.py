@@ -98,9 +98,7 @@ async def test_a_decision_is_stored_in_one_hop(
     await world.stop()
 
 
-async def test_what_is_not_committed_takes_no_hop(
-    database: SqlDatabase, hops: list[object]
-) -> None:
+async def test_uncommitted_writes_take_no_hop(database: SqlDatabase, hops: list[object]) -> None:
     """Writes wait for the next reading or for the commit."""
     async with database.unit_of_work() as work:
         await work.jobs.add(job())

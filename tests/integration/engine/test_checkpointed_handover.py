@@ -61,7 +61,7 @@ def change_at_a_checkpoint(
 @pytest.mark.parametrize(
     "after", [WITH_E, pytest.param(MOVED, marks=pytest.mark.slow)], ids=["join", "all move"]
 )
-def test_it_is_written_by_the_owners_of_the_plan_before_and_can_be_gone_on_from(
+def test_owners_of_the_old_plan_write_a_checkpoint_that_can_be_resumed(
     tmp_path: Path,
     job: TrainingJob,
     zygote: Zygote,

@@ -151,7 +151,9 @@ def test_the_closing_step_is_rolled_forward(
     ],
     ids=["a text of its own", "dropout", "tied", "bfloat16"],
 )
-def test_what_is_evaluated_how(tmp_path: Path, zygote: Zygote, options: dict[str, Any]) -> None:
+def test_an_evaluation_uses_other_sequences_without_dropout(
+    tmp_path: Path, zygote: Zygote, options: dict[str, Any]
+) -> None:
     """Without dropout and recomputation, on other sequences than those of training."""
     evaluation = options["evaluation"]
     if "data" in evaluation:

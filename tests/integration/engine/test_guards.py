@@ -67,7 +67,7 @@ GUARDS = (
         name="a version is written by its owners in the plan that made it",
         remove=on_engines(engines.let_the_next_owners_write),
         scenarios=(
-            test_checkpointed_handover.test_it_is_written_by_the_owners_of_the_plan_before_and_can_be_gone_on_from,
+            test_checkpointed_handover.test_owners_of_the_old_plan_write_a_checkpoint_that_can_be_resumed,
         ),
         is_slow=True,
     ),

@@ -138,7 +138,7 @@ def test_a_group_without_a_lost_member_continues(
     finish(cluster, expected, followers={"a": LAYERS_OF_A})
 
 
-def test_a_kept_group_that_is_lost_ahead_of_the_plan_costs_no_microbatch(
+def test_a_kept_group_lost_before_the_plan_arrives_costs_no_microbatch(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
     """A second loss, between the reports and the Activate. Guard: it is accepted all the same."""
@@ -177,7 +177,7 @@ def test_a_kept_group_that_is_lost_ahead_of_the_plan_costs_no_microbatch(
     finish(cluster, expected)
 
 
-def test_the_wounded_report_and_build_groups_while_their_last_pass_goes_on(
+def test_broken_pipelines_report_and_build_groups_during_their_last_pass(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
     """However long the pass of a microbatch takes, nobody waits for it; fenced again or not.
@@ -203,7 +203,7 @@ def test_the_wounded_report_and_build_groups_while_their_last_pass_goes_on(
     finish(cluster, expected, followers={"a": LAYERS_OF_A})
 
 
-def test_it_computes_on_between_the_fence_and_the_plan(
+def test_a_healthy_pipeline_computes_between_the_fence_and_the_plan(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
     """However often it is fenced meanwhile."""

@@ -84,7 +84,7 @@ def test_a_prepared_engine_reports_what_it_found(cluster: EngineCluster) -> None
     assert prepared.peak_flops_per_second > 1e8
 
 
-def test_what_an_engine_found_is_reported_to_the_next_agent_too(cluster: EngineCluster) -> None:
+def test_findings_of_an_engine_are_reported_to_the_next_agent_too(cluster: EngineCluster) -> None:
     """The agent that it was told may have died with it: the coordinator asks again."""
     cluster.prepare("a")
     engine = cluster.engines["a"]

@@ -111,7 +111,7 @@ def test_a_missing_device_is_reported_in_one_line() -> None:
         measure_job(spec(), MeasurementPlan(accelerator_kind="cuda"))
 
 
-def test_what_is_measured_can_be_planned(
+def test_a_measured_profile_can_be_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole way: a job file, the measurement, the profile, a plan."""

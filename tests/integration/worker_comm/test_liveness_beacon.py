@@ -132,7 +132,7 @@ def test_a_closed_beacon_takes_nothing(beacon: LivenessBeacon) -> None:
         assert not beacon.hold(mine)
 
 
-def test_where_a_thread_has_no_files_of_its_own_it_shares_those_of_the_process(
+def test_a_thread_without_its_own_files_shares_those_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where the kernel is older, or forbids it: all the rest is the same."""

@@ -193,7 +193,7 @@ def stretch(
     )
 
 
-def test_what_could_be_trained_follows_the_plan_of_each_stretch() -> None:
+def test_possible_training_follows_the_plan_of_each_stretch() -> None:
     """Alike by the formula they are held against their own steps; another plan is no excuse."""
     stretches = [
         stretch(0.0, 12.0, 6, "six"),

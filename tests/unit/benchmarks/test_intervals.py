@@ -9,7 +9,7 @@ MOMENTS = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: tup
 
 
 @given(st.lists(MOMENTS))
-def test_what_is_covered_and_what_is_not_make_up_the_window(
+def test_covered_and_uncovered_time_add_up_to_the_window(
     intervals: list[tuple[int, int]],
 ) -> None:
     window = (5.0, 25.0)

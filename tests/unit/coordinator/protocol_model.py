@@ -84,10 +84,11 @@ def _key(value: Any) -> Any:
 
 _BOOKKEEPING = frozenset(
     (
-        *("job_id", "requirements", "create_time", "ledger", "num_directives", "pending"),
-        *("num_losses", "last_loss", "error"),
+        *("job_id", "requirements", "create_time", "time_account", "num_directives", "pending"),
+        *("num_faults", "last_fault", "error"),
     )
 )
+assert {field.name for field in fields(JobRun)} >= _BOOKKEEPING
 
 
 def run_key(run: JobRun) -> Any:

@@ -44,7 +44,7 @@ async def test_steps_tell_what_they_evaluated_and_the_last_one_is_no_step_of_tra
     await world.stop()
 
 
-async def test_what_is_stored_of_steps_outlives_the_coordinator() -> None:
+async def test_stored_steps_outlive_the_coordinator() -> None:
     """Their reports are acknowledged, and nobody tells them again. Guard: `restored_run`."""
     world = await evaluating_world()
     await world.coordinator.flush()

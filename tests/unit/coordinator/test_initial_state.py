@@ -28,7 +28,7 @@ async def world_from(initial_state: InitialState, **changes: Any) -> World:
     return world
 
 
-async def test_a_job_begins_at_the_step_of_its_base() -> None:
+async def test_a_job_begins_at_the_step_of_its_initial_state() -> None:
     world = await world_from(BASE)
     assert (await world.job()).step == 50
     started = events_of(world, "job_started")[0]
@@ -38,7 +38,7 @@ async def test_a_job_begins_at_the_step_of_its_base() -> None:
     await world.stop()
 
 
-async def test_before_the_first_commit_nothing_of_a_base_can_be_lost() -> None:
+async def test_before_the_first_commit_the_initial_state_cannot_be_lost() -> None:
     """Both nodes with layer 0 die in the first step: it is loaded again."""
     world = await world_from(BASE)
     first = [engine.id for engine in world.engines().values() if 0 in engine.layers]

@@ -53,7 +53,7 @@ async def test_replicas_write_what_an_engine_gives_back() -> None:
     await world.stop()
 
 
-async def test_what_a_late_engine_has_said_is_said_again() -> None:
+async def test_reports_of_a_late_engine_are_repeated() -> None:
     """Its agent was killed: replicas write by now, and no longer have the layers."""
     world, shares, late = await world_at_two()
     others = {layer for layers in shares.values() for layer in layers}
@@ -102,7 +102,7 @@ async def test_a_late_writer_is_reported_once_until_it_is_back() -> None:
     await world.stop()
 
 
-async def test_what_the_others_do_not_have_any_more_is_given_up_at_once() -> None:
+async def test_a_version_no_replica_holds_is_given_up_at_once() -> None:
     """The hung version itself: they are steps ahead when its writer speaks up."""
     world = await checkpointed_world()
     await world.train()

@@ -164,7 +164,7 @@ def test_a_recovery_that_ends_with_the_job_has_no_more_than_it_came_to() -> None
     assert recovery_figures(paused).regrow_seconds is None
 
 
-def test_without_survivors_nobody_is_fenced() -> None:
+def test_without_survivors_no_engine_is_fenced() -> None:
     """At the initial state nothing is lost: other nodes begin the job again."""
     done = transition(history_of(), QuiesceMode.FENCE, activated=REBUILT, stopped=())
     figures = recovery_figures(done)

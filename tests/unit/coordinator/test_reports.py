@@ -24,7 +24,7 @@ async def restart(world: World) -> None:
     await world.reconnect()
 
 
-async def test_steps_that_were_told_and_not_stored_outlive_a_crash() -> None:
+async def test_steps_reported_but_not_stored_outlive_a_crash() -> None:
     """Killed between receipt and flush; every step is listed once in the end."""
     world = await running_world(3)
     await world.train(2)

@@ -34,7 +34,7 @@ async def beginning(world: World, job_id: str) -> object:
     return submission.job.spec["init_from"]
 
 
-async def test_a_job_without_checkpoints_is_refused_and_told_so() -> None:
+async def test_a_job_without_checkpoints_is_refused_with_the_reason() -> None:
     world = await running_world(2)
     for dry_run in (False, True):
         error = await refusal(world, world.job_id, dry_run=dry_run)

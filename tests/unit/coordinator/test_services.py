@@ -331,7 +331,7 @@ async def test_when_a_scheduler_is_overruled_an_event_says_so() -> None:
     await world.stop()
 
 
-async def test_what_engines_write_is_kept_in_order() -> None:
+async def test_log_lines_of_engines_are_kept_in_order() -> None:
     world = await running_world(2)
     agent = world.agents["n0"]
     engine = next(iter(agent.engines.values()))

@@ -30,13 +30,13 @@ def measured_run(*peaks: float) -> JobRun:
     return replace(run, engines=engines, placement=placement)
 
 
-def test_it_is_the_models_operations_over_those_the_accelerators_could_do() -> None:
+def test_utilization_is_model_operations_over_peak_operations() -> None:
     flops = 3 * 100 * NUM_LAYERS * NUM_MICROBATCHES
     utilization = model_flops_utilization(measured_run(1e3, 1e3, 2e3, 4e3), 1, step_seconds=2.0)
     assert utilization == pytest.approx(flops / (2.0 * 8e3))
 
 
-def test_it_is_not_known_before_every_engine_has_measured() -> None:
+def test_utilization_is_unknown_until_every_engine_has_measured() -> None:
     assert model_flops_utilization(measured_run(1e3, 1e3, 2e3, 0.0), 1, step_seconds=2.0) is None
     assert model_flops_utilization(first_run(1), 1, step_seconds=2.0) is None
     assert model_flops_utilization(measured_run(1e3, 1e3, 2e3, 4e3), 1, step_seconds=0.0) is None

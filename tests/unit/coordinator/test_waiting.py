@@ -206,7 +206,7 @@ async def test_a_node_that_lives_though_its_engine_died_is_lost_in_a_story_of_it
     await world.stop()
 
 
-async def test_what_is_lost_while_engines_start_for_a_job_that_waits_is_the_same_story() -> None:
+async def test_losses_while_a_waiting_job_starts_engines_belong_to_one_recovery() -> None:
     """It has lost more nodes since: one recovery tells of all."""
     world = await running_world(6, resources={"min_nodes_per_pipeline": 2})
     world.planner.min_size = 4

@@ -205,7 +205,7 @@ def test_a_pipeline_is_as_fast_as_measured_where_all_are(
     assert microbatch_seconds(found, PLAN) == (measured or predicted)
 
 
-def test_what_is_lost_goes_to_those_that_are_quick() -> None:
+def test_lost_microbatches_go_to_quick_pipelines() -> None:
     """Of three pipelines the last one is broken, and the first takes six times as long."""
     engines = {
         name: Engine(id=name, node_id=name, accelerator=0, prepared=True, data_address=name)

@@ -287,7 +287,7 @@ def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatc
     assert len(converted) == 3
 
 
-def test_what_cannot_be_stored_is_not_passed_on() -> None:
+def test_text_that_cannot_be_stored_is_replaced() -> None:
     """PostgreSQL's text cannot hold NUL; a decision on it would be stored in vain for ever."""
     nul = report_pb2.Failure(message="a\0b", metadata={"detail": "\0"})
     failure = from_message(nul, Failure)

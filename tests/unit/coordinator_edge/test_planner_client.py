@@ -185,7 +185,9 @@ async def test_a_plan_that_follows(planners: dict[str, FakePlanner], connect: Co
     assert list(request.holdings[0].layers) == [0, 1]
 
 
-async def test_what_follows_each_loss(planners: dict[str, FakePlanner], connect: Connect) -> None:
+async def test_contingency_plans_are_asked_for_each_loss(
+    planners: dict[str, FakePlanner], connect: Connect
+) -> None:
     """Losses that nothing follows are left out; a planner that is away is not asked twice."""
     client = connect("127.0.0.1:1", *planners)
     query = replace(QUERY, current=PLAN, horizon_seconds=60.0)

@@ -194,7 +194,7 @@ def test_sealing_twice_is_sealing_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", ["_verify", "verify_layer", "sync_folder"])
-def test_another_engine_may_seal_meanwhile(
+def test_another_engine_may_seal_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     """A sealer that is cut off from the coordinator only, and so given up for lost."""
@@ -211,7 +211,7 @@ def test_another_engine_may_seal_meanwhile(
     assert list(complete_checkpoints(tmp_path)) == [2]
 
 
-def test_what_a_dead_writer_left_is_not_sealed_with_the_rest(tmp_path: Path) -> None:
+def test_files_of_a_dead_writer_are_not_sealed(tmp_path: Path) -> None:
     contents = write(tmp_path, 2)
     (partial_folder(tmp_path, 2) / ".layer-0001.safetensors-other").write_bytes(b"half")
     (partial_folder(tmp_path, 2) / "layer-0007.safetensors").write_bytes(b"of a job before")

@@ -177,7 +177,9 @@ def test_a_defect_does_not_end_the_thread(engine: Engine, open_agent: OpenAgent)
         assert engine.told.wait_for(lambda: len(engine.directives) == 2, TIMEOUT_SECONDS)
 
 
-def test_what_is_not_the_protocol_is_hung_up_on(engine: Engine, open_agent: OpenAgent) -> None:
+def test_a_connection_with_another_protocol_is_closed(
+    engine: Engine, open_agent: OpenAgent
+) -> None:
     stranger = open_agent(engine.path)
     stranger.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
     while stranger.receive() is not None:

@@ -186,14 +186,18 @@ class TestRetainIdle:
         assert old.shut == (True, False)
         assert [group.group_id for group in links.idle_groups] == ["1/last-ranks"]
 
-    def test_what_is_busy_does_not(self, links: CurrentGroups, old: Generation) -> None:
+    def test_busy_groups_do_not_outlive_the_fence(
+        self, links: CurrentGroups, old: Generation
+    ) -> None:
         old.across.is_busy = True
         links.retain_idle([])
         links.shut("fenced")
         assert old.shut == (True, True)
         assert links.idle_groups == []
 
-    def test_what_has_lost_a_member_does_not(self, links: CurrentGroups, old: Generation) -> None:
+    def test_groups_with_a_lost_member_do_not_outlive_the_fence(
+        self, links: CurrentGroups, old: Generation
+    ) -> None:
         """Even if it was retained before anybody knew."""
         links.retain_idle([])
         links.retain_idle(["other"])
@@ -269,7 +273,7 @@ class TestRetainIdle:
         assert new.by_name == {}
         assert old.shut == (False, True)
 
-    def test_what_was_lost_meanwhile_ends_the_new_groups(self) -> None:
+    def test_a_member_lost_during_the_build_ends_the_new_groups(self) -> None:
         """The others go on with it: a group made without them would never stand.
 
         Guard: kept groups are shut, since nobody else could end it.

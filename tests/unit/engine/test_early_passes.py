@@ -321,7 +321,7 @@ def test_nothing_comes_before_an_evaluation(evaluating: Undisturbed) -> None:
             check(Crew(evaluating.job, (PLANS[0], ALL), [[first], [second]]), evaluating)
 
 
-def test_what_was_begun_is_what_comes_next(plain: Undisturbed) -> None:
+def test_the_pass_begun_early_is_the_next_one(plain: Undisturbed) -> None:
     """Guard: else a stage would take the activations of one microbatch for those of another."""
     (context, *_) = take_places(plain.job, [pipeline(0, CUTS[2], ALL)])
     begin_step(context, 0)

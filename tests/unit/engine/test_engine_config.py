@@ -22,7 +22,7 @@ CONFIG = EngineConfig(
 )
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_a_written_configuration_is_read_back(tmp_path: Path) -> None:
     CONFIG.dump(tmp_path / "config.json")
     assert EngineConfig.load(tmp_path / "config.json") == CONFIG
 

@@ -63,7 +63,7 @@ def test_invariant_1_each_rides_on_one_microbatch_however_they_are_shared_out(
 
 
 @given(st.integers(2, 200), st.floats(0, 1), st.binary(max_size=4), st.integers(0, 3))
-def test_what_is_held_out_is_never_trained_on(
+def test_held_out_sequences_are_never_trained_on(
     num_sequences: int, fraction: float, content: bytes, seed: int
 ) -> None:
     """Whatever the seed; every other sequence is, once in each pass over the data."""

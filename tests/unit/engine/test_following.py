@@ -90,7 +90,7 @@ def equal(source: Source, followed: FollowedLayers, layer: int) -> bool:
     )
 
 
-def test_what_follows_is_bitwise_what_is_followed(
+def test_a_followed_layer_is_bitwise_its_source(
     source: Source, followed: FollowedLayers, commits: list[CommitRecord]
 ) -> None:
     source.commit(0)

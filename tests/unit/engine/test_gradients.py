@@ -228,7 +228,7 @@ def test_an_aborted_pass_ends_between_two_layers(
         assert not summed & set(range(middle))
 
 
-def test_what_a_generation_needed_is_gone_with_it(tmp_path: Path) -> None:
+def test_memory_of_a_generation_is_freed_with_it(tmp_path: Path) -> None:
     """At once, not when the garbage collector comes by: it has no business in a recovery."""
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
     gc.collect()

@@ -245,7 +245,7 @@ def test_a_bucket_waits_for_those_before_it_and_for_room() -> None:
     assert order.take(0) is None
 
 
-def test_what_the_last_layer_completes_waits_for_the_end_of_the_pass() -> None:
+def test_sums_completed_by_the_last_layer_wait_for_the_end_of_the_pass() -> None:
     """The stage before waits for the gradient that comes of it."""
     order = LaunchOrder([(4,), (3,)], max_in_flight=2)
     order.complete(4)

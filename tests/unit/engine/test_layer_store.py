@@ -51,7 +51,7 @@ def test_a_layer_whose_update_failed_is_never_valid_again(store: LayerStore) -> 
     assert store.version(2) is None
 
 
-def test_what_is_not_needed_is_dropped(store: LayerStore) -> None:
+def test_layers_not_needed_are_dropped(store: LayerStore) -> None:
     store.keep([1, 3, 9])
     assert store.held() == {1: 2, 3: 2}
     with pytest.raises(KeyError):

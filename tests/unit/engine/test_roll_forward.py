@@ -22,7 +22,7 @@ RECORD = CommitRecord(step=6, generation=3, gradient_norm=1.5, loss=2.25, num_to
         (6, None, RollForward.STALE),
     ],
 )
-def test_what_a_record_asks_for(
+def test_a_record_decides_how_to_roll_forward(
     committed_steps: int, kept: SumsKey | None, expected: RollForward
 ) -> None:
     assert decide_roll_forward(RECORD, committed_steps=committed_steps, kept=kept) is expected

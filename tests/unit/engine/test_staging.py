@@ -55,13 +55,13 @@ def staged(tmp_path: Path) -> Staged:
     return Staged(tmp_path)
 
 
-def test_what_is_given_up_is_gone(staged: Staged) -> None:
+def test_a_dropped_change_frees_its_memory(staged: Staged) -> None:
     """Though errors and threads still know of it. Guard: `drop` lets go."""
     staged.next.drop()
     assert (staged.context(), staged.parameters()) == (None, None)
 
 
-def test_what_is_taken_is_the_stores_alone(staged: Staged) -> None:
+def test_a_taken_change_leaves_its_layers_to_the_store_alone(staged: Staged) -> None:
     """The place itself is known until the next change of plan. Guard: `take` lets go."""
     taken = staged.next.take(VERSION)
     assert taken is staged.context()
@@ -71,14 +71,14 @@ def test_what_is_taken_is_the_stores_alone(staged: Staged) -> None:
     assert (staged.context(), staged.parameters()) == (None, None)
 
 
-def test_what_is_taken_is_not_given_up(staged: Staged) -> None:
+def test_a_taken_change_is_not_dropped(staged: Staged) -> None:
     staged.next.take(VERSION)
     staged.next.drop()
     assert staged.store.held() == {LAYER: VERSION}
     assert staged.parameters() is not None
 
 
-def test_what_is_given_up_is_not_taken(staged: Staged) -> None:
+def test_a_dropped_change_cannot_be_taken(staged: Staged) -> None:
     """Nor made ready any more. Guard: one lock orders the two."""
     staged.next.drop()
     with pytest.raises(FencedError):

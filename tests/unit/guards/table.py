@@ -102,7 +102,7 @@ COMMIT = (
     Guard(
         name="an engine rolls forward only with the sums of the record's step and generation",
         remove=commit.apply_any_sums,
-        scenarios=(test_roll_forward.test_what_a_record_asks_for,),
+        scenarios=(test_roll_forward.test_a_record_decides_how_to_roll_forward,),
     ),
     Guard(
         name="a step is applied to each layer once",
@@ -154,7 +154,7 @@ SUMS = (
         name="a step begins with nothing of the one before",
         remove=sums.keep_gradients_of_the_step_before,
         scenarios=(
-            test_numerics.test_what_nothing_was_added_to_is_zero,
+            test_numerics.test_a_gradient_nothing_was_added_to_is_zero,
             test_gradients.test_a_follower_adds_nothing_of_the_step_before,
         ),
     ),
@@ -168,7 +168,7 @@ SUMS = (
         remove=sums.start_sums_within_the_pass,
         scenarios=(
             test_launch_order.test_all_ranks_start_in_one_order_without_deadlock,
-            test_launch_order.test_what_the_last_layer_completes_waits_for_the_end_of_the_pass,
+            test_launch_order.test_sums_completed_by_the_last_layer_wait_for_the_end_of_the_pass,
         ),
     ),
     Guard(
@@ -190,7 +190,7 @@ SUMS = (
     Guard(
         name="a round that was begun early is the one that comes next",
         remove=sums.continue_with_whatever_was_begun,
-        scenarios=(test_early_passes.test_what_was_begun_is_what_comes_next,),
+        scenarios=(test_early_passes.test_the_pass_begun_early_is_the_next_one,),
         raises=(queue.Empty,),
         is_slow=True,
     ),
@@ -228,7 +228,7 @@ LAYERS = (
     Guard(
         name="what arrives has the source's SHA-256",
         remove=layers.believe_any_checksum,
-        scenarios=(test_copying.test_what_is_broken_or_cut_short_is_refused,),
+        scenarios=(test_copying.test_a_damaged_or_truncated_copy_is_refused,),
     ),
     Guard(
         name="a follower is first sent a layer of one version",
@@ -263,7 +263,7 @@ LAYERS = (
     Guard(
         name="a checkpoint that another engine has sealed meanwhile is sealed",
         remove=layers.seal_once_only,
-        scenarios=(test_checkpointing.test_another_engine_may_seal_meanwhile,),
+        scenarios=(test_checkpointing.test_another_engine_may_seal_first,),
         raises=(CheckpointError,),
     ),
 )
@@ -305,7 +305,7 @@ COORDINATOR = (
     Guard(
         name="a restored job knows the steps and the evaluation that were stored since its run",
         remove=coordinator.restore_runs_as_they_were_stored,
-        scenarios=(test_evaluation.test_what_is_stored_of_steps_outlives_the_coordinator,),
+        scenarios=(test_evaluation.test_stored_steps_outlive_the_coordinator,),
     ),
     Guard(
         name="a job that has ended is restored while its engines have yet to stop",
@@ -353,7 +353,7 @@ COORDINATOR = (
         name="layers of a checkpoint that others write by now stay with them",
         remove=coordinator.believe_late_writers,
         scenarios=(
-            test_late_writers.test_what_a_late_engine_has_said_is_said_again,
+            test_late_writers.test_reports_of_a_late_engine_are_repeated,
             test_late_writers.test_layers_that_a_fence_has_given_to_others_stay_with_them,
             test_late_writers.test_layers_given_back_during_a_fence_are_reassigned,
         ),
@@ -367,7 +367,7 @@ COORDINATOR = (
     Guard(
         name="text of engines is stored without NUL",
         remove=coordinator.store_any_text,
-        scenarios=(test_worker_service.test_what_cannot_be_stored_is_not_passed_on,),
+        scenarios=(test_worker_service.test_text_that_cannot_be_stored_is_replaced,),
     ),
 )
 

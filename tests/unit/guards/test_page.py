@@ -22,7 +22,7 @@ def test_the_page_lists_every_guard_with_its_scenarios() -> None:
     assert [*_rows("Guards of the protocol")] == [guard.name for guard in PROTOCOL]
 
 
-def test_what_covers_earlier_guards_exists() -> None:
+def test_tests_that_cover_earlier_guards_exist() -> None:
     definition = re.compile(r"^ *(?:async )?(?:def |class )?(\w+)(?:\(|:| = )", flags=re.MULTILINE)
     tests = (ROOT / "tests").rglob("*.py")
     defined = {name for path in tests for name in definition.findall(path.read_text())}

@@ -145,7 +145,7 @@ def test_a_bad_profile_names_the_field(case: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"microbatch_size": NaN}', "null"])
-def test_what_is_not_a_profile_at_all_is_refused(text: str) -> None:
+def test_text_that_is_no_profile_is_refused(text: str) -> None:
     with pytest.raises(PlanariaError) as caught:
         parse_profile(text)
     assert caught.value.reason is ErrorReason.INVALID_PROFILE

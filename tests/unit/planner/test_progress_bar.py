@@ -18,17 +18,17 @@ def drawn(*, terminal: bool) -> str:
     return file.getvalue()
 
 
-def test_what_takes_long_shows_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_task_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
     text = drawn(terminal=True)
     assert "planning" in text
     assert "25%" in text
 
 
-def test_what_is_done_soon_shows_nothing() -> None:
+def test_a_short_task_shows_no_progress() -> None:
     assert "planning" not in drawn(terminal=True)
 
 
-def test_where_there_is_no_terminal_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
     assert drawn(terminal=False) == ""

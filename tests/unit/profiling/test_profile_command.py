@@ -58,7 +58,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     monkeypatch.setattr(profile_cli, "entry_points", lambda **_: EntryPoints(points))
 
 
-def test_what_is_worked_out_can_be_planned(
+def test_an_analytic_profile_can_be_planned(
     job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "p.json")

@@ -69,7 +69,7 @@ def test_no_secret_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
-def test_what_a_dockerfile_copies_reaches_the_builder(path: Path) -> None:
+def test_files_a_dockerfile_copies_reach_the_builder(path: Path) -> None:
     """Each COPY source exists and is not kept out by .dockerignore."""
     allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     for line in path.read_text(encoding="utf-8").splitlines():

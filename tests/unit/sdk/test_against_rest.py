@@ -53,7 +53,7 @@ async def test_a_dry_run_has_a_plan(client: AsyncClient, job_file: Path) -> None
     assert planned.plan.pipelines[0].stages
 
 
-async def test_what_is_known_of_a_job(client: AsyncClient) -> None:
+async def test_plan_steps_and_recoveries_of_a_job_are_read(client: AsyncClient) -> None:
     answer = await client.job_plan("job-1")
     assert answer.generation == 2
     assert answer.plan is not None

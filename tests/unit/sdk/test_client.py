@@ -152,7 +152,7 @@ def test_a_job_that_the_coordinator_refuses_names_its_fields(
     assert str(caught.value) == message
 
 
-def test_what_is_not_a_coordinator_is_recognised() -> None:
+def test_a_server_that_is_no_coordinator_is_recognised() -> None:
     page = httpx.MockTransport(lambda _request: httpx.Response(200, text="<html>Hello</html>"))
     with (
         Client("http://somewhere.test", transport=page) as client,

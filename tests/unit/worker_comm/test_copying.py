@@ -231,7 +231,7 @@ DATA = bytes(wire.raw_bytes(TENSORS["w"]))
         ),
     ],
 )
-def test_what_is_broken_or_cut_short_is_refused(answer: bytes, reason: str) -> None:
+def test_a_damaged_or_truncated_copy_is_refused(answer: bytes, reason: str) -> None:
     """Guards: the count of bytes, the SHA-256, and the checks of the header."""
     with false_server(answer) as source:
         assert reason in refusal([source.address])
@@ -278,7 +278,7 @@ def test_one_failed_layer_ends_the_others() -> None:
         fetcher().fetch_all({0: [silent.address], 1: [broken.address]}, VERSION)
 
 
-def test_what_came_before_a_failure_is_gone_with_it(
+def test_memory_received_before_a_failure_is_freed_with_it(
     source: MemoryLayers, server: CopyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, not when the garbage collector comes by: the next recovery needs the memory."""

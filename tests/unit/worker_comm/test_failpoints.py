@@ -41,7 +41,7 @@ def test_a_failpoint_fires_once_at_its_place_step_and_microbatch() -> None:
     points.hit("forward", step=3, microbatch=1)
 
 
-def test_it_may_be_passed_some_times_before() -> None:
+def test_a_failpoint_may_skip_the_first_passes() -> None:
     points = failpoints({"at": "forward", "action": "raise", "microbatch": 1, "skip": 2})
 
     points.hit("forward", step=0, microbatch=1)

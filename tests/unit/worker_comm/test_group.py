@@ -165,7 +165,7 @@ def test_a_lost_end_of_a_connection_is_noticed(
     assert not fake.works[0].has_ended.is_set()
 
 
-def test_what_came_before_the_end_is_received(
+def test_data_sent_before_the_end_is_received(
     fake: FakeProcessGroup,
     group: SumGroup,
     ends: tuple[socket.socket, socket.socket],

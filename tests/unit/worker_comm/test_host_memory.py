@@ -117,7 +117,9 @@ def ends(backend: FakeBackend) -> Ends:
     )
 
 
-def test_what_is_sent_is_what_the_tensor_held(backend: FakeBackend, ends: Ends) -> None:
+def test_a_message_holds_the_tensor_at_the_time_of_sending(
+    backend: FakeBackend, ends: Ends
+) -> None:
     tensor = torch.tensor([1.0, 2.0], requires_grad=True)
     work = ends.link.isend(tensor, 1)
     (sent,) = backend.started
@@ -157,9 +159,7 @@ def test_messages_fill_the_tensors_in_the_order_of_the_calls(
 
 
 @pytest.mark.parametrize("operation", RECEIVING)
-def test_what_comes_too_late_is_not_written(
-    backend: FakeBackend, ends: Ends, operation: str
-) -> None:
+def test_a_late_message_is_not_written(backend: FakeBackend, ends: Ends, operation: str) -> None:
     """A lost operation may still end: the tensor is somebody else's by then. Guard: only a wait
     that succeeded copies."""
     tensor = torch.tensor([1.0, 2.0])
@@ -175,7 +175,7 @@ def test_what_comes_too_late_is_not_written(
 
 
 @pytest.mark.parametrize("operation", RECEIVING)
-def test_what_failed_is_not_written(backend: FakeBackend, ends: Ends, operation: str) -> None:
+def test_a_failed_message_is_not_written(backend: FakeBackend, ends: Ends, operation: str) -> None:
     tensor = torch.tensor([1.0, 2.0])
     work = RECEIVING[operation](ends, tensor)
     backend.started[0].fail("Connection closed by peer")

@@ -285,7 +285,7 @@ def test_an_aborted_operation_is_not_complete(sums: SumGroup, fake: type[FakePro
         work.wait()
 
 
-def test_what_nccl_met_breaks_the_group(
+def test_an_nccl_error_breaks_the_group(
     sums: SumGroup, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "is_complete", False)

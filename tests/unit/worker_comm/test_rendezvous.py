@@ -32,7 +32,7 @@ def gather(rendezvous: Rendezvous, *keys: str, seconds: float = 30.0) -> dict[st
     return dict(rendezvous.gather(keys, deadline=deadline, interrupted=threading.Event()))
 
 
-def test_it_listens_on_its_address_alone() -> None:
+def test_the_store_listens_only_on_its_address() -> None:
     """Not on every interface, as TCPStore does by itself: it asks nobody for a secret."""
     before = listening_addresses()
     server = StoreServer(HOST)

@@ -80,7 +80,7 @@ def test_an_ipv4_peer_of_a_dual_stack_socket_is_found(listener: socket.socket) -
         found[0].close()
 
 
-def test_what_was_open_before_need_not_be_looked_at(listener: socket.socket) -> None:
+def test_sockets_open_before_are_ignored(listener: socket.socket) -> None:
     own: Address = listener.getsockname()
     with connection_to(listener):
         before = open_sockets()

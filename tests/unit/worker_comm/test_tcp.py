@@ -293,7 +293,7 @@ def test_the_end_of_a_rank_goes_along_the_chain(
         assert isinstance(one.exception(BOUND_SECONDS), GroupBroken)
 
 
-def test_what_was_sent_before_the_end_arrives(build_links: BuildLinks) -> None:
+def test_a_message_sent_before_the_end_arrives(build_links: BuildLinks) -> None:
     """A peer sends its last message and shuts its end."""
     links = build_links(2)
     links[1].send(torch.ones(4), 0)

@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize(("function", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_trained_is_refused_by_name(
+def test_a_model_that_cannot_be_trained_is_refused_by_name(
     define: Define, function: object, message: str
 ) -> None:
     with pytest.raises(ImportedModelError, match=message):

@@ -211,7 +211,7 @@ def test_a_complete_sum_accepts_nothing_more(
         assert torch.equal(total[num_complete:], local[num_complete:])
 
 
-def test_what_nothing_was_added_to_is_zero() -> None:
+def test_a_gradient_nothing_was_added_to_is_zero() -> None:
     """Guard: `settle`."""
     sums = GradientSums([_layout(5)], FloatingPoint())
     whole = _layout(5).num_elements

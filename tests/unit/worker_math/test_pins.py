@@ -59,14 +59,16 @@ def test_pinning_holds_and_other_kernels_show() -> None:
 
 
 @pytest.mark.parametrize("imported", ["before", "behind"])
-def test_what_a_user_compiles_is_pinned_too(imported: str) -> None:
+def test_user_compiled_code_is_pinned_too(imported: str) -> None:
     """But torch.compile, which takes a second to import, is not imported for it."""
     command = [sys.executable, "-c", _COMPILE, imported]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout.split() == [str(imported == "before"), "True", "True"]
 
 
-def test_what_the_bits_of_a_gpu_depend_on_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_names_what_the_bits_of_a_gpu_depend_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu = SimpleNamespace(name="a GPU", multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)

@@ -70,7 +70,7 @@ def test_weights_saved_in_bfloat16_lose_nothing(
     assert torch.equal(stage(tokens), theirs(tokens, use_cache=False).logits)
 
 
-def test_what_was_exported_comes_back(tmp_path: Path) -> None:
+def test_an_exported_model_is_loaded_again(tmp_path: Path) -> None:
     config = small_model("gpt2")
     states = initial_states(config)
     views = ((layer, state.layout.views(state.parameters)) for layer, state in states.items())
@@ -90,7 +90,7 @@ def test_a_body_saved_without_its_head_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_weights_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(PretrainedError, match=r"init_from: .* has neither model\.safetensors"):
         PretrainedFolder.open(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
