@@ -91,6 +91,9 @@ _BOOKKEEPING = frozenset(
 assert {field.name for field in fields(JobRun)} >= _BOOKKEEPING
 
 
+assert {field.name for field in fields(JobRun)} >= _BOOKKEEPING
+
+
 def run_key(run: JobRun) -> Any:
     """Leave out what only counts or tells, and the numbers of directives."""
     waits = frozenset(
