@@ -113,7 +113,7 @@ class Coordinator:
                     state.dispatcher.send(directive)
             actor.post(Restarted())
             send_node_updates(state, actor)
-            log.info("job_taken_up", job_id=job.id, state=run.state, generation=run.generation)
+            log.info("job_restored", job_id=job.id, state=run.state, generation=run.generation)
 
     async def _drop_unawaited(
         self, pending: Sequence[Directive], runs: Sequence[JobRun | None]

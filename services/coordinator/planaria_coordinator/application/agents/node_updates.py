@@ -1,8 +1,8 @@
-"""What a job may not know of its nodes.
+"""Changes of nodes that a job may not have heard of.
 
-What becomes of a node is stored first, and then told to the jobs that hold it, each of which stores
-what it makes of that. A coordinator that dies between the two leaves the second undone; and nobody
-tells a job of a node that it is about to be given.
+A change of a node is stored first and then sent to the jobs that hold the node, which store what
+they decide. A coordinator that dies in between leaves the second undone; and a job that is about
+to be given a node has not heard of its changes.
 """
 
 from planaria_coordinator.application.jobs.job_actor import JobActor
@@ -12,7 +12,7 @@ from planaria_coordinator.domain.job.signals import DrainEnded, DrainWanted, Nod
 
 
 def send_node_updates(state: SharedState, actor: JobActor) -> None:
-    """Tell a job what has become of its nodes; what it knows of that already does nothing."""
+    """Send a job the changes of its nodes; a change that it knows has no effect."""
     run = actor.run
     for node_id in sorted(run.held_nodes):
         entry = state.nodes.get(node_id)

@@ -1,4 +1,4 @@
-"""The run of a job as a new coordinator takes it up."""
+"""The run of a job as a new coordinator restores it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from planaria_coordinator.domain.job.job_run import JobRun
 
 
 def restored_run(job: Job, run: JobRun, newest: Sequence[StepMetrics]) -> JobRun:
-    """Return the stored run with what was reported since, and is stored beside it.
+    """Return the stored run, completed with what engines reported since it was stored.
 
     A run is stored with decisions alone, what engines report of steps in batches of its own.
 

@@ -52,7 +52,7 @@ async def ask_for_plan(
             if error.reason is not ErrorReason.UNAVAILABLE:
                 return refused(query, error)
             if not told:
-                await tell("planner_unavailable", f"{error.message}; trying again until it does")
+                await tell("planner_unavailable", f"planner unavailable: {error.message}; retrying")
                 told = True
         await asyncio.sleep(retry_seconds)
     if scheduler != DEFAULT_SCHEDULER:

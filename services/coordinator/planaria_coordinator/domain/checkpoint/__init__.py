@@ -1,1 +1,1 @@
-"""Checkpoints: who writes which layer, when a version is sealed or given up."""
+"""Checkpoints: which engine writes which layer, when a version is sealed or given up."""

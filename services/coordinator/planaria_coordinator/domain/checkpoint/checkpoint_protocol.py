@@ -1,4 +1,4 @@
-"""Checkpoints beside the transitions: collect what engines write, fill gaps, seal, give up.
+"""Checkpoints, in any phase of a job: collect what engines write, fill gaps, seal, give up.
 
 The states of a version, and what happens when anybody fails, are in protocol/checkpoints.md.
 Nothing here holds up training, and no engine is lost for being slow with a file.
@@ -33,7 +33,7 @@ _WORTH_ANOTHER_ENGINE = (
 
 
 def reported(turn: Turn, signal: CheckpointReported) -> None:
-    """An engine told of its part; when all layers are written, one engine seals them."""
+    """Note an engine's report; when all layers are written, one engine seals them."""
     _note_lateness(turn, signal.engine_id, signal.report)
     if isinstance(signal.report, LayerWritten):
         _wait_behind(turn, signal.engine_id)
@@ -52,7 +52,7 @@ def reported(turn: Turn, signal: CheckpointReported) -> None:
 
 
 def sealed_at_the_end(turn: Turn, outcome: CheckpointSealed) -> None:
-    """The job ended while a checkpoint was sealed, and nobody waits for it: it is complete."""
+    """Note a checkpoint that was sealed after the job had ended."""
     version = version_of(outcome.path)
     if version in turn.run.checkpoints:
         sealed(turn, version, outcome)
@@ -77,7 +77,7 @@ def sealed(turn: Turn, version: int, outcome: CheckpointSealed) -> None:
 
 
 def write_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
-    """The engine does not have these layers, or was fenced before it was told."""
+    """Note that an engine does not have these layers, or was fenced first."""
     checkpoint = turn.run.checkpoints.get(pending.version)
     if checkpoint is None:
         return
@@ -103,7 +103,7 @@ def seal_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
 
 
 def fill_gaps(turn: Turn) -> None:
-    """Every survivor has reported: what nobody writes is written by others, or never.
+    """Every survivor has reported: layers without a writer get another one, or none.
 
     Survivors that stand at the version still have it; the copies are taken before anybody is told
     how the step in flight goes on.

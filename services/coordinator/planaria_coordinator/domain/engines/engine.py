@@ -1,4 +1,4 @@
-"""An engine as its job knows it, and what it has been told and not answered yet."""
+"""An engine as its job knows it, and the directives it has not answered yet."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -113,7 +113,7 @@ def refuse_node(turn: Turn, node_id: str, reason: str) -> None:
 
 
 def check_prepared(turn: Turn) -> None:
-    """Go on with the transition when nobody is awaited any more."""
+    """Go on with the transition when no engine is awaited any more."""
     run = turn.run
     if run.transition is None or run.transition.phase is not Phase.PREPARING:
         return
@@ -140,9 +140,9 @@ def _let_join(turn: Turn, joiners: list[str]) -> None:
 
 
 def cancel_join(turn: Turn) -> None:
-    """Nobody is left to join: whoever trains has noticed nothing, and a job that waits does so on.
+    """Give up a join whose nodes are gone: training, or waiting, continues.
 
-    It still has a recovery to tell of, which the join had taken over.
+    A waiting job still has a recovery to report, which the join had taken over.
     """
     run = turn.run
     waits = run.state is JobState.WAITING

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDraft:
-    """An event that has no place in the order yet."""
+    """An event that has no sequence number yet."""
 
     time: datetime
     type: str

@@ -90,7 +90,7 @@ class StepMetrics:
     step: int
     """Counted from 0."""
     loss: float | None
-    """None when it trained nothing: behind the last step the last parameters are evaluated."""
+    """None when it trained nothing: the commit after the last step only evaluates."""
     gradient_norm: float
     learning_rate: float
     num_tokens: int

@@ -83,7 +83,7 @@ def _check_vocabulary(spec: JobSpec, config: ModelConfig) -> None:
 
 
 def ties_embeddings(spec: JobSpec) -> bool:
-    """Return whether the model's head shares the embedding's weights, as far as its file tells."""
+    """Return whether the model's head shares the embedding's weights, as far as the file says."""
     if isinstance(spec.model, ImportedSpec):
         return False
     return ModelConfig.from_job_file(spec.model.model_dump()).tie_word_embeddings
@@ -110,7 +110,7 @@ def measured_layers(
 ) -> tuple[LayerProfile, ...]:
     """Put the median of what engines measured in the place of the estimates.
 
-    Every engine reports every layer. As long as nobody has reported, all times stay estimates.
+    Every engine reports every layer. Until the first report, all times are estimates.
     """
     samples: dict[int, list[MeasuredLayer]] = {}
     for engine in engines:
@@ -189,7 +189,7 @@ def planning_problem(
 
 
 def plan_nodes(nodes: Mapping[str, NodeFacts], node_ids: Iterable[str]) -> tuple[PlanNode, ...]:
-    """Return nodes as the planner is told of them."""
+    """Return the nodes as the planner sees them."""
     return tuple(
         PlanNode(node_id=node_id, kind=kind_name(nodes[node_id])) for node_id in sorted(node_ids)
     )

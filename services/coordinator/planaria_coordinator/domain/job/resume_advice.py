@@ -19,7 +19,7 @@ def resume_advice(run: JobRun) -> str:
 
 
 def resume_problem(run: JobRun) -> str:
-    """Say why nobody can go on from a job's checkpoints; empty when somebody can."""
+    """Say why no job can continue from a job's checkpoints; empty when one can."""
     requirements = run.requirements
     if not requirements.checkpoint_path:
         return f"{run.job_id} wrote no checkpoints: checkpoint.path was not set"

@@ -47,7 +47,7 @@ def choose_first_plan(turn: Turn) -> None:
 
 
 def _take_reference(turn: Turn) -> None:
-    """What most nodes see is what the job is trained on."""
+    """Take what most nodes see as the reference that all must match."""
     engines = sorted(turn.run.prepared_engines.values(), key=lambda engine: engine.node_id)
 
     def view(engine: Engine) -> tuple[str, str, InitialState | None, tuple[tuple[str, str], ...]]:
@@ -65,7 +65,7 @@ def _take_reference(turn: Turn) -> None:
         committed_steps=reference.initial_state.step if reference.initial_state is not None else 0,
     )
     requirements = turn.run.requirements
-    if not requirements.layers:  # only who has built the model knows them
+    if not requirements.layers:  # known once an engine has built the model
         known = replace(
             requirements,
             layers=reported_layers(reference.measured_layers),

@@ -1,4 +1,4 @@
-"""One decision being made: the run as it becomes, and what is to be done about it.
+"""One decision being made: the run as it will be, and the actions that follow from it.
 
 A Turn lives inside one call of `transition.decide`; outside of that call nothing is mutable.
 """
@@ -48,11 +48,11 @@ class Turn:
     actions: list[Action] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     durable: bool = False
-    """Whether the run must be stored before anybody is told."""
+    """Whether the run must be stored before anything is sent."""
     silent_engines: dict[str, str] = field(default_factory=dict)
     """Engines to be declared lost before the decision ends, and why."""
     retry_reason: str = ""
-    """Why the transition must begin anew, with nobody lost."""
+    """Why the transition must start again although no engine was lost."""
 
     def change(self, **changes: Any) -> None:
         """Replace fields of the run; to be stored."""
@@ -87,7 +87,7 @@ class Turn:
         self.reasons.append(reason)
 
     def emit(self, event_type: str, message: str, *, node_id: str = "", **details: Any) -> None:
-        """Tell people."""
+        """Write an event."""
         self.actions.append(
             Emit(
                 event=EventDraft(
@@ -104,7 +104,7 @@ class Turn:
         self.durable = True
 
     def account(self, activity: Activity, at: datetime | None = None) -> None:
-        """Name what the job's time goes to from now on, or from an earlier moment on."""
+        """Switch the activity that the job's time is accounted to, now or at an earlier moment."""
         moment = min(at, self.now.time) if at else self.now.time
         self.change(time_account=self.run.time_account.switch(activity, moment))
 
@@ -240,7 +240,7 @@ class Turn:
             self.send(engine, Stop(reason=reason), allow_seconds=self.limits.directive_seconds)
 
     def forget_stopping(self, engine_id: str) -> None:
-        """An engine that was told to stop is gone."""
+        """Forget an engine that was stopping and has ended."""
         left = {key: node for key, node in self.run.stopping.items() if key != engine_id}
         self.change(stopping=left)
         self.drop(key for key, p in self.run.pending.items() if p.engine_id == engine_id)

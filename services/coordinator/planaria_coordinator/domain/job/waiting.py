@@ -1,4 +1,4 @@
-"""Why a job waits: told once for each reason, and shown for as long as it waits."""
+"""Why a job waits: one event for each reason, shown for as long as it waits."""
 
 from planaria_common.words import counted, counted_of
 from planaria_coordinator.domain.job.job_run import JobRun

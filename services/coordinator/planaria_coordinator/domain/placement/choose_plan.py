@@ -1,4 +1,4 @@
-"""From a plan to places: choose the plan, copy what is missing."""
+"""Choose a plan: ask the planner, check its answer, make it the target of the transition."""
 
 from collections import Counter
 from dataclasses import replace

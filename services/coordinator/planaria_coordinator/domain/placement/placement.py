@@ -1,4 +1,4 @@
-"""A plan on engines: who takes which place in it."""
+"""A placement: a plan with the engine of each stage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ StageEngines = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A plan that engines were told to take their places in."""
+    """A plan whose stages have engines."""
 
     generation: int
     plan: Plan

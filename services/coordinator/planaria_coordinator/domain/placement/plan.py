@@ -32,7 +32,7 @@ class Pipeline:
     """Most of a step that fit in its memory; 0: memory never binds."""
 
     def room(self, num_microbatches: int) -> float:
-        """How many microbatches it may run in a step besides so many; infinite, mostly."""
+        """How many more microbatches than these it can run in a step; mostly infinite."""
         if not self.max_microbatches:
             return math.inf
         return max(self.max_microbatches - num_microbatches, 0)
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def node_ids(self) -> tuple[str, ...]:
-        """The nodes with a place, each once."""
+        """The nodes that it uses, each once."""
         return tuple(dict.fromkeys(stage.node_id for stage in self.stages))
 
     @property

@@ -1,4 +1,4 @@
-"""Who holds which layers in which version: protocol/job.md, rules 3 and 4."""
+"""Which engine holds which layers in which version: protocol/job.md, rules 3 and 4."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -23,7 +23,7 @@ def target_steps(reports: Mapping[str, FenceReport]) -> int:
 
 
 def witness_record(reports: Mapping[str, FenceReport], target: int) -> CommitRecord | None:
-    """Return the record of step T* - 1 from somebody who has passed its exchange."""
+    """Return the record of step T* - 1 from an engine that has committed it."""
     for engine_id in sorted(reports):
         report = reports[engine_id]
         if report.committed_steps == target and report.last_commit is not None:
@@ -45,7 +45,7 @@ def stragglers(
     """Return the engines one step behind that have the sums of step T* - 1.
 
     Those are the ones that took part in the generation that computed it, followers included; an
-    engine parked since an earlier plan is behind as well, but its layers are of no use.
+    engine parked since an earlier plan lags as well, but its layers are of no use.
 
     Args:
         reports: of every survivor.
@@ -62,10 +62,10 @@ def stragglers(
 
 
 def has_switched(candidate: Placement | None, reports: Mapping[str, FenceReport]) -> bool:
-    """Return whether somebody has passed the commit behind which the candidate is in force.
+    """Return whether a survivor has passed the commit at which the candidate takes effect.
 
-    Without any proof nobody who lives has passed it: it is told by the record of that commit, by
-    one of a later step, and by the promise of who took a place behind it.
+    The record of that commit proves it, or that of a later step, or work that an engine retained
+    in the new generation. Without such a proof no survivor has passed it.
     """
     if candidate is None:
         return False
@@ -84,13 +84,13 @@ def layers_of_version(layers: Iterable[HeldLayer], version: int) -> tuple[int, .
 
 
 def layers_without_replica(holdings: Holdings, num_layers: int) -> tuple[int, ...]:
-    """Return the layers that nobody holds in version T*."""
+    """Return the layers that no engine holds in version T*."""
     held = {layer for layers in holdings.values() for layer in layers}
     return tuple(layer for layer in range(num_layers) if layer not in held)
 
 
 def holdings_by_node(holdings: Holdings, engines: Mapping[str, Engine]) -> tuple[Holding, ...]:
-    """Return what the planner is told: layers by node, those to be freed included as sources."""
+    """Return layers by node for the planner; nodes to be freed are sources, too."""
     by_node: dict[str, set[int]] = {}
     for engine_id, layers in holdings.items():
         by_node.setdefault(engines[engine_id].node_id, set()).update(layers)
@@ -104,7 +104,7 @@ def holdings_by_node(holdings: Holdings, engines: Mapping[str, Engine]) -> tuple
 def holdings_of_placement(
     placement: Placement, engine_ids: Collection[str], requirements: Requirements
 ) -> Holdings:
-    """Return what engines hold if each holds exactly what its place needs, followers included."""
+    """Return what engines hold if each holds what its assignment needs, followers included."""
     held = {
         engine_id: requirements.layers_of(stage)
         for pipeline, engines in zip(placement.plan.pipelines, placement.stage_engines, strict=True)
@@ -126,7 +126,7 @@ def assign_engines(plan: Plan, engines: Iterable[Engine]) -> StageEngines:
 def missing_layers(
     plan: Plan, stage_engines: StageEngines, holdings: Holdings, requirements: Requirements
 ) -> dict[str, tuple[int, ...]]:
-    """Return, by engine, the layers that its place needs and that it does not hold."""
+    """Return, by engine, the layers that its stage needs and that it does not hold."""
     missing: dict[str, tuple[int, ...]] = {}
     for pipeline, engine_ids in zip(plan.pipelines, stage_engines, strict=True):
         for stage, engine_id in zip(pipeline.stages, engine_ids, strict=True):
@@ -151,11 +151,11 @@ def choose_sources(
     An engine of the same machine comes first: no network is faster, and the planner, to whom a
     machine's layers are one set, proposes none. Then comes the planner's proposal where its source
     still holds the layer; otherwise the holder that serves the fewest layers so far. A layer that
-    nobody holds is left out: it comes from the job's initial state.
+    no engine holds is left out: it comes from the job's initial state.
 
     Args:
         missing: the layers needed, by engine.
-        holdings: who holds what in version T*.
+        holdings: by engine, its layers of version T*.
         engines: the living engines.
         proposed: the planner's copies.
         skip: rotate the holders so often: another try prefers another source.

@@ -24,14 +24,14 @@ from planaria_coordinator.domain.recovery.transition import Phase
 
 
 def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
-    """Somebody hangs: a fence shows who, since that one does not answer."""
+    """Fence the job: the engine that hangs will not answer."""
     if turn.run.trains:
         since = turn.now.time - timedelta(seconds=signal.seconds)
         _collect(turn, since, f"no engine has advanced for {signal.seconds:.1f} s")
 
 
 def _collect(turn: Turn, fault_time: datetime, reason: str) -> None:
-    """Stop everyone at once, though nobody is known to be lost."""
+    """Fence every engine although none is known to be lost."""
     account_detection(turn, fault_time)
     if turn.run.transition is None or turn.transition.phase is Phase.PREPARING:
         open_transition(turn, fault_history(turn, fault_time), reason)
@@ -40,7 +40,7 @@ def _collect(turn: Turn, fault_time: datetime, reason: str) -> None:
 
 
 def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
-    """Somebody's communicators broke: a fence collects everyone, and shows whether one is gone."""
+    """Note that an engine's communicators broke; wait shortly for the report of a death."""
     run = turn.run
     if run.placement is None or signal.engine_id not in run.required_engines:
         return
@@ -49,7 +49,7 @@ def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
     if run.transition is not None and run.transition.phase is Phase.ACTIVATING:
         turn.note(failure=signal.message)
     elif run.trains and run.disturbance is None:
-        # Mostly somebody has died, and the next message says who: one change then does for both.
+        # Mostly an engine has died and the next message says which: one recovery covers both.
         disturbance = Disturbance(
             engine_id=signal.engine_id,
             message=signal.message,
@@ -69,7 +69,7 @@ def restart_disturbance(turn: Turn) -> None:
 
 
 def disturbance_overdue(turn: Turn) -> None:
-    """Nobody was lost, and yet communicators broke: everyone is collected and begins anew."""
+    """Fence and rebuild: communicators broke, and no engine was reported lost in time."""
     disturbance = turn.run.disturbance
     if disturbance is None or disturbance.deadline_seconds > turn.now.seconds:
         return

@@ -55,7 +55,7 @@ def seconds_for_layers(turn: Turn, layers: tuple[int, ...]) -> float:
 
 
 def copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
-    """An engine has its layers; when all have theirs, places can be taken."""
+    """Note that an engine has its layers; when all have, send the assignments."""
     transition = turn.transition
     version = transition.target_steps
     held = layers_of_version(outcome.layers, version)

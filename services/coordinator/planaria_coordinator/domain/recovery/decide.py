@@ -156,7 +156,7 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
 
 
 def _after_the_end(turn: Turn, signal: Signal) -> None:
-    """All that is left is to hear that engines have stopped, and what they did until then."""
+    """Wait until the engines have stopped, and note what they finished until then."""
     match signal:
         case ResultArrived(result=DirectiveResult(outcome=CheckpointSealed() as outcome)):
             checkpoint_protocol.sealed_at_the_end(turn, outcome)
@@ -270,7 +270,7 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
         case Exported(), "export":
             exported(turn, outcome)
         case CheckpointTaken(), "write_checkpoint":
-            pass  # it is known as the writer since it was told
+            pass  # its writer has been known since the directive
         case CheckpointSealed(), "seal_checkpoint":
             checkpoint_protocol.sealed(turn, pending.version, outcome)
         case ((CheckpointDiscarded() | Failure()), "discard_checkpoint"):
@@ -308,7 +308,7 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
 
 
 def _step_committed(turn: Turn, signal: StepCommitted) -> None:
-    """Note a step; what is lost of this with the coordinator, reports tell again."""
+    """Note a step; if this is lost with the coordinator, engines report it again."""
     turn.run = run = turn.run.with_evaluation(signal.record)
     num_steps = signal.record.step + 1
     if num_steps <= run.committed_steps:
@@ -347,7 +347,7 @@ def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
 
 
 def _restarted(turn: Turn) -> None:
-    """Whatever was under way is collected anew; engines that only start are waited for."""
+    """Start the transition under way again; engines that only start are awaited."""
     _restart_deadlines(turn)
     restart_disturbance(turn)
     checkpoint_protocol.restart_deadlines(turn)

@@ -1,4 +1,4 @@
-"""What is gone, and what that means: protocol/job.md, rules 1 and 2."""
+"""A node or an engine is lost: begin a recovery (protocol/job.md, rules 1 and 2)."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -151,7 +151,7 @@ def _complete_history(turn: Turn, node_id: str) -> bool:
 
 
 def _concerns(turn: Turn, gone: Iterable[str]) -> bool:
-    """Whether the transition under way counts on somebody who is gone."""
+    """Whether the transition under way needs an engine that is gone."""
     transition = turn.transition
     required_engines = turn.run.required_engines.union(transition.participants)
     if transition.target is not None:
@@ -160,7 +160,7 @@ def _concerns(turn: Turn, gone: Iterable[str]) -> bool:
         # The first plan is made for all engines there are.
         return bool(set(gone))
     if transition.target is None and not _asked_for(turn).isdisjoint(map(node_of, gone)):
-        return True  # the plan that the planner is making may have a place for it
+        return True  # the planner may be planning for it
     return not required_engines.isdisjoint(gone)
 
 
@@ -171,7 +171,7 @@ def _asked_for(turn: Turn) -> frozenset[str]:
 
 
 def _plan_again_without(turn: Turn, gone: Iterable[str], reason: str, node_id: str) -> None:
-    """Who was to have a place is gone, and nobody who trains has noticed: plan once more."""
+    """Plan again without a lost engine that was to join: training has not noticed."""
     if _asked_for(turn).isdisjoint(map(node_of, gone)):
         return
     lost = {node_id, *(node_of(engine_id) for engine_id in gone)}
@@ -197,7 +197,7 @@ def _recreate(turn: Turn, gone: Iterable[str]) -> None:
 
 def fault_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
     fault_time = min(fault_time, turn.now.time)
-    if turn.run.disturbance is not None:  # somebody felt it before it was known who had died
+    if turn.run.disturbance is not None:  # its peers noticed before the death was known
         fault_time = min(fault_time, turn.run.disturbance.fault_time)
     return new_history(turn, Cause.ENGINE_LOST, start_time=fault_time)
 

@@ -1,4 +1,4 @@
-"""A change to a new generation, under way: why, how far it is, and what it has been told so far."""
+"""A change to a new generation, under way: its cause, its phase, the answers so far."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -43,7 +43,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionHistory:
-    """What a transition is about; handed on when a later one takes its place."""
+    """What a transition is about; a later one that replaces it takes it over."""
 
     cause: Cause
     start_time: datetime
@@ -55,7 +55,7 @@ class TransitionHistory:
     nodes_joined: tuple[str, ...] = ()
     sizes_before: tuple[int, ...] = ()
     num_attempts: int = 0
-    """How often it was begun anew without a loss."""
+    """How often it was started again without a further loss."""
     redone_by: tuple[str, ...] = ()
     """Engines whose work on the step in flight is counted, and that have begun no other since."""
     redone_microbatches: int = 0
@@ -92,25 +92,25 @@ class Transition:
     horizon_seconds: float
     mode: QuiesceMode | None = None
     plans_online: bool = False
-    """The planner is asked while engines train; they are told nothing before it has answered."""
+    """The planner is asked while engines train; they hear of the change after its answer."""
     time_account_before: TimeAccount | None = None
     """The job's time before the fault that healthy pipelines compute through."""
     awaited_nodes: tuple[str, ...] = ()
-    """Nodes whose engines must be prepared before the others are told."""
+    """Nodes whose engines must be prepared before directives are sent."""
     participants: tuple[str, ...] = ()
-    """Engines that were told to quiesce."""
+    """Engines that were sent a Quiesce."""
     stopped: tuple[str, ...] = ()
-    """Those of them that had a place: the ones that had to stop computing."""
+    """Those of them that had an assignment, and so had to stop computing."""
     phase_starts: tuple[tuple[Phase, datetime], ...] = ()
     reports: dict[str, FenceReport] = field(default_factory=dict)
     fault_tolerance: int | None = None
     """What is asked of the planner when what the job wants has been refused."""
     failure: str = ""
-    """Why some engine could not take its place."""
+    """Why an engine could not take its assignment."""
     is_at_fault: bool = False
     """Whether one could not for any other reason than that a peer was not there."""
     target_steps: int = 0
-    """T*: the version that everyone is brought to."""
+    """T*: the version to bring every engine to."""
     holdings: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By engine: its layers of version T*."""
     query: PlanQuery | None = None
@@ -139,5 +139,5 @@ class Transition:
 
     @property
     def is_online(self) -> bool:
-        """Whether everybody trains on, whatever becomes of this transition."""
+        """Whether training continues, whatever becomes of this transition."""
         return self.plans_online or self.phase in (Phase.PREPARING, Phase.STAGING)
