@@ -21,8 +21,8 @@ from planaria_coordinator.domain.recovery.opening import (
 )
 from planaria_coordinator.domain.recovery.transition import Cause, Phase
 from planaria_coordinator.domain.recovery.transition_completion import (
-    tell_of_fault_tolerance,
-    tell_of_recovery,
+    report_fault_tolerance,
+    report_recovery,
 )
 
 
@@ -108,8 +108,8 @@ def stay(turn: Turn, reason: str) -> None:
     if transition.history.resume_time is None:
         turn.emit("plan_kept", f"training continues as it was: {reason}")
         return
-    tell_of_recovery(turn, transition)
-    tell_of_fault_tolerance(turn, placement)
+    report_recovery(turn, transition)
+    report_fault_tolerance(turn, placement)
 
 
 def _running(turn: Turn) -> Placement:

@@ -17,7 +17,7 @@ from planaria_coordinator.domain.recovery.transition import Transition
 
 
 def recovery_record(run: JobRun, transition: Transition, number: int) -> Recovery:
-    """Return the record of a transition whose engines all have their places."""
+    """Return the record of a recovery that ends with a transition."""
     history = transition.history
     end = _end(transition)
     stopped = stop_times(transition)
@@ -75,7 +75,7 @@ def _changed_places(transition: Transition) -> dict[str, datetime]:
 
 
 def phases_of(transition: Transition) -> tuple[RecoveryPhase, ...]:
-    """Return the phases so far, one of each name: what two generations took of it is added up."""
+    """Return the phases so far, each name once: the times of two generations are added."""
     merged: dict[str, RecoveryPhase] = {}
     for phase in (*transition.history.phases, *_phases(transition)):
         seen = merged.get(phase.name)
@@ -92,12 +92,12 @@ def _added(phase: RecoveryPhase, other: RecoveryPhase) -> RecoveryPhase:
 
 
 def _is_planned(transition: Transition) -> bool:
-    """Whether nothing was lost: a change at leisure, which began when the first engine stopped."""
+    """Whether this is a planned change; it began when the first engine stopped."""
     return transition.mode is QuiesceMode.AT_COMMIT and transition.history.resume_time is None
 
 
 def _end(transition: Transition) -> datetime:
-    """Return when the last engine that had to stop could compute again, or at least the last."""
+    """Return when the last engine that had to stop could compute again."""
     outcomes, history = transition.activated, transition.history
     regrown = transition.mode is QuiesceMode.AT_COMMIT and history.resume_time is not None
     resumed = [outcomes[e].resume_time for e in _had_to_stop(transition) if e in outcomes]
@@ -164,5 +164,5 @@ def _phase(name: str, start: datetime, end: datetime) -> RecoveryPhase:
 
 
 def _seconds(start: datetime, end: datetime) -> float:
-    """Clocks of different machines may disagree: no length is negative."""
+    """Return a length; clocks of machines may disagree, so none is negative."""
     return max(0.0, (end - start).total_seconds())

@@ -1,4 +1,4 @@
-"""The end of a transition: everyone has a place, training goes on, and what it took is told."""
+"""The end of a transition: every engine has its assignment, and the recovery is recorded."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ _RECOVERIES = (
 
 
 def complete(turn: Turn) -> None:
-    """All engines of the plan have their places."""
+    """Complete a transition: all engines of the plan have activated."""
     transition = turn.transition
     placement = transition.target
     if placement is None:
@@ -45,7 +45,7 @@ def complete(turn: Turn) -> None:
     )
     turn.because(f"all {len(resumed)} engines have their assignments")
     if transition.history.cause in _RECOVERIES:
-        tell_of_recovery(turn, transition)
+        report_recovery(turn, transition)
     else:
         begins = f"training begins {_origin(turn.run)}" if is_first else "training continues"
         turn.emit(
@@ -55,24 +55,24 @@ def complete(turn: Turn) -> None:
             step=transition.target_steps,
             pipeline_sizes=list(placement.plan.sizes),
         )
-    tell_of_fault_tolerance(turn, placement)
+    report_fault_tolerance(turn, placement)
 
 
 def _origin(run: JobRun) -> str:
     return f"from {run.initial_state.path}" if run.initial_state is not None else "from the seed"
 
 
-def tell_of_recovery(turn: Turn, transition: Transition) -> None:
-    """Record what a recovery cost, and say so."""
+def report_recovery(turn: Turn, transition: Transition) -> None:
+    """Record a recovery and its figures, and emit its event."""
     recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
     message = _recovery_in_words(recovery, transition)
     _record(turn, transition.history, recovery, message, step=transition.target_steps)
 
 
 def close_recovery(turn: Turn, message: str) -> None:
-    """Record a recovery that is over without a plan: by the end of the job, or by a pause.
+    """Record a recovery that ends without a plan: the job ends, or pauses.
 
-    What happens behind it is another story.
+    The rest of the transition is not part of it.
     """
     transition = turn.transition
     if transition.history.cause not in _RECOVERIES:
@@ -124,9 +124,9 @@ def _suspected(run: JobRun, history: TransitionHistory, recovery: Recovery) -> d
 
 
 def complete_recovery(turn: Turn, node_id: str) -> bool:
-    """Say of a node whose engine a recovery has told of that all of it is gone; whether one has.
+    """Add a lost node to the recovery that recorded the loss of its engine; return whether one did.
 
-    The recovery's cause stays: totals by cause, once told to those who watch, never fall.
+    The recovery's cause stays, because totals by cause never fall.
     """
     told = turn.run.suspected.get(node_id)
     if told is None:
@@ -167,8 +167,8 @@ def _figures_in_words(recovery: Recovery) -> str:
     return words
 
 
-def tell_of_fault_tolerance(turn: Turn, placement: Placement) -> None:
-    """Say so when the job survives fewer or more losses than before."""
+def report_fault_tolerance(turn: Turn, placement: Placement) -> None:
+    """Emit an event when the job survives fewer or more losses than before."""
     wanted = turn.run.requirements.fault_tolerance
     now = placement.plan.fault_tolerance
     before = turn.run.announced_fault_tolerance
