@@ -1,6 +1,6 @@
 """Disturbs jobs on real processes by seeded schedules, and proves that nobody can tell.
 
-    python -m benchmarks.chaos --write          500 events or more
+    python -m benchmarks.chaos --write          500 events or more; resumes an interrupted run
     python -m benchmarks.chaos --short          one schedule, to try
     python -m benchmarks.chaos --replay 17      one schedule, verbosely, its files kept
 
@@ -17,14 +17,15 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.chaos.runner import NUM_NODES, Outcome, chaos_job, run_schedule, undisturbed
 from benchmarks.chaos.schedule import make_schedule
+from benchmarks.common.cells import PASSED, Product, Record, Results
 from benchmarks.common.jobs import write_text
-from benchmarks.common.results import surroundings, table, write_json
+from benchmarks.common.results import machine, now, table
 
 RESULTS = Path(__file__).parent / "results"
 EVENTS_PER_SCHEDULE = 24
@@ -36,32 +37,73 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end every process then, too
     arguments = _arguments()
     folder = Path(tempfile.mkdtemp(prefix="planaria-chaos-", dir=arguments.folder))
-    where = surroundings()
-    spec = chaos_job(write_text(folder / "text.txt"), arguments.steps)
-    expected = undisturbed(spec, folder / "cache")
-    outcomes: list[Outcome] = []
-    for seed in _seeds(arguments, outcomes):
-        if arguments.replay is not None:
-            for event in make_schedule(seed, arguments.events_each, NUM_NODES):
-                print(event)
-        outcome = run_schedule(
-            folder / str(seed),
-            seed,
-            num_events=arguments.events_each,
-            spec=spec,
-            expected=expected,
-        )
-        outcomes.append(outcome)
-        _tell(outcome, folder / str(seed), arguments)
+    runs = Runs(arguments, folder)
+    records: list[Record] = []
+    for seed in _seeds(arguments, records):
+        records.append(runs.stored(seed) or runs.run(seed))
         if arguments.write:
-            write(where, outcomes)
-        if not outcome.problems and arguments.replay is None:
-            shutil.rmtree(folder / str(seed))
-    failed = [outcome.seed for outcome in outcomes if outcome.problems]
+            write(records)
+    if arguments.write:
+        runs.keep_only(records)
+    failed = [record.seed for record in records if record.outcome != PASSED]
     if failed:
         sys.exit(f"failed: seeds {failed}; their files are in {folder}")
     if arguments.replay is None:
         shutil.rmtree(folder)
+
+
+class Runs:
+    """Schedules of one length; with --write their results are stored, and reused."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self._arguments = arguments
+        self._folder = folder
+        self._product = Product()
+        self._commit = self._product.commit if arguments.write else ""
+        self._results = Results(RESULTS / "results.json")
+        self._spec = chaos_job(write_text(folder / "text.txt"), arguments.steps)
+        self._expected = undisturbed(self._spec, folder / "cache")
+
+    def stored(self, seed: int) -> Record | None:
+        """Return the result of a schedule that has passed on the current product code."""
+        if not self._arguments.write:
+            return None
+        return self._results.find(self._cell(seed), seed, self._product)
+
+    def keep_only(self, records: Sequence[Record]) -> None:
+        """Drop the results of other runs."""
+        self._results.keep_only(record.cell for record in records)
+
+    def run(self, seed: int) -> Record:
+        if self._arguments.replay is not None:
+            for event in make_schedule(seed, self._arguments.events_each, NUM_NODES):
+                print(event)
+        outcome = run_schedule(
+            self._folder / str(seed),
+            seed,
+            num_events=self._arguments.events_each,
+            spec=self._spec,
+            expected=self._expected,
+        )
+        _report(outcome, self._folder / str(seed), self._arguments)
+        if not outcome.problems and self._arguments.replay is None:
+            shutil.rmtree(self._folder / str(seed))
+        record = Record(
+            cell=self._cell(seed),
+            seed=seed,
+            outcome="failed" if outcome.problems else PASSED,
+            seconds=round(outcome.seconds, 2),
+            commit=self._commit,
+            machine=machine(),
+            date=now(),
+            details=asdict(outcome),
+        )
+        if self._arguments.write:
+            self._results.add(record)
+        return record
+
+    def _cell(self, seed: int) -> str:
+        return f"seed {seed}: {self._arguments.events_each} events, {self._arguments.steps} steps"
 
 
 def _arguments() -> argparse.Namespace:
@@ -84,19 +126,19 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _seeds(arguments: argparse.Namespace, outcomes: list[Outcome]) -> Iterator[int]:
+def _seeds(arguments: argparse.Namespace, records: list[Record]) -> Iterator[int]:
     if arguments.replay is not None:
         yield arguments.replay
         return
     seed = arguments.seed
-    while sum(len(outcome.done) for outcome in outcomes) < arguments.events:
+    while sum(len(record.details["done"]) for record in records) < arguments.events:
         yield seed
         if arguments.short:
             return
         seed += 1
 
 
-def _tell(outcome: Outcome, folder: Path, arguments: argparse.Namespace) -> None:
+def _report(outcome: Outcome, folder: Path, arguments: argparse.Namespace) -> None:
     verdict = "as undisturbed" if not outcome.problems else "; ".join(outcome.problems)
     print(
         f"seed {outcome.seed}: {len(outcome.done)} events, {outcome.num_recoveries} recoveries, "
@@ -114,28 +156,27 @@ def replay_command(seed: int, num_events: int, steps: int) -> str:
     return f"{command} --events-each {num_events} --steps {steps}"
 
 
-def write(where: dict[str, str], outcomes: list[Outcome]) -> None:
-    """Keep the results: everything as JSON, what it comes to as Markdown."""
-    write_json(
-        RESULTS / "results.json",
-        {"surroundings": where, "schedules": [asdict(outcome) for outcome in outcomes]},
-    )
-    kinds = Counter(event.kind for outcome in outcomes for event in outcome.done)
+def write(records: Sequence[Record]) -> None:
+    """Summarise the schedules of this run as Markdown."""
+    outcomes = [record.details for record in records]
+    kinds = Counter(event["kind"] for outcome in outcomes for event in outcome["done"])
     totals = [
-        ("schedules (seeds)", f"{len(outcomes)} ({outcomes[0].seed} to {outcomes[-1].seed})"),
+        ("schedules (seeds)", f"{len(records)} ({records[0].seed} to {records[-1].seed})"),
         ("events", kinds.total()),
-        ("recoveries, joins and departures", sum(o.num_recoveries for o in outcomes)),
-        ("microbatches redone", sum(o.redone_microbatches for o in outcomes)),
-        ("schedules with a problem", sum(bool(o.problems) for o in outcomes)),
-        ("minutes", f"{sum(o.seconds for o in outcomes) / 60:.0f}"),
+        ("recoveries, joins and departures", sum(o["num_recoveries"] for o in outcomes)),
+        ("microbatches redone", sum(o["redone_microbatches"] for o in outcomes)),
+        ("schedules with a problem", sum(record.outcome != PASSED for record in records)),
+        ("minutes", f"{sum(record.seconds for record in records) / 60:.0f}"),
+        ("commits", ", ".join(dict.fromkeys(record.commit for record in records))),
+        ("machines", "; ".join(dict.fromkeys(record.machine for record in records))),
+        ("dates", ", ".join(dict.fromkeys(record.date[:10] for record in records))),
     ]
     text = [
-        "# Chaos\n\nWritten by `python -m benchmarks.chaos --write`.\n\n",
+        "# Chaos\n\nWritten by `python -m benchmarks.chaos --write`. Each schedule is in"
+        " [results.json](results.json).\n\n",
         table(("", ""), totals),
         "\n",
         table(("event", "times"), sorted(kinds.items())),
-        "\n",
-        table(("measured on", ""), list(where.items())),
     ]
     (RESULTS / "results.md").write_text("".join(text))
 

@@ -75,15 +75,12 @@ class Results:
     def records(self) -> list[Record]:
         return [self._records[cell] for cell in sorted(self._records)]
 
-    def counts(self, cell: str, seed: int | None, product: Product) -> bool:
-        """Tell whether a cell has passed with a seed, on the current product code."""
+    def find(self, cell: str, seed: int | None, product: Product) -> Record | None:
+        """Return the record of a cell that passed with a seed on the current product code."""
         record = self._records.get(cell)
-        return (
-            record is not None
-            and record.outcome == PASSED
-            and record.seed == seed
-            and product.is_unchanged_since(record.commit)
-        )
+        if record is None or (record.outcome, record.seed) != (PASSED, seed):
+            return None
+        return record if product.is_unchanged_since(record.commit) else None
 
     def add(self, record: Record) -> None:
         self._records[record.cell] = record

@@ -42,6 +42,16 @@ def surroundings() -> dict[str, str]:
     }
 
 
+def machine() -> str:
+    """Return the machine in a few words."""
+    where = surroundings()
+    return f"{where['processor']}, {where['cores']} cores, {where['memory']}"
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks import REPOSITORY
 from benchmarks.common.cells import Product, Results
-from benchmarks.common.results import surroundings
+from benchmarks.common.results import machine
 from benchmarks.verification.recorder import Recorder
 from benchmarks.verification.suites import SUITES
 from benchmarks.verification.summary import summarise
@@ -42,7 +42,7 @@ def main() -> int:
     missing = [
         cell
         for cell in cells
-        if arguments.only in cell and (arguments.again or not results.counts(cell, seed, product))
+        if arguments.only in cell and (arguments.again or not results.find(cell, seed, product))
     ]
     print(f"{suite.name}: {len(missing)} of {len(cells)} cells to run on {commit}", flush=True)
     exit_code = 0
@@ -53,7 +53,7 @@ def main() -> int:
             lambda: Product().is_unchanged_since(commit),
             seed=seed,
             commit=commit,
-            machine=_machine(),
+            machine=machine(),
             logs=logs,
         )
         try:
@@ -87,11 +87,6 @@ def _collect(arguments: Sequence[str]) -> list[str]:
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     return [line for line in done.stdout.splitlines() if "::" in line]
-
-
-def _machine() -> str:
-    where = surroundings()
-    return f"{where['processor']}, {where['cores']} cores, {where['memory']}"
 
 
 if __name__ == "__main__":

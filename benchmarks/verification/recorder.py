@@ -1,6 +1,5 @@
 """A plugin for pytest that writes the outcome of each test when the test is over."""
 
-import datetime
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.cells import PASSED, Record
+from benchmarks.common.results import now
 
 
 class Recorder:
@@ -64,7 +64,7 @@ class Recorder:
                 seconds=round(sum(each.duration for each in reports), 2),
                 commit=self._commit,
                 machine=self._machine,
-                date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                date=now(),
             )
         )
         if outcome == "failed":

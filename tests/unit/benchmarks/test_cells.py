@@ -52,16 +52,16 @@ def test_a_passed_cell_counts_until_product_code_changes(root: Path, path: Path)
     results.add(record("a", Product(root).commit))
     commit(root, "tests/test_it.py", "b = 1")
     commit(root, "worker/README.md", "words")
-    assert results.counts("a", 1, Product(root))
+    assert results.find("a", 1, Product(root))
     commit(root, "worker/engine.py", "a = 2")
-    assert not results.counts("a", 1, Product(root))
+    assert not results.find("a", 1, Product(root))
 
 
 def test_product_code_that_is_not_committed_counts_as_changed(root: Path, path: Path) -> None:
     results = Results(path)
     results.add(record("a", Product(root).commit))
     (root / "worker/engine.py").write_text("a = 3")
-    assert not results.counts("a", 1, Product(root))
+    assert not results.find("a", 1, Product(root))
     with pytest.raises(SystemExit, match="commit your changes"):
         _ = Product(root).commit
 
@@ -70,7 +70,7 @@ def test_product_code_that_is_not_committed_counts_as_changed(root: Path, path: 
 def test_a_cell_that_did_not_pass_is_run_again(root: Path, path: Path, outcome: str) -> None:
     results = Results(path)
     results.add(record("a", Product(root).commit, outcome))
-    assert not results.counts("a", 1, Product(root))
+    assert not results.find("a", 1, Product(root))
 
 
 def test_a_cell_passed_with_another_seed_or_an_unknown_commit_is_run_again(
@@ -79,9 +79,9 @@ def test_a_cell_passed_with_another_seed_or_an_unknown_commit_is_run_again(
     results = Results(path)
     results.add(record("a", Product(root).commit))
     results.add(record("b", "0123456789"))
-    assert not results.counts("a", 2, Product(root))
-    assert not results.counts("b", 1, Product(root))
-    assert not results.counts("c", 1, Product(root))
+    assert not results.find("a", 2, Product(root))
+    assert not results.find("b", 1, Product(root))
+    assert not results.find("c", 1, Product(root))
 
 
 def test_each_record_is_in_the_file_at_once_and_the_newest_one_counts(path: Path) -> None:

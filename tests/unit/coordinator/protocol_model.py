@@ -35,7 +35,7 @@ from planaria_coordinator.domain.job.signals import (
 )
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery.decide import Decision, decide
-from planaria_coordinator.domain.recovery.transition import Phase
+from planaria_coordinator.domain.recovery.transition import Phase, TransitionHistory
 from unit.coordinator.engine_state import (
     FAILURES,
     NOON,
@@ -78,7 +78,8 @@ def _key(value: Any) -> Any:
         try:
             hash(value)
         except TypeError:
-            return tuple(_key(getattr(value, f.name)) for f in fields(value))
+            names = (f.name for f in fields(value) if f.name not in _FIGURES)
+            return tuple(_key(getattr(value, name)) for name in names)
     return value
 
 
@@ -88,7 +89,10 @@ _BOOKKEEPING = frozenset(
         *("num_faults", "last_fault", "error"),
     )
 )
+_FIGURES = frozenset(("fence_time", "has_activated", "hit_step", "idle_seconds"))
+"""Of a recovery: they decide nothing."""
 assert {field.name for field in fields(JobRun)} >= _BOOKKEEPING
+assert {field.name for field in fields(TransitionHistory)} >= _FIGURES
 
 
 assert {field.name for field in fields(JobRun)} >= _BOOKKEEPING
