@@ -322,6 +322,23 @@ async def test_a_restarted_agent_adopts_the_engines_of_its_predecessor(node: Nod
     assert (await node.coordinator.next("result")).directive_id == "d-copy"
 
 
+async def test_an_engine_of_an_older_version_is_ended_and_not_adopted(node: Node) -> None:
+    """It would misread the directives of this one. Its configuration shows its version."""
+    await node.coordinator.send(node.prepare(str(node.text)))
+    pid = (await node.coordinator.next("result")).prepared.engine.pid
+    await node.crash()
+    (path,) = node.data_dir.glob(f"engines/*/{CONFIG_FILE}")
+    config = json.loads(path.read_text())
+    config["base_path"] = config.pop("initial_path")
+    path.write_text(json.dumps(config))
+
+    node.start()
+
+    assert list((await node.coordinator.hello()).engines) == []
+    (child,) = (each for each in children if each.pid == pid)
+    assert await asyncio.to_thread(child.wait, 20) == -signal.SIGKILL
+
+
 async def test_an_engine_that_a_killed_agent_began_to_start_is_started(node: Node) -> None:
     """It had made the engine's folder; the directive is repeated to its successor.
 

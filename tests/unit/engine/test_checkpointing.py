@@ -253,6 +253,14 @@ def test_an_interrupted_removal_leaves_nothing_that_looks_complete(
     assert list(partial_checkpoints(tmp_path)) == [2]
 
 
+def test_the_manifest_of_an_older_version_is_read_with_the_same_digest() -> None:
+    """Jobs that began from it have that digest in the database: engines must find the same one."""
+    manifest = Manifest.read(Path(__file__).parent / "old_checkpoint")
+    assert (manifest.step, manifest.num_tokens, len(manifest.layers)) == (4, 4096, 8)
+    digest = "295ec5cf919b97164a6d475c704686e94e66dc06695ff2f5d59632633abfeb7a"
+    assert manifest.sha256.hex() == digest
+
+
 def test_an_unfinished_checkpoint_is_discarded(tmp_path: Path) -> None:
     write(tmp_path, 2)
     discard(tmp_path, 2)
