@@ -214,7 +214,7 @@ class Demo:
 
 
 def is_end(event: Event, job_id: str) -> bool:
-    """Tell whether an event ends the job's story."""
+    """Return whether an event ends the job."""
     return event.job_id == job_id and event.type in (
         "job_succeeded",
         "job_failed",

@@ -34,7 +34,7 @@ def protoc(sources: Sequence[str], outputs: Sequence[str]) -> None:
         *outputs,
         *sources,
     ]
-    # protoc finds the mypy plugins on the PATH: put those beside this interpreter first.
+    # protoc finds the mypy plugins on the PATH: put those of this interpreter first.
     search_path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(command, check=True, env={**os.environ, "PATH": search_path})
 

@@ -1,4 +1,4 @@
-"""Write constraints.txt: the exact version of everything installed beside this interpreter.
+"""Write constraints.txt: the exact version of everything installed with this interpreter.
 
 Run by `make constraints` after an upgrade. A local version (`2.13.0+cpu`) is left out, so that one
 pin serves the CPU and the CUDA build; what only the latter needs (nvidia-*, triton) follows from

@@ -1,6 +1,6 @@
 import { defineConfig } from "vitest/config";
 
-// `npm run dev` serves the page beside a coordinator that runs here (or at PLANARIA_ADDRESS).
+// `npm run dev` serves the page for a coordinator that runs here (or at PLANARIA_ADDRESS).
 const coordinator = process.env["PLANARIA_ADDRESS"] ?? "http://127.0.0.1:8080";
 
 export default defineConfig({

@@ -139,10 +139,10 @@ def _seeds(arguments: argparse.Namespace, records: list[Record]) -> Iterator[int
 
 
 def _report(outcome: Outcome, folder: Path, arguments: argparse.Namespace) -> None:
-    verdict = "as undisturbed" if not outcome.problems else "; ".join(outcome.problems)
+    result = "as undisturbed" if not outcome.problems else "; ".join(outcome.problems)
     print(
         f"seed {outcome.seed}: {len(outcome.done)} events, {outcome.num_recoveries} recoveries, "
-        f"{outcome.seconds:.0f} s: {verdict}",
+        f"{outcome.seconds:.0f} s: {result}",
         flush=True,
     )
     if outcome.problems:

@@ -137,7 +137,7 @@ class Disturbance:
         self._losses_left = 0
         self._noticed_by = 0.0
         self._coordinator_start: datetime | None = None
-        """Present until every agent has spoken to a coordinator that was started anew."""
+        """Present until every agent has spoken to a coordinator that was restarted."""
 
     def do(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
         """Do one event after the other until the job ends; return those that were done."""
@@ -187,7 +187,7 @@ class Disturbance:
         return self._losses_left > 0
 
     def _expect_news_of_agents(self) -> None:
-        """A coordinator that was started anew knows of no loss before agents tell of it."""
+        """A restarted coordinator knows of no loss before agents report it."""
         start = self._coordinator_start
         if start is None:
             return

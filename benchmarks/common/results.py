@@ -1,4 +1,4 @@
-"""Results: what was measured where, kept beside the measurement as JSON."""
+"""Results: what was measured where, stored next to the measurement as JSON."""
 
 import datetime
 import importlib.metadata

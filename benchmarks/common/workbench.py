@@ -102,7 +102,7 @@ class Workbench:
         return node_id
 
     def start_node(self, node_id: str) -> None:
-        """Start a node of this name, or its agent anew."""
+        """Start a node of this name, or its agent again."""
         self.cluster.start_node(node_id, self._environment())
 
     def wait_until_quiet(self) -> None:

@@ -139,7 +139,7 @@ def contingencies() -> Iterator[Row]:
         plan = answer.chosen.plan
         seconds = cpu_seconds(lambda: after_each_loss(problem, nodes, plan), 3, known=True)  # noqa: B023
         taken.append(seconds)
-    yield row("contingency plans: all anew after a loss", 0.2, sorted(taken)[len(taken) // 2])
+    yield row("contingency plans: all again after a loss", 0.2, sorted(taken)[len(taken) // 2])
 
 
 def after_each_loss(problem: Problem, nodes: Sequence[Node], plan: Plan) -> object:

@@ -31,7 +31,7 @@ Rows = list[dict[str, str]]
 
 
 def write(results: dict[str, Rows]) -> None:
-    """Keep the results: as JSON beside this file, as tables and a plot in the documentation."""
+    """Keep the results: as JSON next to this file, as tables and a plot in the documentation."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     plot(results["Growth"], PAGE.parent / "planner-growth.svg")
@@ -57,13 +57,13 @@ SECTIONS: dict[str, Callable[[], Rows]] = {
 
 
 def everything() -> dict[str, Rows]:
-    """Measure every section anew."""
+    """Measure every section again."""
     facts = [{"measured on": name, "": value} for name, value in surroundings().items()]
     return {"Where": facts, **{title: measure() for title, measure in SECTIONS.items()}}
 
 
 def only(title: str) -> dict[str, Rows]:
-    """Measure one section anew, and say so; the others are as they were kept."""
+    """Measure one section again; the others stay as stored."""
     results: dict[str, Rows] = json.loads((RESULTS / "results.json").read_text())
     results[title] = SECTIONS[title]()
     here = surroundings()

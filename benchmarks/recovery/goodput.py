@@ -33,7 +33,7 @@ _NUM_CONTROLS = 2
 """Undisturbed jobs for each number of nodes."""
 _ALIKE = 1.02
 """Plans are the same optimum whose predicted steps are within this factor of the shortest: jobs
-measure their layers anew, and predict the same plan's step within a percent of one another."""
+measure their layers again, and predict the same plan's step within a percent of one another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def _disturb(bench: Workbench, run: Run, *, num_kills: int, rng: random.Random) 
 
 
 def layout(plan: Plan) -> str:
-    """Return what of a plan decides how long a step takes, whoever the nodes are."""
+    """Return what of a plan decides how long a step takes, whatever its nodes."""
     pipelines = [
         f"{len(pipeline.microbatches)} on {'+'.join(str(s.num_layers) for s in pipeline.stages)}"
         for pipeline in plan.pipelines

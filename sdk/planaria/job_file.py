@@ -196,7 +196,7 @@ def _empty_groups(
 ) -> Iterator[FieldProblem]:
     """Find groups of fields below whose name nothing is written.
 
-    They read as null, which means none to whoever writes it. A name alone means that its fields
+    They read as null, which its author means as none. A name alone means that its fields
     were forgotten, or are commented out.
     """
     if not isinstance(node, yaml.MappingNode):

@@ -47,7 +47,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 def test_an_engine_and_then_a_node_with_both_of_its_engines_are_lost(
     pool: Pool, text: Path, tmp_path: Path, num_nodes: int, nodes_per_pipeline: int, told: list[str]
 ) -> None:
-    """[5, 6, 8] The engine beside the crashed one is not restarted, and the digest is the same.
+    """[5, 6, 8] The other engine of the node is not restarted, and the digest is the same.
 
     With fewer replicas than f + 1 the job goes on, and says so, as it does when they are back.
     """

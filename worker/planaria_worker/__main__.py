@@ -24,7 +24,7 @@ async def serve(settings: WorkerSettings) -> None:
     token = read_token(settings.token_file) if settings.token_file else None
     with _sole_owner(settings.data_dir):
         launcher = Launcher()
-        launcher.warm_up()  # the longest part of a node's start: all else goes on beside it
+        launcher.warm_up()  # the longest part of a node's start: the rest runs meanwhile
         come_first()  # what was started until here trains
         try:
             from planaria_worker.agent.life import live

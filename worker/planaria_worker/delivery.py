@@ -23,7 +23,7 @@ class DeliveryQueue(Generic[MessageT]):
     A message counts as delivered when the stream took it; what a broken stream swallowed is made
     good by the coordinator, which repeats directives that have no result and compares the engines
     of the next Hello with those it counts on. Reports nobody asks for again: they are kept until
-    the coordinator says that they are in its database, and sent again to whoever comes next.
+    the coordinator says that they are in its database, and sent again in the next session.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DeliveryQueue(Generic[MessageT]):
             self._unacknowledged.popleft()
 
     def send_again(self) -> None:
-        """Queue first what may not be stored: whoever took it is gone."""
+        """Queue first what may not be stored: its receiver is gone."""
         self._messages.extendleft(reversed(self._unacknowledged))
         self._unacknowledged.clear()
         self._drop_oldest()

@@ -18,7 +18,7 @@ from benchmarks.common.paced import VOCAB_SIZE, layers
 
 
 class Settings:
-    """What every worker is told, by one environment variable that holds JSON."""
+    """What every worker receives in one environment variable, as JSON."""
 
     VARIABLE = "PLANARIA_PEER_SETTINGS"
 

@@ -29,7 +29,7 @@ _LIGHTHOUSE = {
 
 
 def make_environment(folder: Path) -> Path:
-    """Install torchft beside the torch that everything else is measured with.
+    """Install torchft next to the torch that everything else is measured with.
 
     Returns:
         The environment's folder of programs.

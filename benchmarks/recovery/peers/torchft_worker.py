@@ -1,6 +1,6 @@
 """A worker under torchft: a replica group is a pipeline of two ranks, gradients go across groups.
 
-As torchft has it, a group that loses a rank is gone until it is started anew; the others go on with
+As torchft has it, a group that loses a rank is gone until it is restarted; the others continue with
 their own microbatches, and those of the lost group are not trained in that step.
 """
 

@@ -52,7 +52,7 @@ def print_error(message: str) -> None:
 
 
 def print_note(message: str) -> None:
-    """Print what is worth knowing, beside what a program reads."""
+    """Print what people should know, apart from what programs read."""
     sys.stderr.write(f"{message}\n")
 
 

@@ -56,8 +56,8 @@ class CheckpointSpec(Section):
     keep: Count = Field(default=3, ge=1)
     """Number of complete checkpoints that are kept; older ones are removed."""
     deadline_seconds: Real = Field(default=60.0, gt=0)
-    """How long writing a layer may take, beside the time for its bytes at 20 MB/s: after that the
-    disk counts as hung, and other replicas write in that engine's place."""
+    """How long writing a layer may take, in addition to the time for its bytes at 20 MB/s: after
+    that the disk counts as hung, and other replicas write in that engine's place."""
 
 
 class EvaluationDataSpec(Section):

@@ -1,7 +1,7 @@
 """Where the cluster that `planaria up` started on this machine wrote down what it is.
 
 `<data-dir>/up.json` holds the facts; a pointer in the user's state directory leads there, so that
-`down`, `submit` and the client library find the cluster without being told.
+`down`, `submit` and the client library find the cluster without being given its address.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Time as a dependency: whoever needs it is given a Clock, so tests decide what time it is."""
+"""Time as a dependency: what needs it is given a Clock, so tests decide what time it is."""
 
 import time
 from datetime import UTC, datetime, timedelta

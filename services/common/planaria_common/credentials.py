@@ -50,7 +50,7 @@ def read_token(path: Path) -> str:
 
 
 def _create(path: Path) -> None:
-    # Written beside and then linked, so that nobody ever reads half a token.
+    # Written to another file and then linked, so that no reader sees half a token.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     try:

@@ -66,7 +66,7 @@ class ErrorReason(StrEnum):
 
 
 class PlanariaError(Exception):
-    """Something the caller can be told in one line.
+    """An error that the caller can read in one line.
 
     As `OSError(errno.ENOENT)` is a FileNotFoundError, `PlanariaError(reason, ...)` is an instance
     of the subclass that the table gives the reason: raise this class, catch the families.

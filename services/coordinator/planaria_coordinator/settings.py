@@ -1,4 +1,4 @@
-"""What the coordinator is told when it starts; docs/reference/settings.md lists them."""
+"""What the coordinator is given when it starts; docs/reference/settings.md lists them."""
 
 import socket
 from pathlib import Path

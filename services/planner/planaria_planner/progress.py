@@ -1,4 +1,4 @@
-"""How far a long computation has come, for whoever waits for it."""
+"""How far a long computation has come, for its caller."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

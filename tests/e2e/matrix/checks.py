@@ -192,7 +192,7 @@ def check_staging_disturbs_nobody(played: Played, traces: list[Traced]) -> None:
                 played.staging.start < at < played.staging.end for at in commits
             )
     # What is reported is late by a step at most.
-    assert min(numbers.values()) >= NUM_STAGED_STEPS - 1, f"steps beside staging: {numbers}"
+    assert min(numbers.values()) >= NUM_STAGED_STEPS - 1, f"steps during staging: {numbers}"
 
 
 def check_checkpoints(played: Played, traces: list[Traced]) -> None:

@@ -30,7 +30,7 @@ class Place:
     joiner_only: bool = False
     """Only the node that joins fails there."""
     is_staged: bool = False
-    """It is passed behind the beginning of staging, beside which training goes on."""
+    """It is passed after staging began, while training continues."""
     is_unstaged: bool = False
     """It is passed only when staging has failed: then everybody is parked for the change."""
     is_lone: bool = False
@@ -107,8 +107,8 @@ class Action(Enum):
 
         What writes checkpoints is a thread of its own, without which an engine trains on.
         """
-        beside = place.during is During.CHECKPOINT
-        return not (beside and self in (Action.RAISE, Action.HANG))
+        in_background = place.during is During.CHECKPOINT
+        return not (in_background and self in (Action.RAISE, Action.HANG))
 
     @property
     def returns(self) -> bool:

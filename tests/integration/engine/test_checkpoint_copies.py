@@ -1,4 +1,4 @@
-"""The copies for a checkpoint, of one version whatever happens beside them."""
+"""The copies for a checkpoint, of one version whatever happens meanwhile."""
 
 from pathlib import Path
 

@@ -250,7 +250,7 @@ def test_a_second_fence_overtakes_the_plan_of_the_first(
     cluster.wait_until_dead("b")
     cluster.fence(["b"])
     cluster.committed_steps = FAILED_STEP
-    activate(cluster)  # answered while c is held: the groups are built beside
+    activate(cluster)  # answered while c is held: the groups are built meanwhile
     reports = cluster.fence()
     everything = [*KEPT, 0, 1, 2]
     assert kept(reports) == {"c": everything, "d": everything}

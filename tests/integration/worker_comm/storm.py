@@ -1,4 +1,4 @@
-"""Connections that must not be hurt by what is shut beside them."""
+"""Connections that must not be hurt by what is shut next to them."""
 
 import os
 import socket

@@ -8,7 +8,7 @@ of one sender to one receiver keep their order, as on the streams that carry the
 Engines do what protocol/*.md promises of them, sums and exchanges as unreliable as can be: an
 engine learns of what was agreed on at any later moment, or never. The state of a layer is the list
 of generations whose sums made it, so replicas that went apart are seen at once. Layers that a next
-place lacks are followed beside the store: they arrive, fall behind and catch up at any moments.
+place lacks are followed outside the store: they arrive, fall behind and catch up at any moments.
 
 A node is given to the job at any moment. Its engine is started by Prepare, and is ready at any
 later one, or dies before.

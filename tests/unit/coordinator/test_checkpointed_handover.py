@@ -168,7 +168,7 @@ async def test_a_writer_that_dies_while_the_plan_is_handed_over() -> None:
 
 
 async def test_staging_does_not_wait_for_checkpoint_copies() -> None:
-    """They are made beside them: who copies is given no more time than who does not."""
+    """Staging runs in parallel: engines that copy get no more time than others."""
     world = await checkpointed_world(resilience={"fault_tolerance": 0})
     await world.train()
     shares = announce(world, 2)

@@ -24,10 +24,10 @@ from planaria_coordinator.domain.placement.replicas import (
     MAX_SOURCES,
     assign_engines,
     choose_sources,
+    late_engines,
     layers_without_replica,
     missing_layers,
     placement_of,
-    stragglers,
     target_steps,
     witness_record,
 )
@@ -183,8 +183,8 @@ def test_everyone_is_brought_to_the_newest_version_reported() -> None:
     newest, older = placement("a", "b"), replace(placement("spare"), generation=2)
     assert placement_of(record, (older, newest)) == newest
     assert placement_of(record, (older,)) is None
-    assert stragglers(reports, 5, newest) == ("b",)
-    assert stragglers(reports, 5, None) == ()
+    assert late_engines(reports, 5, newest) == ("b",)
+    assert late_engines(reports, 5, None) == ()
 
 
 def test_layers_of_an_older_version_are_no_replicas() -> None:
@@ -206,7 +206,7 @@ def test_sources_follow_the_planner_and_spread_the_load() -> None:
 
 
 def test_an_engine_of_the_same_machine_is_the_first_source() -> None:
-    """That takes the place of a crashed one, beside others that go on."""
+    """It replaces a crashed one, while others continue."""
     engines = {name: engine(name) for name in "abc"}
     engines["a2"] = replace(engine("a"), id="a2", accelerator=1, data_address="data:a2")
     holdings = {"b": (0,), "c": (0,), "a2": (0,)}

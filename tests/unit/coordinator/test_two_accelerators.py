@@ -76,8 +76,8 @@ async def test_the_rest_of_a_half_lost_node_may_go_as_well() -> None:
 async def test_layers_that_move_within_a_machine_come_from_there() -> None:
     """No network is faster, though another pipeline holds them, too."""
     world = await world_of_pairs(5, nodes_per_pipeline=2)
-    beside, moving = sorted(world.agents["n4"].engines)
-    assert world.engines()[beside].owned == {4}
+    staying, moving = sorted(world.agents["n4"].engines)
+    assert world.engines()[staying].owned == {4}
     assert world.engines()[moving].owned == {5}
     world.begin_step()
     await world.kill_node("n0")
@@ -89,7 +89,7 @@ async def test_layers_that_move_within_a_machine_come_from_there() -> None:
         and directive.command.layers
         and directive.engine_id == moving
     ]
-    assert layers[4][0] == f"data:{beside}"
+    assert layers[4][0] == f"data:{staying}"
     assert len(layers[4]) == 2
     await world.train(2)
     assert world.engines()[moving].owned == {4, 5}

@@ -36,7 +36,7 @@ def views(
 
 
 def test_two_pipelines_cut_differently() -> None:
-    """Layers 0-1 | 2-5 beside 0-3 | 4-5: three runs, the highest first."""
+    """Layers 0-1 | 2-5 and 0-3 | 4-5: three runs, the highest first."""
     all_views = views([pipeline(0, [2, 6], [0, 1]), pipeline(1, [4, 6], [2])], 6, 3)
     runs = {view.engine_id: [run.layers for run in view.owned_layers] for view in all_views}
     assert runs == {

@@ -70,7 +70,7 @@ def switch_when_the_first_is_ready(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_roll_forward(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, replicas.stragglers, lambda *_: ())
+    swap(patch, replicas.late_engines, lambda *_: ())
 
 
 def _see_reports_as(change: Callable[[FenceReport], FenceReport]) -> Remove:

@@ -48,7 +48,7 @@ def test_the_wheel_holds_every_source_file(wheel: zipfile.ZipFile) -> None:
 
 
 def test_every_package_is_typed(wheel: zipfile.ZipFile) -> None:
-    """Type checkers read the annotations of an installed package only beside py.typed."""
+    """Type checkers read the annotations of an installed package only with py.typed."""
     assert {f"{name}/py.typed" for name in PACKAGES} <= set(wheel.namelist())
 
 
@@ -74,7 +74,7 @@ def test_one_version_of_torch_is_pinned() -> None:
 
 
 def test_only_tools_are_pinned_in_the_project() -> None:
-    """A library that pins its dependencies cannot be installed beside another one."""
+    """A library that pins its dependencies cannot be installed with another one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     runtime = [*project["dependencies"], *(r for e in extras if e != "dev" for r in extras[e])]

@@ -1,4 +1,4 @@
-"""A coordinator that answers as a test says, and what users have beside it."""
+"""A coordinator that answers as a test says, and what users have with it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -193,8 +193,8 @@ def test_whether_a_message_has_come(build_links: BuildLinks) -> None:
 
 
 def test_two_may_send_more_than_fits_to_each_other(build_links: BuildLinks) -> None:
-    """Nobody reads before both have sent: what does not fit leaves beside, in order. Guard: the
-    writer's thread."""
+    """Nobody reads before both have sent: what does not fit leaves in the background, in order.
+    Guard: the writer's thread."""
     links = build_links(2)
     tensors = [torch.arange(LARGE, dtype=torch.float32), torch.ones(5)]
     works = [group.isend(t, 1 - rank) for rank, group in enumerate(links) for t in tensors]
@@ -396,7 +396,7 @@ def test_nothing_is_sent_after_a_partial_message(elsewhere: ThreadPoolExecutor) 
     until_over = threading.Event()
     while not work.is_over:  # the writer's time is over before anybody reads
         until_over.wait(0.01)
-    with pytest.raises(GroupBroken, match="the neighbour is gone"):
+    with pytest.raises(GroupBroken, match="the neighbour is lost"):
         links[0].isend(torch.ones(1), 1)
     received = torch.zeros(LARGE)
     with pytest.raises(GroupBroken, match=r"neighbour|reset"):

@@ -62,7 +62,7 @@ class Engines:
     def new_folder(self, engine_id: str) -> Path:
         """Make the folder of an engine; ids are paths, so their slashes become dots.
 
-        An agent that was killed may have begun to start this engine: it is begun anew in another
+        An agent that was killed may have begun to start this engine: it is started again in another
         folder. Should there be a process that nobody has written down, or should one come yet, it
         has a socket of its own, and ends with its first lease.
 

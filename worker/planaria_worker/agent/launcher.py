@@ -33,7 +33,7 @@ from planaria_worker.engine_config import EngineConfig
 
 EXIT_CODE_TIMEOUT_SECONDS = 5.0
 IDLE_SECONDS = 5.0
-"""A node that others wait for is told within moments of its start what to do."""
+"""A node that others wait for gets its first directive moments after its start."""
 LOOKS = 5
 """In that time; an engine may end and another be asked for."""
 
@@ -107,7 +107,7 @@ class Launcher:
                 continue
             try:
                 self._families.load()
-            except OSError as error:  # whoever needs it next tries again, and is told
+            except OSError as error:  # the next caller tries again, and gets the error
                 if not self._is_closed.is_set():
                     log.warning("families_not_loaded", cause=str(error))
             return

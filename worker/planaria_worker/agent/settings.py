@@ -11,7 +11,7 @@ from planaria_common.settings import ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
-    """What an agent is told at its start."""
+    """What an agent is given at its start."""
 
     model_config = SettingsConfigDict(env_prefix="PLANARIA_WORKER_")
 

@@ -1,4 +1,4 @@
-"""Initial parameters, each from a hash of (seed, name) alone, whoever hosts it."""
+"""Initial parameters, each from a hash of (seed, name) alone, on every engine."""
 
 import numpy as np
 import torch

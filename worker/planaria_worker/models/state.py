@@ -18,7 +18,7 @@ class LayerState:
     """Parameters and AdamW moments of one layer in flat float32 buffers (see LayerLayout).
 
     `compute` is what the modules compute with: the parameters themselves, or their rounding to a
-    narrower type. Whoever writes `parameters` (an update, a copy) calls `refresh` afterwards.
+    narrower type. Code that writes `parameters` (an update, a copy) calls `refresh` afterwards.
     """
 
     layout: LayerLayout

@@ -41,7 +41,7 @@ def transformer(config: ModelConfig) -> Model:
 
 
 def huggingface_config(config: ModelConfig) -> PreTrainedConfig:
-    """The same configuration as transformers has it; written beside exported weights."""
+    """The same configuration as transformers has it; written next to exported weights."""
     if config.huggingface_json:
         stored: dict[str, Any] = json.loads(config.huggingface_json)
         classes = {"gpt2": GPT2Config, "llama": LlamaConfig, "qwen3": Qwen3Config}

@@ -40,7 +40,7 @@ def measure_job(
     Args:
         spec: the job.
         plan: how thoroughly to measure.
-        tell: told how much is done, from 0 to 1, after each layer and each step.
+        tell: called with how much is done, from 0 to 1, after each layer and each step.
 
     Raises:
         PlanariaError: INVALID_ARGUMENT for an accelerator that is not there, INVALID_JOB for a

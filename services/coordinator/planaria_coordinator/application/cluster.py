@@ -20,7 +20,7 @@ class Cluster:
         self._state = state
 
     async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Node]:
-        """List nodes by id with their engines; 1,000 unless told otherwise."""
+        """List nodes by id with their engines; 1,000 by default."""
         size = page_size_of(page_size, default=1000)
         nodes = [node for node in self._state.nodes.views() if node.id > page_token]
         token = nodes[size - 1].id if len(nodes) > size else ""

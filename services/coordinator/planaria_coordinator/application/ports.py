@@ -43,7 +43,7 @@ class GenerationRecord:
     cause: str
     open_time: datetime
     plan: Plan | None = None
-    """Present once the plan is chosen and its engines are told."""
+    """Present once the plan is chosen and sent to its engines."""
     reason: str = ""
     """Why this plan, in words."""
 

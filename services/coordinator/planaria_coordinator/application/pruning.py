@@ -1,4 +1,4 @@
-"""Deletes what nobody will read again, beside everything else."""
+"""Delete in the background what nobody will read again."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from planaria_coordinator.application.ports import Database
 from planaria_coordinator.domain.job.job_run import JobRun
 
 NUM_KEPT_GENERATIONS: Final = 8
-"""Whose directives stay, for whoever looks into the database after an incident. A loss takes two
+"""Whose directives stay, for the analysis of an incident. A loss takes two
 generations: one that finishes the step, and one that gives everybody else a place."""
 
 _MAX_ROWS: Final = 250

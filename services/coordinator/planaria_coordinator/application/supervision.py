@@ -141,10 +141,10 @@ class Supervisor:
     # -- flushes -----------------------------------------------------------------------------------
 
     async def _flush_jobs(self) -> Collection[str]:
-        """Write what jobs have been told, and acknowledge the reports that told it.
+        """Write what was reported to jobs, and acknowledge those reports.
 
         Returns:
-            the jobs that have yet to decide on something they were told.
+            the jobs that have yet to decide on something reported.
         """
         state = self._state
         wires = [entry.wire for entry in state.nodes if entry.wire is not None]
@@ -161,9 +161,9 @@ class Supervisor:
         num_told = len(state.results)
         undecided = await self._flush_jobs()
         # A directive that is resolved is not repeated: first what follows from it is stored.
-        told, newer = state.results[:num_told], state.results[num_told:]
-        results = [result for result in told if result.job_id not in undecided]
-        state.results = [result for result in told if result.job_id in undecided] + newer
+        reported, newer = state.results[:num_told], state.results[num_told:]
+        results = [result for result in reported if result.job_id not in undecided]
+        state.results = [result for result in reported if result.job_id in undecided] + newer
         lines, state.log_lines = state.log_lines, []
         times = {
             entry.node.id: entry.node.heartbeat_time

@@ -245,7 +245,7 @@ class _Builder:
         crews: Sequence[Sequence[Node]],
         moves: str,
     ) -> Iterator[Target]:
-        """Yield the best choice of one template for each crew, beside the kept pipelines."""
+        """Yield the best choice of one template for each crew, next to the kept pipelines."""
         fronts = [self._fronts(crew) for crew in crews]
         speeds = [min(node.relative_speed for node in crew) for crew in crews]
         selection = select(

@@ -13,7 +13,7 @@ WIDTH = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCheck:
-    """The cost model beside a training step of all layers on one accelerator.
+    """The cost model compared with a training step of all layers on one accelerator.
 
     Attributes:
         num_microbatches: of the step.

@@ -1,4 +1,4 @@
-"""How far a command has come, on the terminal of whoever waits for it."""
+"""How far a command has come, on the terminal."""
 
 import sys
 import time

@@ -337,9 +337,9 @@ def _share(seconds: float, costs: Float64Array, caps: Int64Array, shares: Int64A
 def distribute(costs: Float64Array, caps: Int64Array, num_microbatches: int) -> Int64Array:
     """Give each pipeline at least one microbatch so that the slowest ends as early as possible.
 
-    The result is that of handing them out one by one to whoever would end first, found by search.
-    Returns an empty array when the caps add up to less than `num_microbatches`, or when there are
-    more pipelines than microbatches.
+    The result is that of handing them out one by one to the pipeline that would end first, found by
+    search. Returns an empty array when the caps add up to less than `num_microbatches`, or when
+    there are more pipelines than microbatches.
     """
     num_pipelines, most, fewest = len(caps), 0, 1
     for cap in caps:

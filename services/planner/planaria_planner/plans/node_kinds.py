@@ -17,7 +17,7 @@ MAX_KINDS = 3
 """Up to so many a pipeline may mix."""
 
 MOST_PURE_KINDS = 8
-"""Up to so many are told apart where each pipeline is of one kind."""
+"""Up to so many are distinguished where each pipeline is of one kind."""
 
 
 def merge_kinds(

@@ -244,7 +244,7 @@ def pareto_fronts(
         without: [count, kind] index of the count with one node of the kind less, or -1; count 0
             is no node at all.
         num_nodes: [count] nodes in all.
-        done: LAYERS is increased after each layer, for whoever waits, WORK with each comparison.
+        done: LAYERS is increased after each layer, for progress, WORK with each comparison.
         most_work: give up when WORK is more than that.
 
     Returns:

@@ -6,4 +6,4 @@ class DataError(ValueError):
 
 
 class TextError(DataError):
-    """What is wrong with text files; whoever knows puts the field that names them in front."""
+    """What is wrong with text files; the caller that knows prepends the field that names them."""

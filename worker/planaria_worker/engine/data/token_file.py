@@ -4,7 +4,7 @@
     then                    the tokens of all files, little-endian, one unsigned type for all
     then                    the index: one uint64 per file, its first token, and one for the end
 
-It is written beside its final place and renamed, so whoever finds it finds all of it.
+It is written next to its final path and renamed, so a reader finds all of it.
 """
 
 import errno

@@ -40,7 +40,7 @@ class CurrentGroups:
         Sum groups that all their members have retained are reopened where the generation needs one
         of the same kind and members. All members choose alike: they go through the groups in the
         order of their ids, and through the specs in the order of the plan. If such a group was lost
-        here meanwhile, the other members reopen it, so it cannot be built anew without them: the
+        here meanwhile, the other members reopen it, so it cannot be rebuilt without them: the
         generation's groups are shut, as if the peer had been lost while they were built.
 
         Args:

@@ -1,4 +1,4 @@
-"""The gradient's norm, in one fixed order whoever computes it."""
+"""The gradient's norm, in one fixed order, independent of the rank."""
 
 import math
 from collections.abc import Mapping

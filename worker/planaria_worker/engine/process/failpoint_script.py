@@ -2,8 +2,9 @@
 
 A line is a failpoint as a JSON object, with two fields more: `engine`, a pattern of engine ids
 (`*/node-3/*`; left out: any), and `after`, the number of a line, from 0, that must have fired
-before. A line fires once, in the first engine that it fits. Whoever fires a line leaves a file
-beside the script, `<script>.<number>`: a JSON object, the engine and the time (CLOCK_MONOTONIC).
+before. A line fires once, in the first engine that it fits. The engine that fires a line leaves a
+file next to the script, `<script>.<number>`: a JSON object, the engine and the time
+(CLOCK_MONOTONIC).
 """
 
 import contextlib
@@ -44,7 +45,7 @@ class Line:
             "step": step,
             "microbatch": microbatch,
         }
-        # Complete as soon as it is there: whoever waits for it reads it at once.
+        # Complete as soon as it is there: a test that waits for it reads it at once.
         draft = mark(self.script, self.number).with_suffix(f".{threading.get_native_id()}")
         draft.write_text(json.dumps(said), encoding="utf-8")
         try:

@@ -223,7 +223,7 @@ class Candidate(_message.Message):
     COPIED_BYTES_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """How it was made: keep (broken pipelines idle), shrink, borrow, merge (healthy pipelines stay, the
-    rest is planned anew), replan (some whole ones are planned anew as well), from_scratch.
+    rest is planned again), replan (some healthy ones as well), from_scratch.
     """
     iteration_seconds: _builtins.float
     """Predicted seconds of one step."""

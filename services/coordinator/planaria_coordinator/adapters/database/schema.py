@@ -126,7 +126,7 @@ DIRECTIVES = Table(
     Column("generation", BigInteger, nullable=False),
     Column("engine_id", Text, nullable=False),
     Column("node_id", String(253), nullable=False),
-    # What a thousand engines are told alike is kept once: `command_of` names the directive that
+    # A command that many engines receive is stored once: `command_of` names the directive that
     # has the command of one that has none.
     Column("command", Document(Command)),
     Column("command_of", String(64), index=True),

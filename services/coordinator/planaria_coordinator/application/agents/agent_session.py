@@ -252,7 +252,7 @@ class AgentSession:
     def _unexplained(self) -> set[str]:
         """Return the engines here that have not ended as far as jobs know.
 
-        A peer may tell of an end that the agent has told of already.
+        A peer may report an end that the agent has reported already.
         """
         runs = [actor.run for actor in self._state.holders(self.node_id)]
         return {engine_id for run in runs for engine_id in (*run.engines, *run.stopping)}

@@ -27,7 +27,7 @@ class NodeEntry:
     peers_lost: set[str] = field(default_factory=set)
     """Its engines whose processes were seen to end by others and by nobody here."""
     stops_sent: set[str] = field(default_factory=set)
-    """Engines nobody counts on that were told to stop in this session."""
+    """Engines that no job counts on and that were ordered to stop in this session."""
 
     @property
     def facts(self) -> NodeFacts:

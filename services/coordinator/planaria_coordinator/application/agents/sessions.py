@@ -48,7 +48,7 @@ class Sessions:
         return session
 
     def _take_over(self, entry: NodeEntry, old: AgentSession, hello: Hello) -> None:
-        """The same agent may connect anew; another one only when the first has fallen silent."""
+        """The same agent may connect again; another one only when the first has fallen silent."""
         silence_seconds = self._state.clock.monotonic() - entry.last_seen_seconds
         silent = silence_seconds > self._state.options.node_deadline_seconds
         if old.agent_id != hello.agent_id and not silent:

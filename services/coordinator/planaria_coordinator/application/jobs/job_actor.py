@@ -233,7 +233,7 @@ class JobActor:
                 await self._store(decision)
                 break
             except Exception as error:
-                # Nobody was told anything: the signals are decided on again.
+                # Nothing was sent: the signals are decided on again.
                 log.warning("decision_not_stored", job_id=self.job_id, cause=str(error))
                 await asyncio.sleep(self._dependencies.options.store_retry_seconds)
         self._act(decision.actions)
@@ -349,13 +349,13 @@ class JobActor:
     # -- the planner -------------------------------------------------------------------------------
 
     def _ask(self, query: PlanQuery) -> None:
-        """Ask beside the loop; only the newest question matters."""
+        """Ask in the background; only the newest question matters."""
         if self._asking is not None:
             self._asking.cancel()
         self._asking = asyncio.create_task(self._plan(query), name=f"plan {self.job_id}")
 
     def _plan_contingencies(self) -> None:
-        """Have plans made for every single loss from the present plan, beside everything else."""
+        """Have plans made for every single loss from the present plan, in the background."""
         present = contingency_query(self.run, self._dependencies.clock.now())
         if present is None:
             self._contingencies.stop()

@@ -223,7 +223,7 @@ class Jobs:
         return job
 
     async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Job]:
-        """List jobs, the newest first; 100 unless told otherwise, at most 1,000."""
+        """List jobs, the newest first; 100 by default, at most 1,000."""
         size = page_size_of(page_size, default=100)
         async with self._state.database.unit_of_work() as work:
             page = await work.jobs.page(page_size=size, page_token=page_token)
@@ -245,7 +245,7 @@ class Jobs:
     async def metrics(
         self, job_id: str, *, page_size: int = 0, page_token: str = ""
     ) -> Page[StepMetrics]:
-        """List committed steps, the oldest first; 1,000 unless told otherwise."""
+        """List committed steps, the oldest first; 1,000 by default."""
         await self.get(job_id)
         size = page_size_of(page_size, default=1000)
         async with self._state.database.unit_of_work() as work:
@@ -254,7 +254,7 @@ class Jobs:
     async def recoveries(
         self, job_id: str, *, page_size: int = 0, page_token: str = ""
     ) -> Page[Recovery]:
-        """List recoveries, the oldest first; 100 unless told otherwise."""
+        """List recoveries, the oldest first; 100 by default."""
         await self.get(job_id)
         size = page_size_of(page_size, default=100)
         async with self._state.database.unit_of_work() as work:

@@ -105,7 +105,7 @@ def seal_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
 def fill_gaps(turn: Turn) -> None:
     """Every survivor has reported: layers without a writer get another one, or none.
 
-    Survivors that stand at the version still have it; the copies are taken before anybody is told
+    Survivors that stand at the version still have it; the copies are made before engines learn
     how the step in flight goes on.
     """
     target = turn.run.requirements.trained_steps(turn.transition.target_steps)
@@ -312,7 +312,7 @@ def _seal_again(turn: Turn, checkpoint: Checkpoint, reason: str) -> None:
 
 
 def _generation(run: JobRun, engine_id: str) -> int:
-    """The one that an engine acts for: one that it was not told of is not its own yet."""
+    """The one that an engine acts for: one that it has not received is not its own yet."""
     transition = run.transition
     untold = transition is None or transition.phase is Phase.PREPARING or transition.plans_online
     if transition is not None and transition.phase is Phase.STAGING:

@@ -15,12 +15,12 @@ class QuiesceMode(StrEnum):
     IMMEDIATE = "IMMEDIATE"
     AT_COMMIT = "AT_COMMIT"
     FENCE = "FENCE"
-    """At once for sums and exchanges; pipelines that have lost nobody go on computing."""
+    """At once for sums and commits; healthy pipelines keep computing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord:
-    """What every engine knows of a step once the exchange is passed."""
+    """What every engine knows of a step once it has passed the commit point."""
 
     step: int
     generation: int

@@ -52,7 +52,7 @@ class HeldLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleGroup:
-    """A group of engines that sum or exchange."""
+    """A group of engines that sum gradients or vote."""
 
     id: str
     size: int
@@ -73,7 +73,7 @@ class FenceReport:
     applied_generation: int = 0
     """Of the Activate that it last applied."""
     kept_microbatches: tuple[int, ...] = ()
-    """Of the step in flight: those in its local gradients, or to be there without being told."""
+    """Of the step in flight: those in its local gradients, or to be there without a directive."""
     idle_groups: tuple[IdleGroup, ...] = ()
     """In which nothing is under way, and that have lost nobody."""
     microbatch_seconds: float = 0.0
@@ -175,7 +175,7 @@ class CheckpointDiscarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """The process has been told to end."""
+    """The process has been ordered to end."""
 
     kind: Literal["stopped"] = "stopped"
 

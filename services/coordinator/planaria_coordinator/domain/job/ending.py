@@ -60,7 +60,7 @@ def pause_waiting(turn: Turn) -> None:
 def park(turn: Turn, state: JobState, message: str) -> None:
     """Leave the transition without a plan: engines stay parked and keep their state.
 
-    What a job waits for is told by `waiting`.
+    `waiting` reports what a job waits for.
     """
     history = turn.transition.history
     waits = state in (JobState.WAITING, JobState.PENDING)

@@ -1,6 +1,6 @@
 """The state of a job's state machine: everything that `transition.decide` knows of a job.
 
-It is stored as one document with every decision that others are told of. What is only collected
+It is stored as one document with every decision that leaves the coordinator. What is only collected
 within a phase (reports, acknowledgements) may be lost with the coordinator: after its crash a new
 generation collects again.
 """
@@ -84,7 +84,7 @@ class JobRun:
     """By node: when engines failed on their own."""
     engines: dict[str, Engine] = field(default_factory=dict)
     stopping: dict[str, str] = field(default_factory=dict)
-    """Engines told to stop, and their nodes."""
+    """Engines ordered to stop, and their nodes."""
     pending: dict[str, Pending] = field(default_factory=dict)
     placement: Placement | None = None
     """The newest plan that is in force, as far as is known."""
@@ -125,13 +125,13 @@ class JobRun:
     announced_fault_tolerance: int | None = None
     num_faults: int = 0
     last_fault: str = ""
-    """The newest of them, as it was told."""
+    """The newest of them, as it was reported."""
     disturbance: Disturbance | None = None
     num_disturbances: int = 0
     """Communicators that broke with everyone alive, since the last committed step."""
     num_recoveries: int = 0
     suspected: dict[str, Recovery] = field(default_factory=dict)
-    """By node that lost an engine and has had none since: the recovery that told of it.
+    """By node that lost an engine and has had none since: the recovery that reported it.
 
     All of the node may be gone, and that be known only now.
     """
@@ -173,12 +173,12 @@ class JobRun:
 
     @property
     def has_trained(self) -> bool:
-        """Whether engines were ever told to train."""
+        """Whether engines were ever activated."""
         return self.placement is not None
 
     @property
     def trains(self) -> bool:
-        """Whether engines compute steps, as far as they were told."""
+        """Whether engines compute steps, by their directives."""
         transition = self.transition
         if self.placement is None or self.state not in (JobState.RUNNING, JobState.RECOVERING):
             return False

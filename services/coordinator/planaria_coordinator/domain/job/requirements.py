@@ -39,8 +39,8 @@ class Requirements:
     """The folder of checkpoints; empty for none."""
     checkpoint_every_steps: int = 0
     checkpoint_deadline_seconds: float = 60.0
-    """After how long without another layer a checkpoint is given up, beside the time for its
-    bytes."""
+    """After how long without another layer a checkpoint is given up, in addition to the time for
+    its bytes."""
     layers: tuple[LayerProfile, ...]
     """Estimated costs; measured ones take their place as engines report them. Empty until then for
     a model by import path: only who has built it knows its layers."""

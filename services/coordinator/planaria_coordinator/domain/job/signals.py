@@ -1,4 +1,4 @@
-"""What a job's state machine is told."""
+"""What a job's state machine reacts to."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,7 +43,7 @@ class EngineLost:
     fault_time: datetime
     reason: str
     process_ended: bool
-    """Its agent saw the process end; otherwise it is told to stop."""
+    """Its agent saw the process end; otherwise it is ordered to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class PlanRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCommitted:
-    """An engine told of a committed step."""
+    """An engine reported a committed step."""
 
     record: CommitRecord
     commit_time: datetime
@@ -108,7 +108,7 @@ class StepCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReported:
-    """An engine told of its part of a checkpoint."""
+    """An engine reported its part of a checkpoint."""
 
     engine_id: str
     version: int

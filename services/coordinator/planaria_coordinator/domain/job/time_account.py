@@ -1,4 +1,4 @@
-"""Every second of a job has a name [9]: the ledger of its wall-clock time."""
+"""Every second of a job has a name [9]: its wall-clock time by activity."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -56,7 +56,7 @@ class TimeAccount:
         return replace(self.switch(self.current, at), closed=True)
 
     def totals(self, at: datetime) -> dict[Activity, float]:
-        """Seconds by name up to a moment; they add up to the time since the ledger was opened."""
+        """Seconds by name up to a moment; they add up to the time since the account was opened."""
         totals = dict(self.seconds)
         if not self.closed:
             running = max(0.0, (at - self.since).total_seconds())

@@ -123,8 +123,8 @@ def follow_up(turn: Turn) -> None:
 def _may_open(turn: Turn) -> bool:
     """Whether nothing is under way, or only engines that start while training continues."""
     transition = turn.run.transition
-    beside = transition is None or transition.phase is Phase.PREPARING
-    return beside and not turn.run.state.is_terminal
+    trains_on = transition is None or transition.phase is Phase.PREPARING
+    return trains_on and not turn.run.state.is_terminal
 
 
 def _leaving_nodes(turn: Turn) -> tuple[str, ...]:

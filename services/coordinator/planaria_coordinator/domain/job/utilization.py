@@ -21,7 +21,7 @@ def model_flops_utilization(run: JobRun, generation: int, step_seconds: float) -
     Args:
         run: of the job.
         generation: of the plan that computed the step. When that has been replaced, as far as
-            engines were told, the plan behind it is taken for it.
+            engines received, the plan after it counts.
         step_seconds: wall seconds of the step.
 
     Returns:

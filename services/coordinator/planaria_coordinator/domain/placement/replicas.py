@@ -39,7 +39,7 @@ def placement_of(record: CommitRecord | None, placements: Iterable[Placement]) -
     return None
 
 
-def stragglers(
+def late_engines(
     reports: Mapping[str, FenceReport], target: int, placement: Placement | None
 ) -> tuple[str, ...]:
     """Return the engines one step behind that have the sums of step T* - 1.

@@ -1,4 +1,4 @@
-"""Places: every engine of a plan is told its own, to take at once or to make ready."""
+"""Send every engine of a plan its assignment, to activate at once or to stage."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -67,7 +67,7 @@ def send_assignments(
         # An engine that waits in vain for others says so after the rebuild's timeout: only one
         # that is silent for longer than that is itself at fault.
         allow_seconds = 2 * rebuild_seconds
-        if not at_commit:  # what is made ready, is made ready beside them
+        if not at_commit:  # staging happens in parallel with them
             allow_seconds += _copying_seconds(turn, engine_id)
         mine = replace(command, layers=layers.get(engine_id, ())) if layers else command
         turn.send(engines[engine_id], mine, allow_seconds=allow_seconds)
@@ -133,7 +133,7 @@ def note_activation(turn: Turn, pending: Pending, outcome: Activated) -> None:
 
 
 def activation_failed(turn: Turn, failure: Failure) -> None:
-    """Some engine could not take its place: begin anew when all have answered."""
+    """Some engine could not activate: begin again when all have answered."""
     is_own = failure.reason is not ErrorReason.UNAVAILABLE
     turn.note(failure=failure.message, is_at_fault=turn.transition.is_at_fault or is_own)
     _all_answered(turn)

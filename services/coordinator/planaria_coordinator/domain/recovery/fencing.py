@@ -1,4 +1,4 @@
-"""Bring everyone to one version: quiesce, hear every survivor, roll stragglers forward.
+"""Bring everyone to one version: quiesce, hear every survivor, roll late engines forward.
 
 protocol/recovery.md, and rules 2 to 4 of protocol/job.md. After a loss, pipelines that have lost
 nobody go on computing all the while, and finish the step in flight.
@@ -26,10 +26,10 @@ from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.replicas import (
     has_switched,
     holdings_of_placement,
+    late_engines,
     layers_of_version,
     layers_without_replica,
     placement_of,
-    stragglers,
     target_steps,
     witness_record,
 )
@@ -83,7 +83,7 @@ def begin_quiescing(turn: Turn) -> None:
 
 
 def _lost_engines(turn: Turn) -> tuple[str, ...]:
-    """All that are gone of those that steps cannot do without; the story knows who went first."""
+    """Return lost engines that the current step needs, in the order in which they were lost."""
     run, history = turn.run, turn.transition.history
     gone = sorted(run.required_engines - run.engines.keys())
     return tuple(dict.fromkeys((*history.engines_lost, *gone)))
@@ -102,7 +102,7 @@ def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:
 
 def _decide_version(turn: Turn) -> None:
     run, reports = turn.run, turn.transition.reports
-    # With nobody left to ask, the steps that were told of are gone with their engines.
+    # With nobody left to ask, the reported steps are gone with their engines.
     target = max(target_steps(reports), run.initial_steps) if reports else run.committed_steps
     if target + 1 < run.committed_steps:  # by one, somebody who has died may have been ahead
         _state_lost(turn, tuple(range(run.requirements.num_layers)), run.committed_steps)
@@ -117,7 +117,7 @@ def _decide_version(turn: Turn) -> None:
     record = witness_record(reports, target)
     if record is not None:
         turn.run = turn.run.with_evaluation(record)
-    behind = stragglers(reports, target, placement_of(record, run.placements))
+    behind = late_engines(reports, target, placement_of(record, run.placements))
     num_steps = run.requirements.trained_steps(target)
     turn.emit(
         "fence_complete",

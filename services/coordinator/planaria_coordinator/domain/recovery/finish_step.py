@@ -53,14 +53,14 @@ def kept_pipelines(
     """Return the pipelines that can keep the step in flight.
 
     All engines of such a pipeline have reported, and go on computing; all last applied the same
-    Activate, one that made them this pipeline, and so have done the same number of exchanges; all
-    stood at the same step, and now hold their layers in version T*. There are none if they have no
-    memory for what the others would have run, in this step or in every one behind it.
+    Activate, one that made them this pipeline, and so have done the same number of commit attempts;
+    all stood at the same step, and now hold their layers in version T*. There are none if they have
+    no memory for what the others would have run, in this step or in every one behind it.
 
     Args:
-        placement: the newest plan that engines were told of.
+        placement: the newest plan that engines have received.
         reports: of every survivor.
-        holdings: by engine, its layers of version T*, after stragglers have rolled forward.
+        holdings: by engine, its layers of version T*, after late engines have rolled forward.
         target_steps: T*.
         requirements: of the job.
         stands_behind: engines that receive the commit that led to T* park after it.
@@ -118,7 +118,7 @@ def _kept_pipeline(
     if committed_steps < target_steps:
         if applied_generation != placement.generation or stands_behind:
             return None
-        # It has been told the end of its step, and begins the next one with what it always runs.
+        # It has received the commit of its step, and begins the next one with what it always runs.
         kept = placement.plan.pipelines[index].microbatches
         return KeptPipeline(
             index=index, microbatches=kept, num_left=len(kept), microbatch_seconds=seconds
@@ -183,7 +183,7 @@ def finishing_placement(
     """Return the placement that finishes the step: healthy pipelines, and followers.
 
     Args:
-        placement: the newest plan that engines were told of.
+        placement: the newest plan that engines have received.
         kept: the pipelines that keep the step; at least one.
         holdings: by engine, its layers of version T*.
         engines: the survivors.

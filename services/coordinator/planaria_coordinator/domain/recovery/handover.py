@@ -122,8 +122,8 @@ def _when_all_have_answered(turn: Turn) -> None:
 def _begin_switching(turn: Turn) -> None:
     """Let everybody change over at the first commit at which all hold this.
 
-    From here on only the engines know which plan is in force: the next one is stored beside the
-    present one before anybody is told.
+    From here on only the engines know which plan is in force: the next one is stored next to the
+    present one before anything is sent.
     """
     run, target = turn.run, turn.target
     _tell_of_layers(turn)

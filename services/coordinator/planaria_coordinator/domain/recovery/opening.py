@@ -1,4 +1,4 @@
-"""Opening a transition: generation g + 1 is written first, then everyone is told [4, 7]."""
+"""Opening a transition: generation g + 1 is written first, then sent [4, 7]."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -63,7 +63,7 @@ def open_transition(
         history: what the transition is about.
         reason: why it is opened, in words.
         mode: when engines stop.
-        awaited_nodes: nodes whose engines must be ready before anyone is told.
+        awaited_nodes: nodes whose engines must be ready before anything is sent.
         time_account_before: the job's time before the fault that some may compute through.
     """
     generation = turn.run.generation + 1
@@ -98,7 +98,7 @@ def open_transition(
 def open_online_change(
     turn: Turn, history: TransitionHistory, reason: str, *, asks_anew: bool = False
 ) -> None:
-    """Let generation g + 1 be planned while engines train; they are told nothing before that.
+    """Let generation g + 1 be planned while engines train; they receive nothing before that.
 
     A question that the planner has been asked already is taken over.
 
@@ -106,7 +106,7 @@ def open_online_change(
         turn: the decision.
         history: what the transition is about.
         reason: why it is opened, in words.
-        asks_anew: whoever had the question has forgotten it.
+        asks_anew: the question was lost with its owner.
     """
     before = turn.run.transition
     generation = turn.run.generation + 1
@@ -155,7 +155,7 @@ def open_again(
     counts: bool = True,
     mode: QuiesceMode = QuiesceMode.IMMEDIATE,
 ) -> None:
-    """Begin the transition under way anew in the next generation: nobody new was lost."""
+    """Begin the transition under way again in the next generation: nobody new was lost."""
     transition = turn.transition
     history = carried_history(turn)
     if is_planned_change(transition) and mode is not QuiesceMode.AT_COMMIT:
@@ -178,7 +178,7 @@ def open_again(
 
 
 def carried_history(turn: Turn) -> TransitionHistory:
-    """Return the story of the transition under way, for the one that takes its place."""
+    """Return the history of the transition under way, for the one that replaces it."""
     history = turn.transition.history
     return replace(history, copied_bytes=history.copied_bytes + turn.transition.copied_bytes)
 
@@ -191,7 +191,7 @@ def is_planned_change(transition: Transition) -> bool:
 
 
 def retry_or_give_up(turn: Turn) -> None:
-    """Begin the transition anew when it failed with everyone alive, a few times.
+    """Begin the transition again when it failed with everyone alive, a few times.
 
     Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
     somebody has died whose loss is reported later. If it was something else, everyone is parked.

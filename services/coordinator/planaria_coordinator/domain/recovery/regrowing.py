@@ -1,7 +1,7 @@
 """The second half of a recovery: engines that lost their pipeline are assigned again, at a commit.
 
-Healthy pipelines finish the step in flight meanwhile. The planner is asked at once, and engines are
-told nothing before its answer.
+Healthy pipelines finish the step in flight meanwhile. The planner is asked at once, and engines
+receive nothing before its answer.
 """
 
 from dataclasses import replace

@@ -113,12 +113,12 @@ def _record(
 
 
 def _suspected(run: JobRun, history: TransitionHistory, recovery: Recovery) -> dict[str, Recovery]:
-    told = {node_of(engine_id) for engine_id in history.engines_lost} - set(recovery.nodes_lost)
+    reported = {node_of(engine_id) for engine_id in history.engines_lost} - set(recovery.nodes_lost)
     alive = {engine.node_id for engine in run.prepared_engines.values()}
     held = run.nodes.keys() - alive
     return {
         k: each
-        for k, each in {**run.suspected, **dict.fromkeys(told, recovery)}.items()
+        for k, each in {**run.suspected, **dict.fromkeys(reported, recovery)}.items()
         if k in held
     }
 
@@ -128,10 +128,10 @@ def complete_recovery(turn: Turn, node_id: str) -> bool:
 
     The recovery's cause stays, because totals by cause never fall.
     """
-    told = turn.run.suspected.get(node_id)
-    if told is None:
+    reported = turn.run.suspected.get(node_id)
+    if reported is None:
         return False
-    whole = replace(told, nodes_lost=(*told.nodes_lost, node_id))
+    whole = replace(reported, nodes_lost=(*reported.nodes_lost, node_id))
     suspected = {
         other: whole if each.id == whole.id else each
         for other, each in turn.run.suspected.items()

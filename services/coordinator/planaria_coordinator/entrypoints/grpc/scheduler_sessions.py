@@ -48,7 +48,7 @@ class SchedulerSession:
             waiting.set_result(decision)
 
     def end(self) -> None:
-        """Send no more questions; whoever waits for an answer learns that none will come."""
+        """Send no more questions; a caller that waits for an answer learns that none will come."""
         self._ended = True
         self._questions.put_nowait(None)
         for waiting in self._unanswered.values():

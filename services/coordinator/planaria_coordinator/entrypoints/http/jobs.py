@@ -42,7 +42,7 @@ async def create_job(
 async def list_jobs(
     jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[Job]:
-    """List jobs, the newest first; 100 unless told otherwise."""
+    """List jobs, the newest first; 100 by default."""
     return await jobs.list(page_size=page_size, page_token=page_token)
 
 
@@ -80,7 +80,7 @@ async def get_job_plan(job_id: str, jobs: JobsDep) -> GenerationRecord | models.
 async def list_job_metrics(
     job_id: str, jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[StepMetrics]:
-    """List the committed steps, the oldest first; 1,000 unless told otherwise."""
+    """List the committed steps, the oldest first; 1,000 by default."""
     return await jobs.metrics(job_id, page_size=page_size, page_token=page_token)
 
 
@@ -88,7 +88,7 @@ async def list_job_metrics(
 async def list_job_recoveries(
     job_id: str, jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[Recovery]:
-    """List the recoveries, the oldest first; 100 unless told otherwise."""
+    """List the recoveries, the oldest first; 100 by default."""
     return await jobs.recoveries(job_id, page_size=page_size, page_token=page_token)
 
 
@@ -96,5 +96,5 @@ async def list_job_recoveries(
 async def list_job_logs(
     job_id: str, jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[LogLine]:
-    """List lines that the job's engines wrote, the oldest first; 1,000 unless told otherwise."""
+    """List lines that the job's engines wrote, the oldest first; 1,000 by default."""
     return await jobs.logs(job_id, page_size=page_size, page_token=page_token)

@@ -17,7 +17,7 @@ _NO_CHANGE = models.Change()
 async def list_nodes(
     cluster: ClusterDep, page_size: PageSize = 0, page_token: PageToken = ""
 ) -> Page[Node]:
-    """List nodes by id; 1,000 unless told otherwise."""
+    """List nodes by id; 1,000 by default."""
     return await cluster.list(page_size=page_size, page_token=page_token)
 
 

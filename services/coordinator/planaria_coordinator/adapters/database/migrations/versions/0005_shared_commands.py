@@ -1,4 +1,4 @@
-"""A command that many engines are told alike is kept once."""
+"""Store a command that many engines receive once."""
 
 import sqlalchemy as sa
 from alembic import op
