@@ -40,16 +40,8 @@ def to_message(value: Any, message_type: type[MessageT]) -> MessageT:
     Raises:
         TypeError: the dataclass lacks a field of the message.
     """
-    match = _match(cast(Hashable, type(value)), message_type.DESCRIPTOR)
-    if match.only_in_message:
-        raise TypeError(f"{type(value).__name__} has no {', '.join(match.only_in_message)}")
-    return message_type(
-        **{
-            field.name: field.encode(each)
-            for field in match.fields
-            if (each := getattr(value, field.attribute)) is not None
-        }
-    )
+    message: MessageT = _writer(cast(Hashable, type(value)), message_type.DESCRIPTOR)(value)
+    return message
 
 
 def from_message(message: Message, data_type: type[DataT]) -> DataT:
@@ -58,20 +50,8 @@ def from_message(message: Message, data_type: type[DataT]) -> DataT:
     Raises:
         TypeError: the message lacks a field of the dataclass.
     """
-    match = _match(cast(Hashable, data_type), message.DESCRIPTOR)
-    if match.only_in_data:
-        raise TypeError(f"{message.DESCRIPTOR.name} has no {', '.join(match.only_in_data)}")
-    return data_type(
-        **{
-            field.attribute: (
-                None
-                if field.is_optional and not message.HasField(field.name)
-                else field.decode(getattr(message, field.name))
-            )
-            for field in match.fields
-            if not field.is_computed
-        }
-    )
+    data: DataT = _reader(cast(Hashable, data_type), message.DESCRIPTOR)(message)
+    return data
 
 
 def timestamp(time: datetime) -> Timestamp:
@@ -128,52 +108,83 @@ class _Field:
     decode: Convert
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Match:
-    fields: tuple[_Field, ...]
-    only_in_data: tuple[str, ...]
-    only_in_message: tuple[str, ...]
+@cache
+def _writer(data_type: Hashable, descriptor: Descriptor) -> Convert:
+    """Return what makes a message of a dataclass."""
+    fields = _match(cast(type, data_type), descriptor)
+    missing = set(descriptor.fields_by_name) - {field.name for field in fields}
+    if missing:
+        raise TypeError(f"{cast(type, data_type).__name__} has no {', '.join(sorted(missing))}")
+    message_type = GetMessageClass(descriptor)
+    plain = [(f.attribute, f.name) for f in fields if f.encode is _same]
+    converted = [(f.attribute, f.name, f.encode) for f in fields if f.encode is not _same]
+
+    def write(value: Any) -> Message:
+        values = {name: getattr(value, attribute) for attribute, name in plain}
+        for attribute, name, encode in converted:
+            each = getattr(value, attribute)
+            values[name] = None if each is None else encode(each)
+        return message_type(**values)
+
+    return write
 
 
 @cache
-def _match(data_type: Hashable, descriptor: Descriptor) -> _Match:
-    """Match the fields of a dataclass with those of a message."""
+def _reader(data_type: Hashable, descriptor: Descriptor) -> Convert:
+    """Return what makes a dataclass of a message."""
     data = cast(Any, data_type)
+    fields = [field for field in _match(data, descriptor) if not field.is_computed]
+    attributes = {each.name for each in dataclasses.fields(data)} - {"kind"}
+    missing = attributes - {field.attribute for field in fields}
+    if missing:
+        raise TypeError(f"{descriptor.name} has no {', '.join(sorted(missing))}")
+    plain = [(f.attribute, f.name) for f in fields if f.decode is _same and not f.is_optional]
+    converted = [
+        (f.attribute, f.name, f.decode, f.is_optional)
+        for f in fields
+        if f.decode is not _same or f.is_optional
+    ]
+
+    def read(message: Message) -> Any:
+        values = {attribute: getattr(message, name) for attribute, name in plain}
+        for attribute, name, decode, is_optional in converted:
+            if is_optional and not message.HasField(name):
+                values[attribute] = None
+            else:
+                values[attribute] = decode(getattr(message, name))
+        return data(**values)
+
+    return read
+
+
+def _match(data: Any, descriptor: Descriptor) -> list[_Field]:
+    """Match the fields and properties of a dataclass with the fields of a message."""
     hints = get_type_hints(data)
     attributes = [each.name for each in dataclasses.fields(data)]
     computed = [name for name, each in vars(data).items() if isinstance(each, property)]
     for name in computed:
         hints[name] = get_type_hints(vars(data)[name].fget)["return"]
-    found: dict[str, _Field] = {}
-    only_in_data = []
+    found = []
     for attribute in (*attributes, *computed):
-        is_computed = attribute in computed
         name = next((n for n in _names(attribute) if n in descriptor.fields_by_name), None)
-        if name is not None:
-            field = descriptor.fields_by_name[name]
-            found[name] = _field(attribute, hints[attribute], field, is_computed=is_computed)
-        elif not is_computed and attribute != "kind":  # the message's type is the kind
-            only_in_data.append(attribute)
-    return _Match(
-        fields=tuple(found.values()),
-        only_in_data=tuple(only_in_data),
-        only_in_message=tuple(name for name in descriptor.fields_by_name if name not in found),
-    )
-
-
-def _field(attribute: str, annotation: Any, field: FieldDescriptor, *, is_computed: bool) -> _Field:
-    is_optional = NoneType in get_args(annotation)
-    if is_optional:
-        [annotation] = [a for a in get_args(annotation) if a is not NoneType]
-    encode, decode = _converters(annotation, field)
-    return _Field(
-        attribute=attribute,
-        name=field.name,
-        is_optional=is_optional,
-        is_computed=is_computed,
-        encode=encode,
-        decode=decode,
-    )
+        if name is None:
+            continue
+        annotation = hints[attribute]
+        is_optional = NoneType in get_args(annotation)
+        if is_optional:
+            [annotation] = [a for a in get_args(annotation) if a is not NoneType]
+        encode, decode = _converters(annotation, descriptor.fields_by_name[name])
+        found.append(
+            _Field(
+                attribute=attribute,
+                name=name,
+                is_optional=is_optional,
+                is_computed=attribute in computed,
+                encode=encode,
+                decode=decode,
+            )
+        )
+    return found
 
 
 def _names(attribute: str) -> Iterator[str]:
@@ -191,24 +202,34 @@ def _converters(annotation: Any, field: FieldDescriptor) -> tuple[Convert, Conve
     message_type = field.message_type
     if get_origin(annotation) is tuple:
         encode, decode = _converters(get_args(annotation)[0], field)
-        return lambda values: map(encode, values), lambda values: tuple(map(decode, values))
+        return _each(encode), tuple if decode is _same else _each(decode)
     if message_type is None:
         return _scalar_converters(annotation, field)
     if message_type.GetOptions().map_entry:
-        _, encode = _as_is(dict)
         _, decode = _converters(get_args(annotation)[1], message_type.fields_by_name["value"])
-        return encode, lambda values: {key: decode(value) for key, value in values.items()}
+        return _same, lambda values: {key: decode(value) for key, value in values.items()}
     if annotation is datetime:
         return timestamp, lambda time: time.ToDatetime(tzinfo=UTC)
     if message_type is Duration.DESCRIPTOR:
         return duration, lambda time: time.ToTimedelta().total_seconds()
     if message_type is Struct.DESCRIPTOR:
         return struct, from_struct
-    nested = GetMessageClass(message_type)
-    return (
-        lambda value: to_message(value, nested),
-        lambda value: from_message(value, annotation),
-    )
+    read: Convert | None = None
+
+    def read_nested(value: Any) -> Any:  # what is only written need not be readable
+        nonlocal read
+        read = read or _reader(annotation, message_type)
+        return read(value)
+
+    return _writer(annotation, message_type), read_nested
+
+
+def _each(convert: Convert) -> Convert:
+    return _same if convert is _same else lambda values: tuple([convert(v) for v in values])
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _scalar_converters(annotation: Any, field: FieldDescriptor) -> tuple[Convert, Convert]:
@@ -217,12 +238,8 @@ def _scalar_converters(annotation: Any, field: FieldDescriptor) -> tuple[Convert
     if field.type == FieldDescriptor.TYPE_BYTES:
         return bytes.fromhex, lambda value: value.hex()
     if annotation is str:
-        return _as_is(lambda text: _storable(text))
-    return _as_is(annotation)
-
-
-def _as_is(read: Convert) -> tuple[Convert, Convert]:
-    return (lambda value: value), read
+        return _same, lambda text: _storable(text)
+    return _same, _same
 
 
 def _enum_converters(enum: type[StrEnum], descriptor: EnumDescriptor) -> tuple[Convert, Convert]:
