@@ -9,7 +9,7 @@ from torch import Tensor
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.errors import ErrorReason
 from planaria_worker.engine.groups import Group, GroupKind, GroupSpec, Work
-from planaria_worker.engine.groups.backends import Pending
+from planaria_worker.engine.groups.transport.backends import Pending
 from planaria_worker.engine.process.faults import Fault
 from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
 from planaria_worker.engine.process.watchdog import LOOKS_PER_DEADLINE, Watchdog

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from planaria_worker.engine.groups import GroupBroken, GroupKind, GroupSpec, SumGroup, Work
-from planaria_worker.engine.groups.backends import SumBackend
-from planaria_worker.engine.groups.gloo import GlooBackend
-from planaria_worker.engine.groups.host_memory import HostMemorySum
+from planaria_worker.engine.groups.transport.backends import SumBackend
+from planaria_worker.engine.groups.transport.gloo import GlooBackend
+from planaria_worker.engine.groups.transport.host_memory import HostMemorySum
 
 BOUND_SECONDS = 30.0
 

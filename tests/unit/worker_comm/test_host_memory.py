@@ -16,8 +16,8 @@ from planaria_worker.engine.groups import (
     SumGroup,
     Work,
 )
-from planaria_worker.engine.groups.backends import Pending
-from planaria_worker.engine.groups.host_memory import HostMemoryLink, HostMemorySum
+from planaria_worker.engine.groups.transport.backends import Pending
+from planaria_worker.engine.groups.transport.host_memory import HostMemoryLink, HostMemorySum
 
 BOUND_SECONDS = 30.0
 

@@ -24,7 +24,7 @@ from planaria_worker.engine.groups import (
 )
 
 BOUND_SECONDS = 30.0
-MODULE = "planaria_worker.engine.groups.nccl"
+MODULE = "planaria_worker.engine.groups.transport.nccl"
 
 
 class FakeWork:

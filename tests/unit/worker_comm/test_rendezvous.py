@@ -11,7 +11,7 @@ from planaria_common.netutil import free_port
 from planaria_worker.engine.groups.addresses import parse_address
 from planaria_worker.engine.groups.group import GroupBroken
 from planaria_worker.engine.groups.rendezvous import Rendezvous, StoreServer
-from planaria_worker.engine.groups.sockets import listening_addresses
+from planaria_worker.engine.groups.transport.sockets import listening_addresses
 
 HOST = "127.0.0.1"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planaria_worker.engine.groups.addresses import Address
-from planaria_worker.engine.groups.sockets import (
+from planaria_worker.engine.groups.transport.sockets import (
     cut,
     find_connections,
     listening_addresses,

@@ -23,9 +23,9 @@ from planaria_worker.engine.groups import (
     SumGroup,
     Work,
 )
-from planaria_worker.engine.groups.tcp_connector import TcpConnector
-from planaria_worker.engine.groups.tcp_link import TcpLink
-from planaria_worker.engine.groups.tcp_sum import TcpSum
+from planaria_worker.engine.groups.transport.tcp_connector import TcpConnector
+from planaria_worker.engine.groups.transport.tcp_link import TcpLink
+from planaria_worker.engine.groups.transport.tcp_sum import TcpSum
 
 HOST = "127.0.0.1"
 BOUND_SECONDS = 30.0

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from planaria_worker.engine.groups import GroupKind
-from planaria_worker.engine.groups.tcp_connector import TcpConnector
-from planaria_worker.engine.groups.transports import open_connector
+from planaria_worker.engine.groups.transport.choice import open_connector
+from planaria_worker.engine.groups.transport.tcp_connector import TcpConnector
 from planaria_worker.engine_config import Transport
 
 

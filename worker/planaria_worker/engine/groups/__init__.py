@@ -8,8 +8,8 @@
     communicators.shut()                            # from any thread: ends all waits at once
 
 Read in this order: group_spec, group, pipeline_link, sum_group; communicators and rendezvous (how
-groups are built); current_groups (which ones an engine has); transports, and the transports: tcp_*
-(our own connections), gloo, nccl, host_memory; failure_detector and liveness_beacon.
+groups are built); current_groups (which ones an engine has); transport/ (what moves the tensors);
+failure_detector and liveness_beacon (which detect that a peer is dead).
 """
 
 from planaria_worker.engine.groups.communicators import Communicators, Groups

@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from planaria_worker.engine.groups.backends import Backend, Pending
 from planaria_worker.engine.groups.group_spec import GroupSpec
+from planaria_worker.engine.groups.transport.backends import Backend, Pending
 
 B = TypeVar("B", bound=Backend)
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from planaria_worker.engine.groups.backends import LinkBackend
 from planaria_worker.engine.groups.group import Group, Work
+from planaria_worker.engine.groups.transport.backends import LinkBackend
 
 
 class PipelineLink(Group[LinkBackend]):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from planaria_worker.engine.groups.backends import SumBackend
 from planaria_worker.engine.groups.group import Group, GroupBroken, Work
+from planaria_worker.engine.groups.transport.backends import SumBackend
 
 
 class SumGroup(Group[SumBackend]):

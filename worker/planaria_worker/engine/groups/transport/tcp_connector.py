@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 from torch._C._distributed_c10d import Store
 
-from planaria_worker.engine.groups.acceptor import Acceptor
 from planaria_worker.engine.groups.addresses import format_address, parse_address
-from planaria_worker.engine.groups.sockets import end
-from planaria_worker.engine.groups.tcp_link import Neighbour
+from planaria_worker.engine.groups.transport.acceptor import Acceptor
+from planaria_worker.engine.groups.transport.sockets import end
+from planaria_worker.engine.groups.transport.tcp_link import Neighbour
 
 _TOKEN_BYTES = 16
 

@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Store
 from torch._C._distributed_c10d import Work as BackendWork
 
 from planaria_worker.engine.groups.addresses import Address, format_address, parse_address
-from planaria_worker.engine.groups.backends import Pending, RawProcessGroup
-from planaria_worker.engine.groups.sockets import (
+from planaria_worker.engine.groups.transport.backends import Pending, RawProcessGroup
+from planaria_worker.engine.groups.transport.sockets import (
     cut,
     find_connections,
     has_end,

@@ -4,17 +4,17 @@ links and votes, and gloo for the sums of gradients.
 
 import torch
 
-from planaria_worker.engine.groups.backends import Connector, LinkBackend, SumBackend
-from planaria_worker.engine.groups.gloo import GlooConnector
 from planaria_worker.engine.groups.group_spec import GroupKind
-from planaria_worker.engine.groups.host_memory import (
+from planaria_worker.engine.groups.transport.backends import Connector, LinkBackend, SumBackend
+from planaria_worker.engine.groups.transport.gloo import GlooConnector
+from planaria_worker.engine.groups.transport.host_memory import (
     HostMemoryConnector,
     HostMemoryLink,
     HostMemorySum,
 )
-from planaria_worker.engine.groups.tcp_connector import TcpConnector
-from planaria_worker.engine.groups.tcp_link import TcpLink
-from planaria_worker.engine.groups.tcp_sum import TcpSum
+from planaria_worker.engine.groups.transport.tcp_connector import TcpConnector
+from planaria_worker.engine.groups.transport.tcp_link import TcpLink
+from planaria_worker.engine.groups.transport.tcp_sum import TcpSum
 from planaria_worker.engine_config import Transport
 
 AnyConnector = Connector[LinkBackend] | Connector[SumBackend]
@@ -32,7 +32,7 @@ def open_connector(
     is_on_host = kind is GroupKind.COMMIT_MESSAGES
     if transport == "nccl" and not is_on_host:
         # Builds of torch without CUDA cannot import it.
-        from planaria_worker.engine.groups.nccl import NcclLinkConnector, NcclSumConnector
+        from planaria_worker.engine.groups.transport.nccl import NcclLinkConnector, NcclSumConnector
 
         if kind.is_link:
             step = -1 if kind is GroupKind.GRADIENTS else 1

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups.backends import Pending
-from planaria_worker.engine.groups.tcp_link import Neighbour
+from planaria_worker.engine.groups.transport.backends import Pending
+from planaria_worker.engine.groups.transport.tcp_link import Neighbour
 
 
 class TcpSum:

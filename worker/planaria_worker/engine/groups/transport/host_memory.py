@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from planaria_worker.engine.groups.backends import Connector, LinkBackend, Pending, SumBackend
+from planaria_worker.engine.groups.transport.backends import (
+    Connector,
+    LinkBackend,
+    Pending,
+    SumBackend,
+)
 
 B = TypeVar("B")
 

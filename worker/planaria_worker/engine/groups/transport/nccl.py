@@ -24,8 +24,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupNCCL, Store
 from torch._C._distributed_c10d import Work as BackendWork
 
-from planaria_worker.engine.groups.backends import Pending, RawProcessGroup
 from planaria_worker.engine.groups.streams import own_stream
+from planaria_worker.engine.groups.transport.backends import Pending, RawProcessGroup
 
 B = TypeVar("B", bound="_NcclBackend")
 

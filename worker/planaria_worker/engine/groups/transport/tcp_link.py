@@ -16,8 +16,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups.backends import Pending
-from planaria_worker.engine.groups.sockets import end
+from planaria_worker.engine.groups.transport.backends import Pending
+from planaria_worker.engine.groups.transport.sockets import end
 
 _LENGTH = struct.Struct("!Q")
 """Precedes each message: its number of bytes."""
