@@ -104,7 +104,7 @@ def test_the_coordinator_dies_in_a_phase_of_a_recovery(
 
 
 def lose_who_has_passed_the_exchange(pool: Pool, script: Script, spec: JobSpec) -> tuple[Job, int]:
-    """Hold a last rank behind the exchange until the other pipelines have committed.
+    """Hold a last rank after the vote until the other pipelines have committed.
 
     Returns:
         The job, and the line of the script that holds the engine.

@@ -106,7 +106,7 @@ class EngineCluster(Engines):
         )
 
     def train(self, plan: Sequence[Pipeline]) -> None:
-        """Begins the job anew in a new generation, whatever the engines did before."""
+        """Begins the job again in a new generation, whatever the engines did before."""
         self.quiesce(dict.fromkeys([*_alive(self, self.members), *_names(plan)]))
         self._forget_events()
         self.copy_initial(plan)

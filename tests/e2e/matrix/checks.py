@@ -161,7 +161,7 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
 
 
 def _changes_plan(fault: Fired, traces: list[Traced]) -> bool:
-    """Whether somebody failed behind the exchange of a commit at which the next plan begins."""
+    """Whether an engine failed after the vote of a commit at which the next plan begins."""
     return fault.at in ("after_exchange", "before_update") and any(
         line["ends_generation"]
         for trace in traces

@@ -115,7 +115,7 @@ def test_a_healthy_pipeline_finishes_the_step_of_a_broken_one(
 def test_a_group_without_a_lost_member_continues(
     cluster: EngineCluster, expected: ReferenceResult, tmp_path: Path
 ) -> None:
-    """One of its members is armed to die if it makes any group anew.
+    """One of its members is armed to die if it rebuilds any group.
 
     Guard: who is in a broken pipeline sets its idle groups aside, too.
     """

@@ -1,4 +1,4 @@
-"""Plan after plan behind the commits of one job, with a kill anywhere: one model."""
+"""Plan after plan at commits of one job, with a kill anywhere: one model."""
 
 import random
 from collections.abc import Mapping, Sequence

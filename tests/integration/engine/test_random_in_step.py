@@ -59,7 +59,7 @@ def everybody(cluster: EngineCluster) -> Pipeline:
 
 
 def finish_the_step(cluster: EngineCluster, rng: random.Random, plans: dict[int, Plan]) -> Plan:
-    """As a coordinator does; when nobody is whole, everybody begins the step anew.
+    """As a coordinator does; when nobody is whole, everybody begins the step again.
 
     Args:
         cluster: the engines.

@@ -78,7 +78,7 @@ def test_a_kill_between_the_phases_of_a_commit_is_rolled_forward(
         "d": FAILED_STEP + 1,
     }
     held = cluster.roll_forward(reports)
-    # a had the very sums of the record: it needs no copy, though it never saw the verdict.
+    # a had the very sums of the record: it needs no copy, though it never saw the decision.
     assert held["a"] == {0: FAILED_STEP + 1, 1: FAILED_STEP + 1}
     after = [Pipeline([("a", 2), ("c", 5)], [0, 2, 4]), Pipeline([("d", 7)], [1, 3, 5])]
     copied = cluster.copy_missing(after, held)

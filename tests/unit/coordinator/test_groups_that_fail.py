@@ -21,7 +21,7 @@ from unit.coordinator.test_finishing_a_step import pairs
 async def test_groups_that_cannot_be_made_stop_no_healthy_pipeline(
     node_id: str, reason: ErrorReason, kept: list[int]
 ) -> None:
-    """Mostly another loss is on its way, whose news come later; if not, all begin anew [8]."""
+    """Usually another loss follows; if not, all begin again [8]."""
     world = await pairs()
     world.begin_step()
     agent = world.agents[node_id]

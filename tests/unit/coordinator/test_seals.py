@@ -81,7 +81,7 @@ def test_a_version_with_a_gap_is_given_up_at_its_deadline(run: JobRun) -> None:
     """Reports were lost with the coordinator, and nobody knows."""
     run = decided(run, said(run, written(1))).run
     run = decided(run, Restarted(), seconds=5000.0).run
-    assert 2 in decided(run, Tick(), seconds=5001.0).run.checkpoints, "its deadline begins anew"
+    assert 2 in decided(run, Tick(), seconds=5001.0).run.checkpoints, "its deadline begins again"
     decision = decided(run, Tick(), seconds=9000.0)
     assert told(decision) == ["checkpoint_incomplete"]
     assert decision.run.checkpoints == {}

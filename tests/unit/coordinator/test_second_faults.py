@@ -18,7 +18,7 @@ async def lose_a_node(world: World) -> None:
 
 
 async def lose_an_engine(world: World) -> None:
-    """The engine of n1 dies; its agent says so, and it is created anew."""
+    """The engine of n1 dies; its agent says so, and it is created again."""
     world.begin_step()
     agent = world.agents["n1"]
     agent.lose_engine(next(iter(agent.engines)))

@@ -124,7 +124,7 @@ async def test_a_job_that_has_trained_says_how_many_nodes_it_needs_to_go_on() ->
     assert told(world) == before
     await world.add_node("n9")
     assert await state_and_reason(world) == (JobState.RUNNING, "")
-    assert world.run.waiting_reason == "", "the next time it is told anew"
+    assert world.run.waiting_reason == "", "the next time it is reported again"
     await world.stop()
 
 

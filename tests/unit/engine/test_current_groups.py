@@ -111,7 +111,7 @@ def links(old: Generation) -> CurrentGroups:
 def test_the_groups_before_a_handover_last_until_its_first_commit(
     links: CurrentGroups, old: Generation
 ) -> None:
-    """Peers may still be reading the last verdict from them."""
+    """Peers may still be reading the last decision from them."""
     new = Generation("a", "c")
     links.hand_over(new.communicators, new.along)
     assert old.shut == (False, False)

@@ -27,6 +27,9 @@ BANNED = {
     r"\b(?:beside|besides) training\b": "while training continues, online",
     r"\brun[ _]ahead\b": "begin the next round early",
     r"\bwishes\b": "user requests",
+    r"\banew\b": "again",
+    r"\bbeside\b": "next to, while, in addition to",
+    r"\bverdicts?\b": "decision",
 }
 """What not to write, and what to write instead; docs/reference/glossary.md has the terms."""
 

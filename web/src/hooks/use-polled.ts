@@ -3,7 +3,7 @@ import { usePolling } from "./polling";
 
 /**
  * Reads something again and again. `read` is given what the last reading returned, so that a list
- * that only grows can be continued instead of fetched anew.
+ * that only grows can be continued instead of fetched again.
  */
 export function usePolled<T>(
   key: readonly string[],

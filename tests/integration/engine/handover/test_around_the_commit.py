@@ -118,14 +118,14 @@ def test_a_straggler_rolls_forward_and_parks(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
     """b has passed the exchange and told a nothing yet: a promised for the plan before."""
-    verdict = tmp_path / "verdict"
-    waiting = {"at": "after_exchange", "action": "hold", "step": STEP, "until": str(verdict)}
+    decision = tmp_path / "decision"
+    waiting = {"at": "after_exchange", "action": "hold", "step": STEP, "until": str(decision)}
     begin(cluster, go, joining="e", failpoints={"b": [waiting]})
     handover = Handover(cluster, BOTH, WITH_E)
     handover.stage()
     handover.switch_behind(STEP, go)
     handover.switching_result("d")
-    reports = fence_while_held(cluster, verdict, ("a", "b", "c", "d", "e"))
+    reports = fence_while_held(cluster, decision, ("a", "b", "c", "d", "e"))
     assert reports["a"].committed_steps == STEP
     assert reports["a"].applied_generation < handover.generation
     assert reports["d"].committed_steps == STEP + 1
@@ -163,7 +163,7 @@ def test_an_engine_that_votes_does_not_switch_on_what_a_followed_layer_says(
     cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
     """c hears of the commit from b, whose layers it follows; in its own pipeline d dies before c
-    has the verdict. Its own layers lack the step."""
+    has the decision. Its own layers lack the step."""
     never = tmp_path / "never"
     silent = {"at": "after_exchange", "action": "hold", "step": STEP, "until": str(never)}
     begin(cluster, go, failpoints={"d": [silent]})
