@@ -1,9 +1,9 @@
-"""A pipeline whose stages learn at different moments that they are to finish the step of others.
+"""A pipeline whose stages learn at different moments that they finish the step of a lost pipeline.
 
-Threads and groups in memory; schedule, stage and exchange are the real ones. The plans that follow
-each other within a step reach each stage at any of its actions, or when it is parked.
-Whenever that is, each stage receives what its neighbour sent for this very pass, nobody waits for
-ever, and the model is that of a pipeline that had all of it from the start.
+Threads, and groups in memory; schedule, stages and two-phase commit are the real ones. Each stage
+gets the next plan of the step at any of its actions, or when it is parked. At whatever moment that
+is, each stage receives what its neighbour sent for this very pass, no stage waits for ever, and the
+model is that of a pipeline that had all microbatches from the start.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from planaria_worker.engine.step.training_context import TrainingContext, renew_
 from planaria_worker.engine.step.training_step import CommittedStep, attempt, begin_step, compute
 from support import memory_groups
 from support.memory_groups import MemoryGroup
-from unit.engine.places import GENERATION, make_job, run_one_step, take_places
+from unit.engine.contexts import GENERATION, build_contexts, make_job, run_one_step
 from unit.engine.plans import pipeline, untied
 
 ALL = (0, 1, 2, 3, 4)
@@ -41,18 +41,18 @@ PLANS = ((0, 3), (0, 2, 3), ALL)
 LOST = [pipeline(1, [5], [])]
 CUTS = {2: [2, 5], 3: [1, 3, 5], 4: [1, 2, 3, 5]}
 AT_REST = 1_000
-"""Told of a plan only when nothing is left to do."""
+"""A stage gets the plan only when nothing is left to do."""
 
 
 class DeafGroup(MemoryGroup):
-    """Of a transport that does not say whether a message has come."""
+    """Its transport does not say whether a message has come."""
 
     def has_message(self, src: int) -> bool:
         return False
 
 
 class SlowGroup(MemoryGroup):
-    """Whose messages leave when they are received: they are larger than what lies between."""
+    """Its messages leave only when they are received: they are larger than all buffers."""
 
     def __init__(self, *shared_and_rank: Any) -> None:
         super().__init__(*shared_and_rank)
@@ -105,7 +105,7 @@ class Awaited:
 
 
 class Crew:
-    """A pipeline's engines, and who tells them of plans: each when all have the one before."""
+    """A pipeline's engines; each gets a plan when all engines have the plan before."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Crew:
         moments: Sequence[Sequence[int]],
         kind: type[MemoryGroup] = MemoryGroup,
     ) -> None:
-        """Takes the places.
+        """Build the contexts.
 
         Args:
             job: five microbatches of five layers.
@@ -124,7 +124,7 @@ class Crew:
         """
         self.job = job
         self._plans = [_plan(CUTS[len(moments)], microbatches) for microbatches in plans]
-        self.places = take_places(job, self._plans[0], kind)[: len(moments)]
+        self.contexts = build_contexts(job, self._plans[0], kind)[: len(moments)]
         self.passes: list[list[tuple[str, int]]] = [[] for _ in moments]
         self.holds: dict[tuple[int, str, int], tuple[int, str, int]] = {}
         """Passes of stages that begin only when others have begun."""
@@ -132,17 +132,17 @@ class Crew:
         self._num_actions = [0] * len(moments)
         self._num_told = [0] * len(moments)
         self._changed = threading.Condition()
-        for stage, context in enumerate(self.places):
+        for stage, context in enumerate(self.contexts):
             context.resources.fence.fence(GENERATION + 1)
             cast(Any, context.resources.failpoints).hit = self._hook(stage)
 
     def run(self) -> list[CommittedStep]:
         """The whole step, each stage on a thread."""
-        with ThreadPoolExecutor(len(self.places)) as threads:
-            return list(threads.map(self._run, range(len(self.places))))
+        with ThreadPoolExecutor(len(self.contexts)) as threads:
+            return list(threads.map(self._run, range(len(self.contexts))))
 
     def _run(self, stage: int) -> CommittedStep:
-        context = self.places[stage]
+        context = self.contexts[stage]
         begin_step(context, 0)
         while True:
             compute(context, context.progress.missing(context.view.pipeline.first_microbatches))
@@ -192,8 +192,8 @@ class Crew:
 
     def _tell(self, stage: int) -> None:
         self._num_told[stage] += 1
-        plan, context = self._plans[self._num_told[stage]], self.places[stage]
-        for each in self.places:  # nobody is told of a plan before all are fenced for it
+        plan, context = self._plans[self._num_told[stage]], self.contexts[stage]
+        for each in self.contexts:  # nobody is told of a plan before all are fenced for it
             if each.resources.fence.newest < GENERATION + self._num_told[stage]:
                 each.resources.fence.fence(GENERATION + self._num_told[stage])
         context.upcoming.append(
@@ -245,31 +245,31 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_groups, "TIMEOUT_SECONDS", 10.0)
 
 
-def parameters(places: Sequence[TrainingContext]) -> dict[int, Tensor]:
+def parameters(contexts: Sequence[TrainingContext]) -> dict[int, Tensor]:
     """Of every layer."""
     return {
         layer: state.parameters
-        for context in places
+        for context in contexts
         for layer, state in context.resources.store.states.items()
     }
 
 
 def check(crew: Crew, expected: Undisturbed) -> None:
-    """Runs the step: everybody makes each pass once, and the model is the undisturbed one."""
+    """Run the step: each stage makes each pass once, and the model is the undisturbed one."""
     committed = crew.run()
-    found = parameters(crew.places)
+    found = parameters(crew.contexts)
     assert found.keys() == expected.parameters.keys()
     assert all(torch.equal(found[layer], each) for layer, each in expected.parameters.items())
     for step in committed:
         assert step.record.gradient_norm == expected.record.gradient_norm
         assert step.record.evaluation_loss == expected.record.evaluation_loss
-    for context, passes in zip(crew.places, crew.passes, strict=True):
+    for context, passes in zip(crew.contexts, crew.passes, strict=True):
         assert sorted(passes) == sorted((at, m) for m in ALL for at in ("forward", "backward"))
         in_flight = most = 0
         for at, _ in passes:
             in_flight += 1 if at == "forward" else -1
             most = max(most, in_flight)
-        assert most <= len(crew.places) - context.view.stage_index
+        assert most <= len(crew.contexts) - context.view.stage_index
 
 
 @pytest.mark.parametrize("kind", [MemoryGroup, SlowGroup])
@@ -296,8 +296,8 @@ def test_rounds_may_reach_every_stage_at_any_moment(
 
 
 def test_the_pipeline_stays_full(plain: Undisturbed) -> None:
-    """Told in time, a stage begins what was lost before its own last backward pass, and the one
-    behind goes on with it at once. Guard: an attempt that is void whatever comes is called off."""
+    """A stage that gets the plan in time begins the next round before its own last backward pass,
+    and the next stage continues it. Guard: an attempt that cannot commit is aborted at once."""
     crew = Crew(plain.job, (PLANS[0], ALL), [[1], [1]])
     crew.holds[0, "backward", 3] = 1, "forward", 1
     check(crew, plain)
@@ -308,22 +308,23 @@ def test_the_pipeline_stays_full(plain: Undisturbed) -> None:
 def test_a_stage_with_the_next_round_does_not_wait_for_one_without(
     plain: Undisturbed, kind: type[MemoryGroup]
 ) -> None:
-    """Guards: a stage begins another run only with what has come, since the one before may wait for
-    it; and does not wait until what it sends ahead is received, since the one behind may do so."""
+    """Guards: a stage begins the next round only with input that has come, since the stage before
+    may wait for it; and it does not wait until an early send is received, since the stage after may
+    not know of the round."""
     for told in ([AT_REST, 1, 1, AT_REST], [1, AT_REST, AT_REST, AT_REST]):
         check(Crew(plain.job, (PLANS[0], ALL), [[moment] for moment in told], kind), plain)
 
 
 def test_nothing_comes_before_an_evaluation(evaluating: Undisturbed) -> None:
-    """Guard: a run begins with what is evaluated, so no activations may have been sent before."""
+    """Guard: a round begins with the evaluation, so no activations may be sent before it."""
     for first in (1, AT_REST):
         for second in (1, AT_REST):
             check(Crew(evaluating.job, (PLANS[0], ALL), [[first], [second]]), evaluating)
 
 
 def test_the_pass_begun_early_is_the_next_one(plain: Undisturbed) -> None:
-    """Guard: else a stage would take the activations of one microbatch for those of another."""
-    (context, *_) = take_places(plain.job, [pipeline(0, CUTS[2], ALL)])
+    """Guard: a stage must not take the activations of one microbatch for those of another."""
+    (context, *_) = build_contexts(plain.job, [pipeline(0, CUTS[2], ALL)])
     begin_step(context, 0)
     assert context.pipeline is not None
     for step, begun in [(0, [3]), (1, [1])]:  # the other microbatch; the one of another step

@@ -33,13 +33,13 @@ from planaria_worker.engine.step.training_step import (
 from planaria_worker.models.stage import Microbatch, build_stage
 from planaria_worker.models.state import initial_state
 from support.memory_groups import MemoryGroup, MemorySum
-from unit.engine.places import (
+from unit.engine.contexts import (
+    build_contexts,
     make_job,
+    run_contexts,
     run_one_step,
-    run_places,
     run_step,
     run_steps,
-    take_places,
 )
 from unit.engine.plans import pipeline
 
@@ -123,13 +123,13 @@ def test_layers_that_travel_apart_have_the_same_sums(
     """Also where a copy with complete sums is needed again before the commit (`_reclaim`)."""
     job = make_job(tmp_path, MODELS["gpt2"], reproducible=True)
     largest = max(layout.num_elements for layout in job.layouts) * torch.int64.itemsize
-    together = run_steps(take_places(job, PLANS["three cuts"]))
+    together = run_steps(build_contexts(job, PLANS["three cuts"]))
     job = dataclasses.replace(
         job,
         bucket_bytes=1024 if travels == "in pieces" else largest,
         buckets_in_flight=job.buckets_in_flight if has_room else 1,
     )
-    assert run_steps(take_places(job, PLANS["three cuts"])) == together
+    assert run_steps(build_contexts(job, PLANS["three cuts"])) == together
 
 
 def test_a_follower_adds_nothing_of_the_step_before(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_a_follower_adds_nothing_of_the_step_before(tmp_path: Path) -> None:
     job = dataclasses.replace(job, bucket_bytes=1024)
     plan = PLANS["deep and flat"]
     follower = FollowerAssignment(engine_id="f", data_address="", layers=(3,))
-    alone = run_steps(take_places(job, plan))
-    assert run_steps(take_places(job, plan, followers=[follower])) == [*alone, *alone[:2]]
+    alone = run_steps(build_contexts(job, plan))
+    assert run_steps(build_contexts(job, plan, followers=[follower])) == [*alone, *alone[:2]]
 
 
 @pytest.mark.parametrize("resumed_step", [None, 0])
@@ -154,7 +154,7 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
     job = dataclasses.replace(job, bucket_bytes=1024, buckets_in_flight=1000)
     plan = [pipeline(0, [2, 5], [0, 1, 3]), pipeline(1, [3, 5], [2, 4])]
-    places = take_places(job, plan, WatchedGroup, resumed_step=resumed_step)
+    contexts = build_contexts(job, plan, WatchedGroup, resumed_step=resumed_step)
     at_first: dict[str, list[int]] = {}
     at_last: dict[str, list[int]] = {}
 
@@ -162,23 +162,23 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
         at_last[context.view.engine_id] = list(context.progress.finished)
         at_first.setdefault(context.view.engine_id, at_last[context.view.engine_id])
 
-    for context in places:
+    for context in contexts:
         for group in context.sum_groups:
             cast(WatchedGroup, group).when_begun = partial(note, context)
     is_early = [
         at_first[context.view.engine_id] == context.progress.finished[:-1]
-        for context, _ in run_places(places)
+        for context, _ in run_contexts(contexts)
     ]
     assert all(is_early) if resumed_step is None else any(is_early)
-    assert at_last == {context.view.engine_id: context.progress.finished for context in places}
+    assert at_last == {context.view.engine_id: context.progress.finished for context in contexts}
 
 
 def test_a_sum_with_a_gradient_out_of_range_is_not_complete(tmp_path: Path) -> None:
     """Were it kept for the next attempt, nobody might be left who knows."""
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
-    places = take_places(job, [pipeline(0, [2, 5], [0, 1, 3]), pipeline(1, [3, 5], [2, 4])])
-    assert places[0].pipeline is not None
-    weight = next(leaf.parameter for leaf in places[0].pipeline._stage.leaves if leaf.layer == 1)
+    contexts = build_contexts(job, [pipeline(0, [2, 5], [0, 1, 3]), pipeline(1, [3, 5], [2, 4])])
+    assert contexts[0].pipeline is not None
+    weight = next(leaf.parameter for leaf in contexts[0].pipeline._stage.leaves if leaf.layer == 1)
     register: Any = weight.register_hook
     register(lambda gradient: gradient.fill_(torch.inf))
 
@@ -186,9 +186,9 @@ def test_a_sum_with_a_gradient_out_of_range_is_not_complete(tmp_path: Path) -> N
         with pytest.raises(RefusedStepError, match="OUT_OF_RANGE in layer 1"):
             run_step(context, 0)
 
-    with ThreadPoolExecutor(len(places)) as threads:
-        list(threads.map(run, places))
-    hosting = [context.sums.num_complete for context in places if 1 in context.view.hosted_layers]
+    with ThreadPoolExecutor(len(contexts)) as threads:
+        list(threads.map(run, contexts))
+    hosting = [context.sums.num_complete for context in contexts if 1 in context.view.hosted_layers]
     assert [sorted(num_complete) for num_complete in hosting] == [[0], [0, 2]]
 
 
@@ -200,7 +200,7 @@ def test_an_aborted_pass_ends_between_two_layers(
     """Whoever lost its pipeline takes part again before its pass would have been over."""
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
     job = dataclasses.replace(job, activation_checkpointing=checkpointed)
-    (context,) = take_places(job, PLANS["one"])
+    (context,) = build_contexts(job, PLANS["one"])
     assert context.pipeline is not None
     middle = job.num_layers // 2
     stage = context.pipeline._stage
@@ -257,7 +257,7 @@ class Unbuilt:
 def test_groups_that_could_not_be_made_keep_nothing_of_a_pass(tmp_path: Path) -> None:
     """Guard: `with_traceback`."""
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
-    (context,) = take_places(job, PLANS["one"])
+    (context,) = build_contexts(job, PLANS["one"])
     context.reduction, context.awaited = None, cast(Any, Unbuilt())
     gc.collect()
     gc.disable()

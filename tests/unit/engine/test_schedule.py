@@ -92,3 +92,21 @@ def test_neighbours_never_wait_for_each_other(num_stages: int, num_microbatches:
             do(stage, todo[stage].popleft())
     assert not any(inputs)
     assert not any(gradients)
+
+
+@given(**SHAPES)
+def test_the_next_round_begins_while_this_one_cools_down(
+    num_stages: int, num_microbatches: int
+) -> None:
+    """What was begun early is not done again, and its backward passes come in the same order."""
+    microbatches = tuple(range(num_microbatches))
+    for stage in range(num_stages):
+        actions = one_forward_one_backward(microbatches, stage, num_stages)
+        verbs = [a.verb for a in actions if a.verb in (Verb.BEGIN_NEXT_ROUND, Verb.FORWARD)]
+        num_warmup = min(num_stages - stage - 1, num_microbatches)
+        assert verbs[num_microbatches:] == [Verb.BEGIN_NEXT_ROUND] * num_warmup
+        for num_begun in range(num_warmup + 1):
+            rest = one_forward_one_backward(microbatches, stage, num_stages, num_begun)
+            assert [a for a in actions if a in rest] == [*rest]
+            begun = {a.microbatch for a in actions if a not in rest}
+            assert begun == {*microbatches[:num_begun]}

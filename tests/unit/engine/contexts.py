@@ -1,4 +1,4 @@
-"""Places of every engine of a plan, with groups in memory, each on a thread."""
+"""Training contexts of every engine of a plan, with groups in memory, each on a thread."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def make_job(folder: Path, model: Mapping[str, Any], *, reproducible: bool) -> J
     return open_job("job", json.dumps(files.spec), files.data_path, torch.device("cpu"))
 
 
-def take_places(
+def build_contexts(
     job: Job,
     plan: Sequence[PipelineAssignment],
     kind: type[MemoryGroup] = MemoryGroup,
@@ -55,7 +55,7 @@ def take_places(
     followers: Sequence[FollowerAssignment] = (),
     resumed_step: int | None = None,
 ) -> list[TrainingContext]:
-    """Every engine of a plan, before the first step."""
+    """The contexts of all engines of a plan, before the first step."""
     hosted = lambda first, count: hosted_layers(job.model, first, count)  # noqa: E731
     engine_ids = [stage.engine_id for stage in stage_assignments(plan)]
     views = [
@@ -70,12 +70,12 @@ def take_places(
         for engine_id in (*engine_ids, *(follower.engine_id for follower in followers))
     ]
     groups = connect({view.engine_id: view.groups for view in views}, kind)
-    places = []
+    contexts = []
     for view in views:
         store = LayerStore()
         states = {x: initial_state(job.model, x, seed=job.seed) for x in view.hosted_layers}
         store.install(states, 0)
-        places.append(
+        contexts.append(
             build_context(
                 EngineResources(
                     job=job,
@@ -93,34 +93,36 @@ def take_places(
                 resumed_step=resumed_step,
             )
         )
-    return places
+    return contexts
 
 
 def run_one_step(
     job: Job, plan: Sequence[PipelineAssignment]
 ) -> list[tuple[TrainingContext, CommittedStep]]:
     """One step of every engine of a plan, each on a thread."""
-    return run_places(take_places(job, plan))
+    return run_contexts(build_contexts(job, plan))
 
 
-def run_places(places: Sequence[TrainingContext]) -> list[tuple[TrainingContext, CommittedStep]]:
-    with ThreadPoolExecutor(len(places)) as threads:
-        done = list(threads.map(lambda context: run_step(context, 0), places))
-    return list(zip(places, done, strict=True))
+def run_contexts(
+    contexts: Sequence[TrainingContext],
+) -> list[tuple[TrainingContext, CommittedStep]]:
+    with ThreadPoolExecutor(len(contexts)) as threads:
+        done = list(threads.map(lambda context: run_step(context, 0), contexts))
+    return list(zip(contexts, done, strict=True))
 
 
-def run_steps(places: Sequence[TrainingContext]) -> list[CommitRecord]:
+def run_steps(contexts: Sequence[TrainingContext]) -> list[CommitRecord]:
     """Two steps of every engine of a plan: the second begins with what the first has made."""
 
     def run(context: TrainingContext) -> list[CommitRecord]:
         return [run_step(context, step).record for step in range(2)]
 
-    with ThreadPoolExecutor(len(places)) as threads:
-        return [record for records in threads.map(run, places) for record in records]
+    with ThreadPoolExecutor(len(contexts)) as threads:
+        return [record for records in threads.map(run, contexts) for record in records]
 
 
 def run_step(context: TrainingContext, step: int) -> CommittedStep:
-    """A whole step, which nothing may disturb."""
+    """A whole step that must commit; an aborted attempt fails the test."""
     begin_step(context, step)
     if not context.view.is_follower:
         compute(context, context.view.pipeline.microbatches)
