@@ -4,7 +4,7 @@ Most are functions of the coordinator. The engines of the search are a model: wh
 `Rules`, switched off one at a time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -137,21 +137,21 @@ def keep_every_pipeline(patch: pytest.MonkeyPatch) -> None:
 
 def begin_again_online(patch: pytest.MonkeyPatch) -> None:
     """As if nobody could have switched when the coordinator comes back."""
-    online = (Phase.PREPARING, Phase.STAGING, Phase.SWITCHING)
-    swap(
-        patch,
-        Transition.is_online,
-        property(lambda self: self.is_ahead or self.phase in online),
-    )
+
+    def is_online(self: Transition) -> bool:
+        online = (Phase.PREPARING, Phase.STAGING, Phase.SWITCHING)
+        return self.plans_online or self.phase in online
+
+    swap(patch, Transition.is_online, property(is_online))
 
 
 def disregard_joiners(patch: pytest.MonkeyPatch) -> None:
     concerns = lost_engines._concerns
-    swap(
-        patch,
-        concerns,
-        lambda turn, gone: turn.transition.phase is not Phase.SWITCHING and concerns(turn, gone),
-    )
+
+    def concerns_others(turn: Turn, gone: Iterable[str]) -> bool:
+        return turn.transition.phase is not Phase.SWITCHING and concerns(turn, gone)
+
+    swap(patch, concerns, concerns_others)
 
 
 def let_nodes_in_at_any_moment(patch: pytest.MonkeyPatch) -> None:
