@@ -106,7 +106,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run with the job's id; a later start goes on where an earlier one ended."""
+    """A run with the job's id; a later start continues where an earlier one ended."""
 
     def __init__(self, project: str, job: Job) -> None:
         wandb = _import("wandb", "wandb")
