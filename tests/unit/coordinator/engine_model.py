@@ -297,7 +297,7 @@ class EngineModel:
             raise ViolationError(f"{self.id} is not sent what its assignment lacks")
         if self.keeps(number) and self.chain(member.plan) != self.chain(number):
             raise ViolationError(f"{self.id} is to keep another pipeline")
-        member = member.without_staged()._replace(staged=number)
+        staged = member.without_staged()._replace(staged=number)
         for source in command.layers:
             serves = [
                 Followed(source.layer, address, history)
@@ -308,8 +308,8 @@ class EngineModel:
             ]
             if not serves:
                 return member, Lack.SOURCE
-            member = member._replace(followed=(*member.followed, serves[0]))
-        return member, None
+            staged = staged._replace(followed=(*staged.followed, serves[0]))
+        return staged, None
 
     def _owns(self, holder: Member, address: str, layer: int) -> bool:
         """Tell whether an engine trains with a layer: addresses end in engines' names."""
