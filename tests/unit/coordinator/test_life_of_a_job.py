@@ -10,6 +10,7 @@ from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import Job, JobState
 from planaria_coordinator.domain.job.job_run import Limits, Moment
 from planaria_coordinator.domain.job.signals import NodeLost
+from planaria_coordinator.domain.recovery import fencing
 from planaria_coordinator.domain.recovery.decide import decide
 from planaria_coordinator.domain.recovery.transition import Cause
 from unit.coordinator.sim_agent import NUM_LAYERS
@@ -37,6 +38,19 @@ async def test_a_job_starts_trains_and_succeeds() -> None:
     assert not world.engines()
     assert world.event_types()[-1] == "job_succeeded"
     assert_every_second_has_a_name(job)
+    await world.stop()
+
+
+async def test_a_job_starts_without_the_fencing_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that never trained have nothing to stop: the first plan is asked for at once."""
+
+    def never(_turn: object) -> None:
+        raise AssertionError("nothing is to be fenced")
+
+    # Its code, since other modules have imported the function.
+    monkeypatch.setattr(fencing.begin_quiescing, "__code__", never.__code__)
+    world = await running_world(2)
+    assert (await world.job()).state is JobState.RUNNING
     await world.stop()
 
 
