@@ -195,21 +195,25 @@ class Run:
                 raise AssertionError(f"waited {TIMEOUT_SECONDS} s in vain for: {what}")
             time.sleep(POLL_SECONDS)
 
-    def kill(self, node_id: str, *, delay_seconds: float = 0.0) -> Hurt:
-        """Kill -9 engines and agent of a node, in the shortest possible time.
+    def kill(self, node_id: str, *others: str, delay_seconds: float = 0.0) -> Hurt:
+        """Kill -9 engines and agents of nodes, in the shortest possible time.
 
         Args:
-            node_id: whose.
+            node_id: the node that the result names.
+            others: nodes that die at the same moment.
             delay_seconds: how long to wait before, after the last question to the coordinator.
         """
-        before, pids = self._before(node_id), self._cluster.engine_pids(node_id)
-        part = self._cluster.nodes.pop(node_id)
+        before, names = self._before(node_id), (node_id, *others)
+        pids = [pid for name in names for pid in self._cluster.engine_pids(name)]
+        parts = [self._cluster.nodes.pop(name) for name in names]
         time.sleep(delay_seconds)
         at = time.perf_counter()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        part.process.kill()
-        part.end()
+        for part in parts:
+            part.process.kill()
+        for part in parts:
+            part.end()
         return before(at)
 
     def stop(self, node_id: str) -> Hurt:

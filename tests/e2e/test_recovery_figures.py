@@ -57,16 +57,20 @@ def test_of_a_loss_whose_step_a_healthy_pipeline_finishes(run: Run) -> None:
 def test_of_a_loss_that_leaves_no_healthy_pipeline(run: Run) -> None:
     """All stop at once; the figures and what the step lost are those of the only transition."""
     first, second = (node_ids(pipeline) for pipeline in run.plan.pipelines)
-    run.kill(first[0])
-    hurt = run.kill(second[1])
+    hurt = run.kill(first[0], second[1])
     recovery = run.wait_for_recovery(hurt)
     survivors = {first[1], second[0]}
     assert set(recovery.nodes_lost) == {first[0], second[1]}
     traces = [engine for engine in run.traces if engine.node_id in survivors]
     assert recovery.start_time is not None
     fault = recovery.start_time.timestamp() - hurt.time + hurt.at
-    fenced, active = (last(traces, name, hurt) for name in ("fence", "activated"))
-    assert close(recovery.fence_seconds, fenced - fault)
+    fences = [fence_time(engine, hurt, recovery) for engine in traces]
+    active = max(
+        event.at
+        for engine, at in zip(traces, fences, strict=True)
+        if (event := engine.first("activated", at)) is not None
+    )
+    assert close(recovery.fence_seconds, max(fences) - fault)
     assert close(recovery.resume_seconds, active - fault)
     assert recovery.regrow_seconds == recovery.resume_seconds
     idle = sum(nobody_computes(traces, (fault, active)).values())
@@ -84,9 +88,11 @@ def measured(run: Run, recovery: Recovery) -> float | None:
     return run.recoveries[recovery.id - 1].lost_seconds
 
 
-def last(traces: list[EngineTrace], name: str, hurt: Hurt) -> float:
-    events = [engine.first(name, hurt.at) for engine in traces]
-    return max(event.at for event in events if event is not None)
+def fence_time(engine: EngineTrace, hurt: Hurt, recovery: Recovery) -> float:
+    """Return when an engine saw the last fence, that of the plan which the recovery led to."""
+    event = engine.first("fence", hurt.at, generation=recovery.generation)
+    assert event is not None
+    return event.at
 
 
 def close(figure: float | None, traced: float) -> bool:
