@@ -33,6 +33,20 @@ def test_invariant_9_spans_of_a_step_leave_no_gap(tmp_path: Path) -> None:
     assert spans[1]["microbatch"] == 2
 
 
+def test_waits_and_reductions_are_idle_time() -> None:
+    """Idle since the last pass or update was finished; never, before the first."""
+    now = count()
+    stopwatch = Stopwatch(lambda: float(next(now)))
+    stopwatch.lap("wait")
+    assert stopwatch.idle_seconds is None
+    stopwatch.lap("forward", 2)
+    stopwatch.lap("wait")
+    stopwatch.lap("reduce")
+    assert stopwatch.idle_seconds == 3.0
+    stopwatch.lap("update")
+    assert stopwatch.idle_seconds == 1.0
+
+
 def test_a_fence_is_traced_with_its_generation(tmp_path: Path) -> None:
     Fence(3, traced(tmp_path)).fence(4)
     (event,) = lines(tmp_path)
