@@ -20,9 +20,10 @@ from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery import finish_step, handover, lost_engines
 from planaria_coordinator.domain.recovery.transition import Phase, Transition
 from unit.coordinator.engine_state import Rules
+from unit.coordinator.protocol_cluster import DISPLACING, DRAINING, EVEN, JOINING, UNEVEN
 from unit.coordinator.protocol_model import Model
 from unit.coordinator.protocol_search import search
-from unit.guards.guard import Remove, swap
+from unit.guards.guard import Guard, Remove, swap
 
 
 def searching(**model: Any) -> Callable[[], None]:
@@ -189,3 +190,147 @@ def start_engines_first(patch: pytest.MonkeyPatch) -> None:
             recover(turn, *args)
 
     swap(patch, recover, unless_engines_start)
+
+
+PROTOCOL = (
+    Guard(
+        name="the coordinator decides when all have reported",
+        remove=decide_on_the_first_report,
+        scenarios=(searching(cluster=UNEVEN),),
+    ),
+    Guard(
+        name="engines roll forward before anything else",
+        remove=do_not_roll_forward,
+        scenarios=(searching(cluster=UNEVEN),),
+    ),
+    Guard(
+        name="the coordinator waits for stragglers",
+        remove=do_not_wait_for_stragglers,
+        scenarios=(searching(cluster=EVEN),),
+    ),
+    Guard(
+        name="pipelines keep a step only of the same generation",
+        remove=keep_whatever_was_applied,
+        scenarios=(searching(num_faults=2, cluster=EVEN),),
+    ),
+    Guard(
+        name="only pipelines that compute keep a step",
+        remove=keep_parked_pipelines,
+        scenarios=(searching(num_faults=2, cluster=EVEN),),
+        is_slow=True,
+    ),
+    Guard(
+        name="lost microbatches are computed again",
+        remove=compute_only_what_is_kept,
+        scenarios=(searching(cluster=UNEVEN),),
+    ),
+    Guard(
+        name="microbatches that a pipeline keeps are its own",
+        remove=forget_what_is_kept,
+        scenarios=(searching(cluster=UNEVEN),),
+    ),
+    Guard(
+        name="an Activate ends the sums of aborted attempts",
+        remove=engines_without("void_sums"),
+        scenarios=(searching(num_faults=2, reorders=True, cluster=EVEN),),
+    ),
+    Guard(
+        name="an engine that has reported neither sums nor votes",
+        remove=engines_without("fence"),
+        scenarios=(searching(num_faults=2, reorders=True, cluster=UNEVEN),),
+    ),
+    Guard(
+        name="gradients of broken pipelines are cleared",
+        remove=engines_without("clear_broken"),
+        scenarios=(searching(cluster=UNEVEN),),
+    ),
+    Guard(
+        name="followers vote",
+        remove=engines_without("followers_sum"),
+        scenarios=(searching(num_faults=2, reorders=True, cluster=UNEVEN),),
+    ),
+    Guard(
+        name="engines refuse directives of older generations",
+        remove=engines_without("refuse_stale"),
+        scenarios=(searching(num_faults=2, reorders=True, cluster=UNEVEN),),
+    ),
+    Guard(
+        name="reports say which plan is in force",
+        remove=believe_nobody_has_switched,
+        scenarios=(searching(cluster=DISPLACING, drains=True),),
+        is_slow=True,
+    ),
+    Guard(
+        name="stragglers of a handover are those of the old plan",
+        remove=forget_the_old_plan,
+        scenarios=(searching(cluster=DRAINING, drains=True),),
+    ),
+    Guard(
+        name="all are ready before anybody switches",
+        remove=switch_when_the_first_is_ready,
+        scenarios=(searching(cluster=DRAINING, drains=True),),
+    ),
+    Guard(
+        name="only unchanged pipelines are kept",
+        remove=keep_every_pipeline,
+        scenarios=(searching(cluster=DRAINING, drains=True),),
+    ),
+    Guard(
+        name="a coordinator that restarts after Switch collects everybody",
+        remove=begin_again_online,
+        scenarios=(searching(num_faults=0, num_crashes=1, cluster=DRAINING, drains=True),),
+        is_slow=True,
+    ),
+    Guard(
+        name="a lost joiner counts once Switch was sent",
+        remove=disregard_joiners,
+        scenarios=(searching(cluster=DRAINING, drains=True),),
+    ),
+    Guard(
+        name="after a commit that ends the plan nobody goes on",
+        remove=go_on_after_the_commit,
+        scenarios=(searching(num_failures=1, cluster=DRAINING, drains=True),),
+        is_slow=True,
+    ),
+    Guard(
+        name="a handover needs the mark of all",
+        remove=engines_without("all_hold_the_mark"),
+        scenarios=(searching(cluster=DRAINING, drains=True),),
+    ),
+    Guard(
+        name="layers are followed until the commit",
+        remove=engines_without("follow_to_the_commit"),
+        scenarios=(searching(cluster=DRAINING, drains=True),),
+    ),
+    Guard(
+        name="old layers are kept until the first commit",
+        remove=engines_without("keep_old_layers"),
+        scenarios=(searching(cluster=DRAINING, drains=True),),
+    ),
+    Guard(
+        name="a joiner has the record of the commit",
+        remove=engines_without("joiner_is_witness"),
+        scenarios=(searching(cluster=DRAINING, drains=True),),
+        is_slow=True,
+    ),
+    Guard(
+        name="nobody joins in the middle of a change",
+        remove=let_nodes_in_at_any_moment,
+        scenarios=(searching(cluster=JOINING),),
+    ),
+    Guard(
+        name="an engine that becomes ready ends no other change",
+        remove=go_on_when_an_engine_is_ready,
+        scenarios=(searching(cluster=JOINING),),
+    ),
+    Guard(
+        name="a loss counts while engines start",
+        remove=start_engines_first,
+        scenarios=(searching(cluster=JOINING),),
+    ),
+    Guard(
+        name="a decision outlives the coordinator",
+        remove=forget_decisions_in_a_crash,
+        scenarios=(searching(num_crashes=1, cluster=UNEVEN),),
+    ),
+)

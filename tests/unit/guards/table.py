@@ -20,7 +20,6 @@ from unit.coordinator import (
     test_who_keeps_the_step,
     test_worker_service,
 )
-from unit.coordinator.protocol_cluster import DISPLACING, DRAINING, EVEN, JOINING, UNEVEN
 from unit.engine import (
     test_checkpointing,
     test_commit_messages,
@@ -34,8 +33,9 @@ from unit.engine import (
     test_roll_forward,
     test_step_progress,
 )
-from unit.guards import commit, coordinator, groups, layers, protocol, sums
+from unit.guards import commit, coordinator, groups, layers, sums
 from unit.guards.guard import Guard
+from unit.guards.protocol import PROTOCOL
 from unit.worker_comm import test_copying, test_following_peers, test_group
 from unit.worker_math import test_numerics
 
@@ -368,149 +368,6 @@ COORDINATOR = (
         name="text of engines is stored without NUL",
         remove=coordinator.store_any_text,
         scenarios=(test_worker_service.test_text_that_cannot_be_stored_is_replaced,),
-    ),
-)
-
-PROTOCOL = (
-    Guard(
-        name="the coordinator decides when all have reported",
-        remove=protocol.decide_on_the_first_report,
-        scenarios=(protocol.searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="engines roll forward before anything else",
-        remove=protocol.do_not_roll_forward,
-        scenarios=(protocol.searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="the coordinator waits for stragglers",
-        remove=protocol.do_not_wait_for_stragglers,
-        scenarios=(protocol.searching(cluster=EVEN),),
-    ),
-    Guard(
-        name="pipelines keep a step only of the same generation",
-        remove=protocol.keep_whatever_was_applied,
-        scenarios=(protocol.searching(num_faults=2, cluster=EVEN),),
-    ),
-    Guard(
-        name="only pipelines that compute keep a step",
-        remove=protocol.keep_parked_pipelines,
-        scenarios=(protocol.searching(num_faults=2, cluster=EVEN),),
-        is_slow=True,
-    ),
-    Guard(
-        name="lost microbatches are computed again",
-        remove=protocol.compute_only_what_is_kept,
-        scenarios=(protocol.searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="microbatches that a pipeline keeps are its own",
-        remove=protocol.forget_what_is_kept,
-        scenarios=(protocol.searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="an Activate ends the sums of aborted attempts",
-        remove=protocol.engines_without("void_sums"),
-        scenarios=(protocol.searching(num_faults=2, reorders=True, cluster=EVEN),),
-    ),
-    Guard(
-        name="an engine that has reported neither sums nor votes",
-        remove=protocol.engines_without("fence"),
-        scenarios=(protocol.searching(num_faults=2, reorders=True, cluster=UNEVEN),),
-    ),
-    Guard(
-        name="gradients of broken pipelines are cleared",
-        remove=protocol.engines_without("clear_broken"),
-        scenarios=(protocol.searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="followers vote",
-        remove=protocol.engines_without("followers_sum"),
-        scenarios=(protocol.searching(num_faults=2, reorders=True, cluster=UNEVEN),),
-    ),
-    Guard(
-        name="engines refuse directives of older generations",
-        remove=protocol.engines_without("refuse_stale"),
-        scenarios=(protocol.searching(num_faults=2, reorders=True, cluster=UNEVEN),),
-    ),
-    Guard(
-        name="reports say which plan is in force",
-        remove=protocol.believe_nobody_has_switched,
-        scenarios=(protocol.searching(cluster=DISPLACING, drains=True),),
-        is_slow=True,
-    ),
-    Guard(
-        name="stragglers of a handover are those of the old plan",
-        remove=protocol.forget_the_old_plan,
-        scenarios=(protocol.searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="all are ready before anybody switches",
-        remove=protocol.switch_when_the_first_is_ready,
-        scenarios=(protocol.searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="only unchanged pipelines are kept",
-        remove=protocol.keep_every_pipeline,
-        scenarios=(protocol.searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="a coordinator that restarts after Switch collects everybody",
-        remove=protocol.begin_again_online,
-        scenarios=(protocol.searching(num_faults=0, num_crashes=1, cluster=DRAINING, drains=True),),
-        is_slow=True,
-    ),
-    Guard(
-        name="a lost joiner counts once Switch was sent",
-        remove=protocol.disregard_joiners,
-        scenarios=(protocol.searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="after a commit that ends the plan nobody goes on",
-        remove=protocol.go_on_after_the_commit,
-        scenarios=(protocol.searching(num_failures=1, cluster=DRAINING, drains=True),),
-        is_slow=True,
-    ),
-    Guard(
-        name="a handover needs the mark of all",
-        remove=protocol.engines_without("all_hold_the_mark"),
-        scenarios=(protocol.searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="layers are followed until the commit",
-        remove=protocol.engines_without("follow_to_the_commit"),
-        scenarios=(protocol.searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="old layers are kept until the first commit",
-        remove=protocol.engines_without("keep_old_layers"),
-        scenarios=(protocol.searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="a joiner has the record of the commit",
-        remove=protocol.engines_without("joiner_is_witness"),
-        scenarios=(protocol.searching(cluster=DRAINING, drains=True),),
-        is_slow=True,
-    ),
-    Guard(
-        name="nobody joins in the middle of a change",
-        remove=protocol.let_nodes_in_at_any_moment,
-        scenarios=(protocol.searching(cluster=JOINING),),
-    ),
-    Guard(
-        name="an engine that becomes ready ends no other change",
-        remove=protocol.go_on_when_an_engine_is_ready,
-        scenarios=(protocol.searching(cluster=JOINING),),
-    ),
-    Guard(
-        name="a loss counts while engines start",
-        remove=protocol.start_engines_first,
-        scenarios=(protocol.searching(cluster=JOINING),),
-    ),
-    Guard(
-        name="a decision outlives the coordinator",
-        remove=protocol.forget_decisions_in_a_crash,
-        scenarios=(protocol.searching(num_crashes=1, cluster=UNEVEN),),
     ),
 )
 

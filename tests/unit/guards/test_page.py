@@ -4,7 +4,8 @@ import re
 
 from integration.engine.test_guards import GUARDS as ON_ENGINES
 from support.repository import ROOT
-from unit.guards.table import GUARDS, PROTOCOL
+from unit.guards.protocol import PROTOCOL
+from unit.guards.table import GUARDS
 
 PAGE = ROOT / "docs" / "verification" / "guards.md"
 
