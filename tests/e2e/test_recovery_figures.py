@@ -10,7 +10,7 @@ from benchmarks.common.workbench import Hurt, Run, Workbench, node_ids
 from benchmarks.recovery.anatomy import commit_times, dissect
 from planaria.models import Recovery
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
 
 MANY_STEPS = 1_000_000
 TOLERANCE_SECONDS = 0.03
