@@ -77,7 +77,7 @@ def test_of_a_loss_that_leaves_no_healthy_pipeline(run: Run) -> None:
     assert close(recovery.idle_seconds, idle)
 
     run.wait_for("the steps to compare with", lambda: measured(run, recovery) is not None)
-    commits = commit_times(traces)
+    commits = commit_times(engine for engine in run.traces if engine.node_id in survivors)
     hit = min(step for step, at in commits.items() if at > active)
     lengths = [commits[hit + n + 1] - commits[hit + n] for n in range(10)]
     usual = (sorted(lengths)[4] + sorted(lengths)[5]) / 2
