@@ -57,8 +57,11 @@ test: test-units test-processes ## every test but the slow ones and those for a 
 test-units: $(STAMP) # several at once: they share nothing
 	$(BIN)/pytest -m "not slow and not gpu" -n logical --maxprocesses 4 tests/unit $(PYTEST_ARGS)
 
-test-processes: $(STAMP) # one at a time: each has processes of its own, and what they do takes time
-	$(BIN)/pytest -m "not slow and not gpu" tests/integration tests/e2e $(PYTEST_ARGS)
+WAITING := $(addprefix tests/integration/,coordinator profiling worker_comm)
+
+test-processes: $(STAMP) # two files at a time where tests mostly wait; engines and clusters one at a time
+	$(BIN)/pytest -m "not slow and not gpu" -n 2 --dist loadfile $(WAITING) $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not slow and not gpu" $(WAITING:%=--ignore=%) tests/integration tests/e2e $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## every test this machine can run
 	$(BIN)/pytest $(PYTEST_ARGS)
