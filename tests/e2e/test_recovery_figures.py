@@ -44,8 +44,10 @@ def test_of_a_loss_whose_step_a_healthy_pipeline_finishes(run: Run) -> None:
     assert close(recovery.fence_seconds, anatomy.fence_seconds - late)
     assert close(recovery.resume_seconds, anatomy.resume_seconds - late)
     assert close(recovery.regrow_seconds, anatomy.regrow_seconds - late)
-    assert recovery.idle_seconds == 0.0
+    # Beyond the waits of every step: all may switch at the same commit, for a moment.
     nobody = sum(anatomy.nobody_computed_seconds.values())
+    assert recovery.idle_seconds is not None
+    assert recovery.idle_seconds < nobody + TOLERANCE_SECONDS
     assert nobody - anatomy.usual_nobody_computed_seconds < 2 * TOLERANCE_SECONDS
     in_order = [
         *(recovery.detect_seconds, recovery.fence_seconds),
