@@ -17,7 +17,7 @@ from benchmarks.planner.gpt import gpt_profile
 from planaria_planner.cost.cost_model import CostModel
 from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.cost.simulation import simulate
-from planaria_planner.templates.template_search import generate_templates
+from planaria_planner.templates.templates import generate_templates
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 

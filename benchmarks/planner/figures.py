@@ -14,7 +14,7 @@ from planaria_planner.plans.instantiate import instantiate
 from planaria_planner.plans.next_best import next_best
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.problem import Plan, Problem
-from planaria_planner.templates.template_search import generate_templates
+from planaria_planner.templates.templates import generate_templates
 
 Row = dict[str, str]
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from planaria_planner.templates.template_search import generate_templates
+from planaria_planner.templates.templates import generate_templates
 
 LIBRARIES = ("numpy", "scipy", "numba", "llvmlite")
 

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 import numpy as np
 
 from planaria_planner.templates.cost_tables import Int64Array
-from planaria_planner.templates.pareto_fronts import LAYERS
+from planaria_planner.templates.template_search import LAYERS
 
 
 class Progress:

@@ -10,7 +10,7 @@ from planaria_planner.cost.cost_model import CostModel
 from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.pipeline_search import select
-from planaria_planner.templates.template_search import Template, generate_templates
+from planaria_planner.templates.templates import Template, generate_templates
 from unit.planner.brute_force import best_seconds, best_seconds_on_named_nodes, every_partition
 from unit.planner.profiles import random_profile
 

@@ -18,7 +18,7 @@ from planaria_planner.cost.profile import Layer, ModelProfile
 from planaria_planner.cost.profile_file import format_profile, parse_profile
 from planaria_planner.plans.instantiate import Instantiation
 from planaria_planner.plans.next_best import NextBest, next_best
-from planaria_planner.templates.template_search import generate_templates
+from planaria_planner.templates.templates import generate_templates
 from unit.planner.profiles import equal_layers
 
 GOOD: dict[str, Any] = json.loads(format_profile(equal_layers(4, accelerators=2)))

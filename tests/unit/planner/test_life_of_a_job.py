@@ -26,7 +26,7 @@ from planaria_planner.plans.instantiate import instantiate
 from planaria_planner.plans.nodes import Node, nodes_per_kind
 from planaria_planner.plans.pipeline_search import select
 from planaria_planner.plans.problem import Pipeline, Plan, Problem
-from planaria_planner.templates.template_search import generate_templates
+from planaria_planner.templates.templates import generate_templates
 from unit.planner.profiles import random_profile
 
 LONG = 1e7

@@ -9,7 +9,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.pipeline_search import select
-from planaria_planner.templates.template_search import Template, generate_templates
+from planaria_planner.templates.templates import Template, generate_templates
 from unit.planner.profiles import random_profile
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from planaria_planner.cost.cost_model import CostModel
 from planaria_planner.cost.simulation import Action, schedule_1f1b, simulate
-from planaria_planner.templates.template_search import generate_templates
+from planaria_planner.templates.templates import generate_templates
 from unit.planner.profiles import equal_layers, random_profile
 
 

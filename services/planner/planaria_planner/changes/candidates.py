@@ -13,7 +13,7 @@ from planaria_planner.cost.cost_model import PipelineCost, Stage
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.pipeline_search import Choice, Selector, select
 from planaria_planner.plans.problem import Problem
-from planaria_planner.templates.template_search import Template, TemplateSet
+from planaria_planner.templates.templates import Template, TemplateSet
 
 
 class CandidateKind(StrEnum):

@@ -39,7 +39,7 @@ from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.objective import steps_within_horizon
 from planaria_planner.plans.pipeline_search import Selector
 from planaria_planner.plans.problem import PlacedStages, Plan, Problem, make_plan, sizes_in_words
-from planaria_planner.templates.template_search import TemplateSet, not_enough_nodes
+from planaria_planner.templates.templates import TemplateSet, not_enough_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

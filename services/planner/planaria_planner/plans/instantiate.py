@@ -13,7 +13,7 @@ from planaria_planner.plans.node_kinds import MAX_KINDS, MOST_PURE_KINDS, are_fe
 from planaria_planner.plans.nodes import Node, check_nodes, in_order, nodes_per_kind
 from planaria_planner.plans.pipeline_search import Choice, Selection, Selector
 from planaria_planner.plans.problem import Plan, Problem, make_plan
-from planaria_planner.templates.template_search import (
+from planaria_planner.templates.templates import (
     TemplateSet,
     generate_templates,
     not_enough_nodes,

@@ -13,7 +13,7 @@ from planaria_planner.plans import knapsack
 from planaria_planner.plans.knapsack import Float64Array
 from planaria_planner.plans.nodes import Node, in_order, nodes_per_kind
 from planaria_planner.templates.cost_tables import Int64Array
-from planaria_planner.templates.template_search import Template
+from planaria_planner.templates.templates import Template
 
 _MOST_WORK = 2_000_000
 """Counts of nodes times sizes of templates up to which pipelines may mix kinds of node."""

@@ -15,7 +15,7 @@ from planaria_planner.plans.knapsack_input import can_mix
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.pipeline_search import Selector
 from planaria_planner.plans.problem import Problem
-from planaria_planner.templates.template_search import TemplateSet, generate_templates
+from planaria_planner.templates.templates import TemplateSet, generate_templates
 
 
 def is_proven(problem: Problem, nodes: Sequence[Node], templates: TemplateSet) -> bool:

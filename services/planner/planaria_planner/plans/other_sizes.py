@@ -16,7 +16,7 @@ from planaria_planner.plans.knapsack import Float64Array, largest_value, next_va
 from planaria_planner.plans.knapsack_input import cost_arrays
 from planaria_planner.plans.nodes import Node, in_order
 from planaria_planner.templates.cost_tables import Int64Array
-from planaria_planner.templates.template_search import Template
+from planaria_planner.templates.templates import Template
 
 # Columns of a partial plan: microbatches that it runs (-1 for no plan), the sum of its sizes' keys,
 # the size taken last (-1 for none), and the flat index of the partial plan before that.

@@ -23,7 +23,7 @@ from planaria_planner.plans.knapsack_input import (
 )
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.objective import iteration_seconds
-from planaria_planner.templates.template_search import Template
+from planaria_planner.templates.templates import Template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKin
 from planaria_planner.cost.simulation import Action
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.problem import Plan, Problem
-from planaria_planner.templates.template_search import Template
+from planaria_planner.templates.templates import Template
 
 
 def problem_from(message: pb.Problem) -> Problem:

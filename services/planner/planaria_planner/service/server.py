@@ -25,7 +25,7 @@ from planaria_planner.plans.nodes import Node, check_nodes
 from planaria_planner.plans.problem import Problem
 from planaria_planner.progress import Progress
 from planaria_planner.service import convert
-from planaria_planner.templates.template_search import generate_templates
+from planaria_planner.templates.templates import generate_templates
 
 SERVICE = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
 

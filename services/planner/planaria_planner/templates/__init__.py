@@ -1,1 +1,1 @@
-"""The template search: every pipeline worth running on n nodes."""
+"""The templates: every pipeline worth running on n nodes, and the search that finds them."""

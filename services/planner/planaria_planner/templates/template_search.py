@@ -1,260 +1,291 @@
-"""Templates: for each number of nodes every pipeline worth running (planning.md 2 and 3)."""
+"""The template search: a dynamic programme, as loops over arrays (planning.md 3).
 
-import itertools
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+It cuts the model from its end towards its start. A *label* is one way to run the layers from some
+layer to the end; of all ways with the same layers, nodes and accelerators used on the front node,
+only those survive that no other beats in all of: sum of stage times, slowest stage, microbatches
+that fit, and, where memory can bind, number of stages (fewer to the end means more that fit ahead).
+Every one of them only worsens when a stage is put in front, so nothing optimal is ever lost.
+
+Labels are rows of one array. Label 0 runs nothing: every chain ends there.
+"""
 
 import numpy as np
 
-from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.cost.cost_model import CostModel, PipelineCost, Stage, layers_by_node
-from planaria_planner.cost.profile import ModelProfile
-from planaria_planner.progress import step_counter
-from planaria_planner.templates.cost_tables import CostTables, Int64Array, cost_tables
-from planaria_planner.templates.pareto_fronts import (
-    END,
-    KIND,
-    LAST_ON_NODE,
-    PARENT,
-    WIDTH,
-    WORK,
-    pareto_fronts,
-)
+from planaria_planner.compiled import compiled
+from planaria_planner.templates.cost_tables import CostTables, Int64Array
+
+UNBOUNDED = 1 << 62
+"""The microbatches that fit where memory never binds."""
+
+# Columns of a label: sum of stage times, slowest stage, microbatches that fit, number of stages;
+# then its front stage: first layer behind it, width, kind of node, whether it is the last one on
+# its node; then the label behind it.
+SUM, MAX, FIT, STAGES, END, WIDTH, KIND, LAST_ON_NODE, PARENT = range(9)
+COLUMNS = 9
+
+# What is counted while it runs: layers done, and labels compared with one another.
+LAYERS, WORK = range(2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
-    """A pipeline of nodes without names.
-
-    Attributes:
-        stages: in layer order.
-        node_kinds: for each node, in pipeline order, the index of its kind.
-        cost: a, b and the microbatches that fit.
-        layers_by_node: for each node the layers that it holds, as the stages say.
-    """
-
-    stages: tuple[Stage, ...]
-    node_kinds: tuple[int, ...]
-    cost: PipelineCost
-    layers_by_node: tuple[range, ...]
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.node_kinds)
+@compiled
+def _beats(label: Int64Array, other: Int64Array, count_stages: bool) -> bool:
+    """Whether `label` makes `other` superfluous; ties go by stages, first stage, width, kind."""
+    if label[SUM] > other[SUM] or label[MAX] > other[MAX] or label[FIT] < other[FIT]:
+        return False
+    if count_stages and label[STAGES] > other[STAGES]:
+        return False
+    if label[SUM] < other[SUM] or label[MAX] < other[MAX] or label[FIT] > other[FIT]:
+        return True
+    for column in (STAGES, END, WIDTH, KIND, LAST_ON_NODE):
+        if label[column] != other[column]:
+            return bool(label[column] < other[column])
+    return True
 
 
-class TemplateSet:
-    """The Pareto fronts of all sizes.
-
-    Attributes:
-        templates: by size, kinds, and then from the fastest bottleneck to the slowest.
-        min_nodes: n0, the fewest nodes that hold the model, or the request's minimum if more.
-        sizes: the numbers of nodes for which there are templates.
-        mixes: whether templates that mix kinds of node are among them.
-    """
-
-    def __init__(self, templates: Iterable[Template], *, mixes: bool) -> None:
-        self.templates = tuple(templates)
-        self.mixes = mixes
-        self._on_kinds: dict[tuple[int, ...], tuple[Template, ...]] = {}
-        for template in self.templates:
-            kinds = tuple(sorted(template.node_kinds))
-            self._on_kinds[kinds] = (*self._on_kinds.get(kinds, ()), template)
-        self.sizes = tuple(sorted({len(kinds) for kinds in self._on_kinds}))
-        self.min_nodes = self.sizes[0]
-
-    def on_kinds(self, kinds: Iterable[int]) -> tuple[Template, ...]:
-        """Return the front for nodes of these kinds, in any order; empty where there is none."""
-        return self._on_kinds.get(tuple(sorted(kinds)), ())
+@compiled
+def _copy_row(source: Int64Array, i: int, target: Int64Array, j: int) -> None:
+    """Copy row i to row j; by element, since numba takes seconds to compile slices."""
+    for column in range(source.shape[1]):
+        target[j, column] = source[i, column]
 
 
-@lru_cache(maxsize=8)
-def generate_templates(
-    profile: ModelProfile,
-    nodes_per_kind: tuple[int, ...],
-    *,
-    min_nodes: int = 0,
-    max_width: int | None = None,
-) -> TemplateSet:
-    """Compute the whole Pareto front of (sum of stages, slowest stage, microbatches that fit).
-
-    The last answers are cached: a job is planned again and again as its nodes change.
-
-    Args:
-        profile: the model.
-        nodes_per_kind: how many nodes of each kind of the profile a template may use at most.
-        min_nodes: the fewest nodes of a template; memory may ask for more.
-        max_width: the most accelerators of a stage; no limit but the node's by default.
-
-    Raises:
-        PlanariaError: MODEL_DOES_NOT_FIT when no number of nodes, however large, holds the model;
-            NOT_ENOUGH_NODES when more nodes would; INVALID_ARGUMENT when `min_nodes` is more than
-            the model can be cut into; INVALID_PROFILE when a width was not measured.
-    """
-    if min_nodes > profile.num_layers:
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT,
-            f"min_nodes_per_pipeline: {min_nodes} is more than the model's"
-            f" {profile.num_layers} layers, of which each node needs one",
-            {"field": "min_nodes_per_pipeline", "expected": f"at most {profile.num_layers}"},
-        )
-    tables = cost_tables(profile, max_width)
-    check_layers_fit(profile, tables)
-    templates, mixes = _front(profile, tables, nodes_per_kind)
-    usable = tuple(t for t in templates if t.num_nodes >= min_nodes)
-    if usable:
-        return TemplateSet(usable, mixes=mixes)
-    raise _no_template(profile, tables, nodes_per_kind, min_nodes)
+@compiled
+def _insert(front: Int64Array, size: int, labels: Int64Array, row: int, count_stages: bool) -> int:
+    """Put a label into a front unless it is beaten, drop those it beats; return the new size."""
+    label = labels[row]
+    for i in range(size):
+        if _beats(front[i], label, count_stages):
+            return size
+    kept = 0
+    for i in range(size):
+        if not _beats(label, front[i], count_stages):
+            if kept != i:
+                _copy_row(front, i, front, kept)
+            kept += 1
+    _copy_row(labels, row, front, kept)
+    return kept + 1
 
 
-_MOST_COUNTS = 1000
-"""Different counts of nodes by kind up to which templates may mix kinds."""
-
-_MOST_WORK = 500_000_000
-"""Comparisons of partial pipelines up to which templates may mix kinds: half a second or so."""
-
-
-def _front(
-    profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int]
-) -> tuple[tuple[Template, ...], bool]:
-    """Return the templates, and whether all that mix kinds of node are among them."""
-    kinds = [kind for kind, limit in enumerate(nodes_per_kind) if limit]
-    pure = [
-        [limit if kind == only else 0 for kind, limit in enumerate(nodes_per_kind)]
-        for only in kinds
-    ]
-    done = step_counter(profile.num_layers * max(len(pure), 1))
-    counts = math.prod(min(limit, profile.num_layers) + 1 for limit in nodes_per_kind)
-    if len(kinds) > 1 and counts <= _MOST_COUNTS:
-        mixed = _templates_of(profile, tables, nodes_per_kind, done, _MOST_WORK)
-        if mixed or done[WORK] <= _MOST_WORK:
-            return _in_order(mixed), True
-        done[:] = 0
-    found = [
-        template
-        for mix in pure
-        for template in _templates_of(profile, tables, mix, done, _UNLIMITED)
-    ]
-    return _in_order(found), len(kinds) == 1
+@compiled
+def _room(array: Int64Array, size: int) -> Int64Array:
+    """Return `array` with room for at least one more row after `size`."""
+    if size < len(array):
+        return array
+    larger = np.empty((2 * len(array), array.shape[1]), dtype=np.int64)
+    for row in range(size):
+        _copy_row(array, row, larger, row)
+    return larger
 
 
-_UNLIMITED = 1 << 62
+@compiled
+def _microbatches_that_fit(
+    state_bytes: int, activation_bytes: int, memory_bytes: int, stages: int
+) -> int:
+    if state_bytes + stages * activation_bytes <= memory_bytes:
+        return UNBOUNDED
+    return (memory_bytes - state_bytes) // activation_bytes if activation_bytes > 0 else 0
 
 
-def _templates_of(
-    profile: ModelProfile,
+@compiled
+def _memory_can_bind(tables: CostTables) -> bool:
+    """Whether some stage fits with one microbatch in flight but not with the most there can be."""
+    num_layers = len(tables.state) - 1
+    for kind in range(len(tables.memory)):
+        for g in tables.widths:
+            memory_bytes = tables.memory[kind] * g
+            if g > tables.accelerators[kind]:
+                break
+            for i in range(num_layers):
+                for j in range(i + 1, num_layers + 1):
+                    state_bytes = tables.state[j] - tables.state[i]
+                    activation_bytes = tables.activation[j] - tables.activation[i]
+                    if state_bytes + activation_bytes > memory_bytes:
+                        break
+                    if state_bytes + (1 + num_layers - j) * activation_bytes > memory_bytes:
+                        return True
+    return False
+
+
+@compiled
+def _put_in_front(
+    tables: CostTables, i: int, q: int, kind: int, rest: Int64Array, label: Int64Array
+) -> None:
+    """Complete a label, its END and LAST_ON_NODE given: a stage from layer i, of the q-th width."""
+    j, g = label[END], tables.widths[q]
+    seconds = tables.compute[kind, q, j] - tables.compute[kind, q, i]
+    seconds += tables.inter[j] if label[LAST_ON_NODE] else tables.intra[j]
+    label[WIDTH], label[KIND] = g, kind
+    label[SUM] = rest[SUM] + seconds + (tables.sync[q, j] if i == 0 else 0)
+    label[MAX] = max(rest[MAX], seconds)
+    label[STAGES] = rest[STAGES] + 1
+    label[FIT] = min(
+        rest[FIT],
+        _microbatches_that_fit(
+            tables.state[j] - tables.state[i],
+            tables.activation[j] - tables.activation[i],
+            tables.memory[kind] * g,
+            label[STAGES],
+        ),
+    )
+
+
+@compiled
+def _front_of(
     tables: CostTables,
-    nodes_per_kind: Sequence[int],
+    i: int,
+    v: int,
+    kind: int,
+    used: int,
+    behind: int,
+    labels: Int64Array,
+    opened: Int64Array,
+    closed: Int64Array,
+    closed_ids: Int64Array,
+    count_stages: bool,
+    front: Int64Array,
+    done: Int64Array,
+) -> tuple[Int64Array, int]:
+    """Gather the ways to run the layers from i on the nodes v, with `used` accelerators in front.
+
+    The stage in front is either the last one of a node of its own, ahead of the nodes `behind`, or
+    stands ahead of a stage on the same node.
+    """
+    num_layers, size = len(tables.state) - 1, 0
+    labels_here = np.empty((1, COLUMNS), dtype=np.int64)
+    label = labels_here[0]
+    for q in range(len(tables.widths)):
+        g = tables.widths[q]
+        if g > used:
+            break
+        label[LAST_ON_NODE] = g == used
+        for j in range(i + 1, num_layers + 1):
+            bytes_of_one = (tables.state[j] - tables.state[i]) + (
+                tables.activation[j] - tables.activation[i]
+            )
+            if bytes_of_one > tables.memory[kind] * g:
+                break
+            label[END] = j
+            if g == used:
+                first, last = closed[j, behind, 0], closed[j, behind, 1]
+            else:
+                first = opened[j, v, kind, used - g, 0]
+                last = opened[j, v, kind, used - g, 1]
+            for index in range(first, last):
+                label[PARENT] = closed_ids[index, 0] if g == used else index
+                _put_in_front(tables, i, q, kind, labels[label[PARENT]], label)
+                front = _room(front, size)
+                done[WORK] += size + 1
+                size = _insert(front, size, labels_here, 0, count_stages)
+    return front, size
+
+
+@compiled
+def _append(front: Int64Array, size: int, labels: Int64Array, num_labels: int) -> Int64Array:
+    """Return `labels` with those of a front behind them."""
+    for row in range(size):
+        labels = _room(labels, num_labels + row)
+        _copy_row(front, row, labels, num_labels + row)
+    return labels
+
+
+@compiled
+def _gather_best(
+    front: Int64Array,
+    size: int,
+    first_label: int,
+    best: Int64Array,
+    num_best: int,
+    count_stages: bool,
+) -> tuple[Int64Array, int]:
+    """Put a front among the best over kind and accelerators; its labels begin at `first_label`.
+
+    Rows of `best` name the label that they stand for as their parent.
+    """
+    for row in range(size):
+        front[row, PARENT] = first_label + row
+        best = _room(best, num_best)
+        num_best = _insert(best, num_best, front, row, count_stages)
+    return best, num_best
+
+
+@compiled
+def _without_layers(
+    tables: CostTables, num_counts: int
+) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    """Return the tables before the last layer: one label, of no layer on no node."""
+    num_layers, num_kinds = len(tables.state) - 1, len(tables.memory)
+    most_accelerators = 0
+    for accelerators in tables.accelerators:
+        most_accelerators = max(most_accelerators, accelerators)
+    labels = np.zeros((4096, COLUMNS), dtype=np.int64)
+    labels[0, FIT] = UNBOUNDED
+    # Labels by front layer, nodes, kind of the front node and its accelerators used: [first, last).
+    shape = (num_layers + 1, num_counts, num_kinds, most_accelerators + 1, 2)
+    opened = np.zeros(shape, dtype=np.int64)
+    # The best of them over kind and accelerators: a range of rows of `closed_ids`.
+    closed = np.zeros((num_layers + 1, num_counts, 2), dtype=np.int64)
+    closed[num_layers, 0, 1] = 1
+    closed_ids = np.zeros((4096, 1), dtype=np.int64)
+    return labels, opened, closed, closed_ids
+
+
+@compiled
+def pareto_fronts(
+    tables: CostTables,
+    without: Int64Array,
+    num_nodes: Int64Array,
     done: Int64Array,
     most_work: int,
-) -> list[Template]:
-    counts, without = _node_counts(nodes_per_kind, profile.num_layers)
-    labels, complete = pareto_fronts(tables, without, counts.sum(axis=1), done, most_work)
-    model = CostModel(profile)
-    return [_template(model, labels, label) for label in complete.tolist()]
+) -> tuple[Int64Array, Int64Array]:
+    """Return every undominated partition of the whole model for every node count.
 
+    Args:
+        tables: the cost model.
+        without: [count, kind] index of the count with one node of the kind less, or -1; count 0
+            is no node at all.
+        num_nodes: [count] nodes in all.
+        done: LAYERS is increased after each layer, for progress, WORK with each comparison.
+        most_work: give up when WORK is more than that.
 
-def _in_order(templates: Iterable[Template]) -> tuple[Template, ...]:
-    def key(t: Template) -> tuple[object, ...]:
-        return t.num_nodes, t.node_kinds, t.cost.microbatch_seconds, t.stages
+    Returns:
+        The labels, [label, column]; and the ids of those that are complete, none when given up.
+    """
+    num_layers, num_counts, num_kinds = len(tables.state) - 1, len(without), len(tables.memory)
+    count_stages = _memory_can_bind(tables)
+    labels, opened, closed, closed_ids = _without_layers(tables, num_counts)
+    num_labels, num_closed = 1, 1
+    front = np.empty((256, COLUMNS), dtype=np.int64)
+    best = np.empty((256, COLUMNS), dtype=np.int64)
 
-    return tuple(sorted(templates, key=key))
-
-
-def _node_counts(nodes_per_kind: Sequence[int], most: int) -> tuple[Int64Array, Int64Array]:
-    """Return every count of nodes by kind up to `most` in all, and the counts with one less."""
-    counts = [
-        count
-        for count in itertools.product(*(range(min(n, most) + 1) for n in nodes_per_kind))
-        if sum(count) <= most
-    ]
-    index = {count: i for i, count in enumerate(counts)}
-    without = [
-        [
-            index[(*count[:kind], count[kind] - 1, *count[kind + 1 :])] if count[kind] else -1
-            for kind in range(len(count))
-        ]
-        for count in counts
-    ]
-    return np.array(counts, dtype=np.int64), np.array(without, dtype=np.int64)
-
-
-def _template(model: CostModel, labels: Int64Array, label: int) -> Template:
-    """Read the stages off a chain of labels, from the first layer to the last."""
-    stages: list[Stage] = []
-    kinds: list[int] = []
-    first_layer, starts_node = 0, True
-    while label:
-        row = labels[label].tolist()
-        if starts_node:
-            kinds.append(row[KIND])
-        end = row[END]
-        stages.append(
-            Stage(
-                first_layer=first_layer,
-                num_layers=end - first_layer,
-                node=len(kinds) - 1,
-                accelerators=row[WIDTH],
-            )
-        )
-        first_layer, starts_node, label = end, bool(row[LAST_ON_NODE]), row[PARENT]
-    return Template(
-        stages=tuple(stages),
-        node_kinds=tuple(kinds),
-        cost=model.pipeline_cost(stages, kinds),
-        layers_by_node=layers_by_node(stages),
-    )
-
-
-def check_layers_fit(profile: ModelProfile, tables: CostTables) -> None:
-    """Raise MODEL_DOES_NOT_FIT naming the first layer that fits on no stage at all."""
-    widest = tables.widths[-1]
-    have = max(
-        int(memory * min(widest, tables.widths[tables.widths <= accelerators][-1]))
-        for memory, accelerators in zip(tables.memory, tables.accelerators, strict=True)
-    )
-    for layer in profile.layers:
-        need = layer.state_bytes + layer.activation_bytes
-        if need > have:
-            raise PlanariaError(
-                ErrorReason.MODEL_DOES_NOT_FIT,
-                f"layer {layer.name} needs {need} bytes, the widest stage of a node has {have}",
-                {"layer": layer.name, "need_bytes": str(need), "have_bytes": str(have)},
-            )
-
-
-def _no_template(
-    profile: ModelProfile, tables: CostTables, nodes_per_kind: Sequence[int], min_nodes: int
-) -> PlanariaError:
-    """Say whether more nodes, of any one kind, would help, and how many."""
-    have = sum(nodes_per_kind)
-    missing = []
-    for kind in range(len(nodes_per_kind)):
-        more = list(nodes_per_kind)
-        more[kind] = max(more[kind], profile.num_layers)
-        missing += [
-            sum(max(t.node_kinds.count(kind) - n, 0) for kind, n in enumerate(nodes_per_kind))
-            for t in _front(profile, tables, more)[0]
-            if t.num_nodes >= min_nodes
-        ]
-    if missing:
-        return not_enough_nodes(have, have + min(missing))
-    need = sum(layer.state_bytes for layer in profile.layers)
-    most = max(int(m * a) for m, a in zip(tables.memory, tables.accelerators, strict=True))
-    return PlanariaError(
-        ErrorReason.MODEL_DOES_NOT_FIT,
-        f"no number of nodes from {max(min_nodes, 1)} to {profile.num_layers} holds the model:"
-        f" {need} bytes of state besides activations, {most} bytes of memory per node",
-        {"need_bytes": str(need), "have_bytes": str(most)},
-    )
-
-
-def not_enough_nodes(have: int, need: int) -> PlanariaError:
-    """Return the error of a job that cannot run on `have` nodes."""
-    return PlanariaError(
-        ErrorReason.NOT_ENOUGH_NODES,
-        f"not enough nodes: have {have}, need {need}",
-        {"have": str(have), "need": str(need)},
-    )
+    for i in range(num_layers - 1, -1, -1):
+        for v in range(1, num_counts):
+            if num_nodes[v] > num_layers - i:
+                continue
+            num_best = 0
+            for kind in range(num_kinds):
+                behind = without[v, kind]
+                if behind < 0:
+                    continue
+                for used in range(1, tables.accelerators[kind] + 1):
+                    front, size = _front_of(
+                        tables, i, v, kind, used, behind,
+                        labels, opened, closed, closed_ids, count_stages, front, done,
+                    )  # fmt: skip
+                    opened[i, v, kind, used, 0] = num_labels
+                    labels = _append(front, size, labels, num_labels)
+                    best, num_best = _gather_best(
+                        front, size, num_labels, best, num_best, count_stages
+                    )
+                    num_labels += size
+                    opened[i, v, kind, used, 1] = num_labels
+            closed[i, v, 0] = num_closed
+            for row in range(num_best):
+                closed_ids = _room(closed_ids, num_closed)
+                closed_ids[num_closed, 0] = best[row, PARENT]
+                num_closed += 1
+            closed[i, v, 1] = num_closed
+            if done[WORK] > most_work:
+                return labels[:0], closed_ids[:0, 0]
+        done[LAYERS] += 1
+    first_complete = closed[0, 1, 0] if num_counts > 1 else num_closed
+    return labels[:num_labels], closed_ids[first_complete:num_closed, 0]
