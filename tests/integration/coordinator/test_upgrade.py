@@ -17,10 +17,10 @@ from planaria_coordinator.adapters.database.engine import open_engine, parse_dat
 from planaria_coordinator.adapters.database.migrate import _config
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
 from planaria_coordinator.domain.engines.directive import Command, Copy, Prepare
+from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
 from planaria_coordinator.domain.job.signals import NodeLost, Restarted, Signal
-from planaria_coordinator.domain.recovery.decide import decide
 from planaria_coordinator.domain.recovery.transition import Cause, Phase
 
 pytestmark = pytest.mark.integration

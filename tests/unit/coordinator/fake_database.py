@@ -23,7 +23,7 @@ from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event, EventDraft
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 
 T = TypeVar("T")
 _RUN = TypeAdapter(JobRun)

@@ -26,7 +26,7 @@ from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 from unit.coordinator.engine_model import EngineModel
 from unit.coordinator.engine_state import Member, Plans
 from unit.coordinator.fake_database import FakeDatabase

@@ -187,6 +187,16 @@ def test_everyone_is_brought_to_the_newest_version_reported() -> None:
     assert late_engines(reports, 5, None) == ()
 
 
+def test_a_witness_has_the_record_of_the_step_before_the_newest_version() -> None:
+    """An engine at T* whose newest record is of an earlier step is no witness."""
+    older, newest = report(4, {}, generation=3).last_commit, report(5, {}, generation=3).last_commit
+    assert older is not None
+    assert older.step == 3
+    stale = replace(report(5, {}), last_commit=older)
+    assert witness_record({"a": stale}, 5) is None
+    assert witness_record({"a": stale, "b": report(5, {}, generation=3)}, 5) == newest
+
+
 def test_layers_of_an_older_version_are_no_replicas() -> None:
     assert layers_without_replica({"a": (0, 1), "b": (1, 2)}, 4) == (3,)
 

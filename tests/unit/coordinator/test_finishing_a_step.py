@@ -8,10 +8,10 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.domain.engines.directive import Activate
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import Failure
+from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import Limits, Moment
 from planaria_coordinator.domain.job.signals import NodeLost
-from planaria_coordinator.domain.recovery.decide import decide
 from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.simulation import World, running_world
 

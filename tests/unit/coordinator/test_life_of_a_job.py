@@ -7,11 +7,11 @@ import pytest
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.outcome import Failure
+from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.job import Job, JobState
 from planaria_coordinator.domain.job.job_run import Limits, Moment
 from planaria_coordinator.domain.job.signals import NodeLost
 from planaria_coordinator.domain.recovery import fencing
-from planaria_coordinator.domain.recovery.decide import decide
 from planaria_coordinator.domain.recovery.transition import Cause
 from unit.coordinator.sim_agent import NUM_LAYERS
 from unit.coordinator.simulation import World, running_world

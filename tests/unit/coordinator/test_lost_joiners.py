@@ -5,6 +5,7 @@ from typing import Any
 
 from planaria_coordinator.domain.engines.outcome import DirectiveResult, FenceReport, HeldLayer
 from planaria_coordinator.domain.job.actions import AskPlanner
+from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import Limits
 from planaria_coordinator.domain.job.signals import (
@@ -16,7 +17,6 @@ from planaria_coordinator.domain.job.signals import (
     Signal,
 )
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.recovery.decide import decide
 from unit.coordinator.engine_state import NOON
 from unit.coordinator.protocol_cluster import (
     UNEVEN,

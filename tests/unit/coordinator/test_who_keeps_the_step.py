@@ -14,6 +14,7 @@ from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer, IdleGroup
 from planaria_coordinator.domain.job.requirements import Requirements
 from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.plan import same_pipelines
 from planaria_coordinator.domain.placement.replicas import assign_engines
 from planaria_coordinator.domain.recovery.activation import idle_groups
 from planaria_coordinator.domain.recovery.finish_step import (
@@ -22,7 +23,6 @@ from planaria_coordinator.domain.recovery.finish_step import (
     kept_pipelines,
     microbatch_seconds,
     predicted_microbatch_seconds,
-    same_pipelines,
     spread,
 )
 from unit.coordinator.fake_planner import make_plan

@@ -16,7 +16,7 @@ from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
 from planaria_coordinator.domain.placement.plan import Pipeline, Plan, Stage
-from planaria_coordinator.domain.recovery.recovery import Recovery, RecoveryPhase
+from planaria_coordinator.domain.recovery.recovery_record import Recovery, RecoveryPhase
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PLAN = Plan(

@@ -19,7 +19,7 @@ from planaria_coordinator.domain.engines.node import EngineSnapshot, Node
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.placement.plan import Plan
-from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 from planaria_coordinator.entrypoints.grpc.from_agent import result_of
 from planaria_coordinator.entrypoints.grpc.to_agent import PlanMessages, directive_message
 from planaria_coordinator.messages import from_message, to_message

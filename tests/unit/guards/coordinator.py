@@ -17,6 +17,7 @@ from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.domain.checkpoint import checkpoint_protocol
 from planaria_coordinator.domain.engines.directive import Directive, QuiesceMode
+from planaria_coordinator.domain.job.decide import Decision
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.signals import NodeLost
 from planaria_coordinator.domain.job.turn import Turn
@@ -26,7 +27,6 @@ from planaria_coordinator.domain.recovery import (
     opening,
     transition_completion,
 )
-from planaria_coordinator.domain.recovery.decide import Decision
 from unit.guards.guard import swap
 
 

@@ -19,7 +19,7 @@ from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import ModelProfile, PlanAnswer, PlanQuery
-from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 
 T = TypeVar("T")
 

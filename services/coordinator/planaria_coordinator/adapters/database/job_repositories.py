@@ -38,7 +38,7 @@ from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 
 _TERMINAL: Final = [state for state in JobState if state.is_terminal]
 _SETTLED: Final = ("RESOLVED", "SUPERSEDED")

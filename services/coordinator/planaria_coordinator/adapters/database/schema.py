@@ -23,7 +23,7 @@ from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.job import JobError, JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.placement.plan import Plan
-from planaria_coordinator.domain.recovery.recovery import RecoveryPhase
+from planaria_coordinator.domain.recovery.recovery_record import RecoveryPhase
 
 METADATA = MetaData(
     naming_convention={

@@ -35,13 +35,13 @@ from planaria_coordinator.domain.job.actions import (
     SaveGeneration,
     Send,
 )
+from planaria_coordinator.domain.job.decide import Decision, decide, give_up
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.job.job import Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun, Moment
 from planaria_coordinator.domain.job.signals import Signal, StillWaits
 from planaria_coordinator.domain.placement.ask_planner import contingency_query
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
-from planaria_coordinator.domain.recovery.decide import Decision, decide, give_up
 
 MAX_BATCH = 256
 """Signals that are stored together: a large job's engines answer all at once."""

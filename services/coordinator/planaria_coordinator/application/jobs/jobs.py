@@ -23,7 +23,7 @@ from planaria_coordinator.domain.job.signals import CancelWanted, PauseWanted, R
 from planaria_coordinator.domain.job.time_account import Activity, TimeAccount
 from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

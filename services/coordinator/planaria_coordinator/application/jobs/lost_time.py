@@ -4,12 +4,12 @@ All of it is read from the database: a restart of the coordinator loses nothing.
 """
 
 from planaria_coordinator.application.ports import Database
-from planaria_coordinator.domain.recovery.recovery import Recovery
 from planaria_coordinator.domain.recovery.recovery_figures import (
     MAX_WHOLE_STEPS,
     MIN_WHOLE_STEPS,
     lost_time,
 )
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 
 
 class LostTimeMeter:

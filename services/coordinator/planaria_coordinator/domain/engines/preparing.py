@@ -38,7 +38,7 @@ def await_nodes(turn: Turn, node_ids: tuple[str, ...]) -> None:
                 turn.create_engine(node_id, accelerator)
 
 
-def prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
+def on_prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
     """An engine is ready; it may belong to a transition that a newer one has replaced."""
     engine = replace(
         turn.run.engines[pending.engine_id],

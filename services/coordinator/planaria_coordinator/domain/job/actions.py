@@ -7,7 +7,7 @@ from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
-from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ def begin_digesting(turn: Turn) -> None:
             )
 
 
-def digested(turn: Turn, pending: Pending, outcome: Digested) -> None:
+def on_digested(turn: Turn, pending: Pending, outcome: Digested) -> None:
     """An engine has digested its layers; when all have, the model is known."""
     transition = turn.transition
     if outcome.version != transition.target_steps:
@@ -133,7 +133,7 @@ def _begin_export(turn: Turn) -> None:
     )
 
 
-def exported(turn: Turn, outcome: Exported) -> None:
+def on_exported(turn: Turn, outcome: Exported) -> None:
     """The model is written: the job is done."""
     turn.emit(
         "output_written",

@@ -16,7 +16,7 @@ from planaria_coordinator.domain.job.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.time_account import TimeAccount
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 from planaria_coordinator.domain.recovery.transition import (
     Cause,
     Phase,

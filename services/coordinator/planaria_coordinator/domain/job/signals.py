@@ -179,9 +179,13 @@ class Restarted:
     """The coordinator has started again with what its database knew."""
 
 
+UserRequest = (
+    NodesGranted | StillWaits | DrainWanted | DrainEnded | PauseWanted | ResumeWanted | CancelWanted
+)
+"""What users want of a job, and what the scheduler grants it."""
+
 Signal = (
-    NodesGranted
-    | StillWaits
+    UserRequest
     | NodeLost
     | EngineLost
     | EnginesStuck
@@ -193,11 +197,6 @@ Signal = (
     | StepCommitted
     | CheckpointReported
     | EngineFinished
-    | DrainWanted
-    | DrainEnded
-    | PauseWanted
-    | ResumeWanted
-    | CancelWanted
     | Tick
     | AgentReturned
     | Stalled

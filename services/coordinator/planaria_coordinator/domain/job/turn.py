@@ -1,6 +1,6 @@
 """One decision being made: the run as it will be, and the actions that follow from it.
 
-A Turn lives inside one call of `transition.decide`; outside of that call nothing is mutable.
+A Turn lives inside one call of `decide`; outside of that call nothing is mutable.
 """
 
 from collections.abc import Iterable

@@ -69,6 +69,13 @@ class Plan:
         return tuple(sorted((len(p.node_ids) for p in self.pipelines), reverse=True))
 
 
+def same_pipelines(plan: Plan, other: Plan) -> bool:
+    """Return whether two plans run the same pipelines, whatever their microbatches."""
+    return {pipeline.stages for pipeline in plan.pipelines} == {
+        pipeline.stages for pipeline in other.pipelines
+    }
+
+
 def plan_problem(
     plan: Plan, *, num_layers: int, num_microbatches: int, node_ids: frozenset[str]
 ) -> str | None:

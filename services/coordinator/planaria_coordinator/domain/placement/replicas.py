@@ -26,8 +26,9 @@ def witness_record(reports: Mapping[str, FenceReport], target: int) -> CommitRec
     """Return the record of step T* - 1 from an engine that has committed it."""
     for engine_id in sorted(reports):
         report = reports[engine_id]
-        if report.committed_steps == target and report.last_commit is not None:
-            return report.last_commit
+        record = report.last_commit
+        if report.committed_steps == target and record and record.step == target - 1:
+            return record
     return None
 
 

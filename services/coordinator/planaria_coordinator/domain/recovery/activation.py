@@ -21,7 +21,7 @@ from planaria_coordinator.domain.recovery.transition import Phase
 
 
 def begin_activation(turn: Turn) -> None:
-    """Tell every engine of the plan, and every follower, to take its place."""
+    """Tell every engine of the plan, and every follower, to activate its assignment."""
     transition, target = turn.transition, turn.target
     turn.enter(Phase.ACTIVATING, f"{len(target.engine_ids)} engines activate their assignments")
     turn.account_phase(Activity.REBUILD)
@@ -38,7 +38,7 @@ def send_assignments(
     layers: Mapping[str, tuple[LayerSource, ...]] | None = None,
     copy_seconds: float = 0.0,
 ) -> None:
-    """Send every engine of a placement its place.
+    """Send every engine of a placement its assignment.
 
     Args:
         turn: the decision.
@@ -87,7 +87,7 @@ def _rebuild_seconds(turn: Turn, target: Placement, *, at_commit: bool) -> float
 
 
 def _copying_seconds(turn: Turn, engine_id: str) -> float:
-    """Return how long an engine may still copy for a checkpoint: it takes its place behind that."""
+    """Return how long an engine may still copy for a checkpoint: it activates after that."""
     run = turn.run
     copies = any(checkpoint.layers_of(engine_id) for checkpoint in run.checkpoints.values())
     return run.requirements.checkpoint_deadline_seconds if copies else 0.0
@@ -116,8 +116,8 @@ def _assignments(
     )
 
 
-def activated(turn: Turn, pending: Pending, outcome: Activated) -> bool:
-    """An engine has its place. Return whether everyone has."""
+def on_activated(turn: Turn, pending: Pending, outcome: Activated) -> bool:
+    """An engine has activated its assignment. Return whether all have."""
     note_activation(turn, pending, outcome)
     return _all_answered(turn)
 

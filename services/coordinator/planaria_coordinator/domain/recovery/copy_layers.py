@@ -54,7 +54,7 @@ def seconds_for_layers(turn: Turn, layers: tuple[int, ...]) -> float:
     return turn.limits.directive_seconds + num_bytes / turn.limits.copy_bytes_per_second
 
 
-def copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
+def on_copied(turn: Turn, pending: Pending, outcome: Copied) -> None:
     """Note that an engine has its layers; when all have, send the assignments."""
     transition = turn.transition
     version = transition.target_steps

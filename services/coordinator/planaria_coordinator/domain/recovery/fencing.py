@@ -39,7 +39,7 @@ from planaria_coordinator.domain.recovery.finish_step import (
     finishing_placement,
     kept_pipelines,
 )
-from planaria_coordinator.domain.recovery.transition import Cause, Phase
+from planaria_coordinator.domain.recovery.transition import PLAN_CHANGES, Cause, Phase
 from planaria_coordinator.domain.recovery.transition_completion import close_recovery
 
 _ORDERS = {
@@ -48,16 +48,13 @@ _ORDERS = {
     QuiesceMode.FENCE: "sum nothing; healthy pipelines keep computing",
 }
 
-_KEEP_THEIR_STATE = (Cause.START, Cause.PAUSED, Cause.FINISHED)
-"""Causes whose transitions do not show as a recovery."""
-
 
 def begin_quiescing(turn: Turn) -> None:
     """Tell every engine to stop at a safe point and report."""
     transition, run = turn.transition, turn.run
     participants = tuple(sorted(run.prepared_engines))
     mode = transition.mode or QuiesceMode.IMMEDIATE
-    if transition.history.cause not in _KEEP_THEIR_STATE:
+    if transition.history.cause in PLAN_CHANGES:
         turn.set_state(JobState.RECOVERING)
     if mode is not QuiesceMode.AT_COMMIT:
         finishing = transition.history.cause is Cause.FINISHED
@@ -154,7 +151,7 @@ def _note_fence(turn: Turn) -> None:
 def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:
     """Count what was computed for the step in flight and is not kept: it is computed again.
 
-    Engines that are collected a second time, without a place in between, report the same again.
+    Engines that are fenced twice without an assignment in between report the same again.
     """
     transition, run = turn.transition, turn.run
     history = transition.history
@@ -204,7 +201,7 @@ def _roll_forward(turn: Turn, record: CommitRecord, behind: tuple[str, ...]) -> 
         )
 
 
-def committed(turn: Turn, pending: Pending, outcome: Committed | None) -> None:
+def on_committed(turn: Turn, pending: Pending, outcome: Committed | None) -> None:
     """An engine applied the step, but for stale layers; None: it could not at all."""
     transition = turn.transition
     if outcome is not None and outcome.committed_steps == transition.target_steps:
@@ -217,7 +214,7 @@ def committed(turn: Turn, pending: Pending, outcome: Committed | None) -> None:
 def _rolled_forward(turn: Turn, engine_id: str, outcome: Committed) -> tuple[int, ...]:
     """Return its layers of version T*: of those it had, the ones that it has summed.
 
-    What is left of a place before the last has no sums, and is of no use any more.
+    Layers left from an older assignment have no sums, and are of no use any more.
     """
     run, transition = turn.run, turn.transition
     placement = placement_of(
@@ -250,7 +247,7 @@ def _kept_pipelines(turn: Turn) -> tuple[KeptPipeline, ...]:
         transition.holdings,
         transition.target_steps,
         run.requirements,
-        stands_behind=record is not None and record.next_generation > 0,
+        parks_after_commit=record is not None and record.next_generation > 0,
     )
 
 

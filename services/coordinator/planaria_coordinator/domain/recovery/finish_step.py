@@ -48,14 +48,14 @@ def kept_pipelines(
     target_steps: int,
     requirements: Requirements,
     *,
-    stands_behind: bool = False,
+    parks_after_commit: bool = False,
 ) -> tuple[KeptPipeline, ...]:
     """Return the pipelines that can keep the step in flight.
 
     All engines of such a pipeline have reported, and go on computing; all last applied the same
     Activate, one that made them this pipeline, and so have done the same number of commit attempts;
     all stood at the same step, and now hold their layers in version T*. There are none if they have
-    no memory for what the others would have run, in this step or in every one behind it.
+    no memory for what the others would have run, in this step or in every later one.
 
     Args:
         placement: the newest plan that engines have received.
@@ -63,10 +63,12 @@ def kept_pipelines(
         holdings: by engine, its layers of version T*, after late engines have rolled forward.
         target_steps: T*.
         requirements: of the job.
-        stands_behind: engines that receive the commit that led to T* park after it.
+        parks_after_commit: engines that receive the commit that led to T* park after it.
     """
     found = (
-        _kept_pipeline(index, placement, reports, target_steps, stands_behind=stands_behind)
+        _kept_pipeline(
+            index, placement, reports, target_steps, parks_after_commit=parks_after_commit
+        )
         for index in range(len(placement.stage_engines))
         if _holds_its_layers(index, placement, holdings, requirements)
     )
@@ -103,7 +105,7 @@ def _kept_pipeline(
     reports: Mapping[str, FenceReport],
     target_steps: int,
     *,
-    stands_behind: bool,
+    parks_after_commit: bool,
 ) -> KeptPipeline | None:
     members = [reports.get(engine_id) for engine_id in placement.stage_engines[index]]
     present = [report for report in members if report is not None and report.park_time is None]
@@ -116,7 +118,7 @@ def _kept_pipeline(
     measured = [report.microbatch_seconds for report in present]
     seconds = max(measured) if all(measured) else 0.0
     if committed_steps < target_steps:
-        if applied_generation != placement.generation or stands_behind:
+        if applied_generation != placement.generation or parks_after_commit:
             return None
         # It has received the commit of its step, and begins the next one with what it always runs.
         kept = placement.plan.pipelines[index].microbatches
@@ -166,7 +168,10 @@ def microbatch_seconds(kept: Sequence[KeptPipeline], plan: Plan) -> tuple[float,
 
 
 def predicted_microbatch_seconds(pipeline: Pipeline) -> float:
-    """Return the time of a pipeline's slowest stage, by the planner's model of 1F1B."""
+    """Return a pipeline's predicted step time per slot of 1F1B, whose m + S - 1 slots are equal.
+
+    Without a prediction it is 1, so that pipelines count as equally fast.
+    """
     num_slots = len(pipeline.microbatches) + len(pipeline.stages) - 1
     return pipeline.iteration_seconds / num_slots or 1.0
 
@@ -270,10 +275,3 @@ def _fault_tolerance(
         for layer in layers:
             nodes[layer].add(engines[engine_id].node_id)
     return min(len(holders) for holders in nodes) - 1
-
-
-def same_pipelines(plan: Plan, other: Plan) -> bool:
-    """Return whether two plans run the same pipelines, whatever their microbatches."""
-    return {pipeline.stages for pipeline in plan.pipelines} == {
-        pipeline.stages for pipeline in other.pipelines
-    }

@@ -1,8 +1,7 @@
 """Changing the plan at a commit: protocol/handover.md.
 
-The next generation is staged while training continues (STAGING); then everybody changes
-over at one commit (SWITCHING). Only engines with another assignment stop for it, and
-they no longer than it takes to put it in force.
+Engines stage the next generation while training continues (STAGING), and all switch at one commit
+(SWITCHING). Only engines whose assignment changes stop, for as long as activating it takes.
 """
 
 from dataclasses import replace
@@ -33,7 +32,7 @@ from planaria_coordinator.domain.recovery.transition_completion import complete
 
 
 def begin_staging(turn: Turn, running: Placement, answer: PlanAnswer) -> None:
-    """Tell every engine of the next plan to make its place ready, and go on with what it does."""
+    """Tell every engine of the next plan to stage its assignment while it trains on."""
     if not adopt_plan(turn, answer):
         return
     run = turn.run
@@ -78,14 +77,14 @@ def _grown_from(running: Placement, target: Placement) -> Placement:
     )
 
 
-def staged(turn: Turn, pending: Pending, outcome: Staged) -> None:
-    """An engine has its next place ready; when all do, they can change over."""
+def on_staged(turn: Turn, pending: Pending, outcome: Staged) -> None:
+    """An engine has staged its assignment; when all have, they can switch."""
     turn.note(staged={**turn.transition.staged, pending.engine_id: outcome})
     _when_all_have_answered(turn)
 
 
 def staging_failed(turn: Turn, failure: Failure) -> None:
-    """An engine could not make its place ready: nothing is lost but the attempt.
+    """An engine could not stage its assignment: only the attempt is lost.
 
     The others are waited for: when somebody has died, that becomes known meanwhile.
     """
@@ -157,20 +156,20 @@ def _tell_of_layers(turn: Turn) -> None:
         )
 
 
-def switched(turn: Turn, pending: Pending, outcome: Activated) -> None:
+def on_switched(turn: Turn, pending: Pending, outcome: Activated) -> None:
     """An engine has activated its assignment at the commit."""
     note_activation(turn, pending, outcome)
     _when_all_have_changed(turn)
 
 
-def left(turn: Turn, pending: Pending, report: FenceReport) -> None:
+def on_engine_left(turn: Turn, pending: Pending, report: FenceReport) -> None:
     """An engine without an assignment in the new plan is parked after the commit."""
     turn.note(reports={**turn.transition.reports, pending.engine_id: report})
     _when_all_have_changed(turn)
 
 
 def switch_failed(turn: Turn, failure: Failure) -> None:
-    """Somebody cannot take its place, and others may have: everyone is asked what has become."""
+    """An engine failed to switch, and others may have switched: fence all to learn which."""
     history = replace(turn.transition.history, staging_failed=True)
     turn.note(history=history)
     open_again(

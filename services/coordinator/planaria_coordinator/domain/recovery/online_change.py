@@ -11,8 +11,8 @@ from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.ask_planner import ask_early, nodes_to_plan_on
 from planaria_coordinator.domain.placement.choose_plan import wants_less
 from planaria_coordinator.domain.placement.placement import Placement
+from planaria_coordinator.domain.placement.plan import same_pipelines
 from planaria_coordinator.domain.recovery.fencing import begin_quiescing
-from planaria_coordinator.domain.recovery.finish_step import same_pipelines
 from planaria_coordinator.domain.recovery.handover import begin_staging
 from planaria_coordinator.domain.recovery.opening import (
     carried_history,
@@ -42,7 +42,7 @@ def advance_online_change(turn: Turn) -> None:
         else:
             _advance_when_planned(turn)
     elif transition.phase is Phase.STAGING and gives_way:
-        # Who has made a place ready must not take it for that of this commit: a new generation.
+        # A staged assignment must not come into force at this commit: open a new generation.
         reason = "the last step is committed" if is_over else "pause is wanted"
         open_transition(turn, carried_history(turn), reason, mode=QuiesceMode.AT_COMMIT)
     elif transition.phase is Phase.SWITCHING and is_over:

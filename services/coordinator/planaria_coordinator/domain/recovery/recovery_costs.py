@@ -11,8 +11,8 @@ from datetime import datetime
 
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.job.job_run import JobRun
-from planaria_coordinator.domain.recovery.recovery import Recovery, RecoveryPhase
 from planaria_coordinator.domain.recovery.recovery_figures import hit_step, recovery_figures
+from planaria_coordinator.domain.recovery.recovery_record import Recovery, RecoveryPhase
 from planaria_coordinator.domain.recovery.transition import Transition
 
 

@@ -9,7 +9,7 @@ from planaria_coordinator.domain.engines.outcome import Activated, Copied, Fence
 from planaria_coordinator.domain.job.time_account import TimeAccount
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
-from planaria_coordinator.domain.recovery.recovery import RecoveryPhase
+from planaria_coordinator.domain.recovery.recovery_record import RecoveryPhase
 
 
 class Cause(StrEnum):
@@ -23,6 +23,19 @@ class Cause(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     FINISHED = "finished"
+
+
+PLAN_CHANGES = (
+    Cause.NODE_LOST,
+    Cause.ENGINE_LOST,
+    Cause.NODE_JOINED,
+    Cause.NODE_DRAINED,
+    Cause.RESUMED,
+)
+"""Causes of changes from one plan to the next, which are recorded.
+
+A job's start, a pause and the end of training are none.
+"""
 
 
 class Phase(StrEnum):

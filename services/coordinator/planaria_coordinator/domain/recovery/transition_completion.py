@@ -11,18 +11,14 @@ from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import pipelines_in_words
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.recovery.recovery import Recovery
 from planaria_coordinator.domain.recovery.recovery_costs import recovery_record
-from planaria_coordinator.domain.recovery.transition import Cause, Transition, TransitionHistory
-
-_RECOVERIES = (
-    Cause.NODE_LOST,
-    Cause.ENGINE_LOST,
-    Cause.NODE_JOINED,
-    Cause.NODE_DRAINED,
-    Cause.RESUMED,
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
+from planaria_coordinator.domain.recovery.transition import (
+    PLAN_CHANGES,
+    Cause,
+    Transition,
+    TransitionHistory,
 )
-"""Causes of changes from one plan to the next; a job's start and its end are none."""
 
 
 def complete(turn: Turn) -> None:
@@ -44,7 +40,7 @@ def complete(turn: Turn) -> None:
         waiting_reason="",
     )
     turn.because(f"all {len(resumed)} engines have their assignments")
-    if transition.history.cause in _RECOVERIES:
+    if transition.history.cause in PLAN_CHANGES:
         report_recovery(turn, transition)
     else:
         begins = f"training begins {_origin(turn.run)}" if is_first else "training continues"
@@ -75,7 +71,7 @@ def close_recovery(turn: Turn, message: str) -> None:
     The rest of the transition is not part of it.
     """
     transition = turn.transition
-    if transition.history.cause not in _RECOVERIES:
+    if transition.history.cause not in PLAN_CHANGES:
         return
     recovery = recovery_record(turn.run, transition, turn.run.num_recoveries + 1)
     now = turn.now.time

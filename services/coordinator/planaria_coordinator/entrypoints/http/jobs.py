@@ -6,7 +6,7 @@ from fastapi.responses import JSONResponse
 from planaria import models
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
-from planaria_coordinator.domain.recovery.recovery import Recovery
+from planaria_coordinator.domain.recovery.recovery_record import Recovery
 from planaria_coordinator.entrypoints.http import lists
 from planaria_coordinator.entrypoints.http.dependencies import JobsDep, PageSize, PageToken
 

@@ -29,6 +29,7 @@ application carries out: it persists first and sends second.
 """
 
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.checkpoint import checkpoint_protocol
@@ -49,14 +50,14 @@ from planaria_coordinator.domain.engines.outcome import (
     Prepared,
     Staged,
 )
-from planaria_coordinator.domain.engines.preparing import prepare_failed, prepared
+from planaria_coordinator.domain.engines.preparing import on_prepared, prepare_failed
 from planaria_coordinator.domain.job import user_requests
 from planaria_coordinator.domain.job.actions import Action
 from planaria_coordinator.domain.job.end_of_training import (
-    digested,
     end_when_checkpointed,
     export_failed,
-    exported,
+    on_digested,
+    on_exported,
 )
 from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
@@ -84,25 +85,26 @@ from planaria_coordinator.domain.job.signals import (
     StepCommitted,
     StillWaits,
     Tick,
+    UserRequest,
 )
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import still_waits
 from planaria_coordinator.domain.placement.choose_plan import plan_arrived, plan_refused
 from planaria_coordinator.domain.recovery import lost_engines
-from planaria_coordinator.domain.recovery.activation import activated, activation_failed
+from planaria_coordinator.domain.recovery.activation import activation_failed, on_activated
 from planaria_coordinator.domain.recovery.broken_communication import (
     engine_disturbed,
     engines_stuck,
     restart_disturbance,
 )
-from planaria_coordinator.domain.recovery.copy_layers import copied, copy_failed
-from planaria_coordinator.domain.recovery.fencing import committed, fence_reported
+from planaria_coordinator.domain.recovery.copy_layers import copy_failed, on_copied
+from planaria_coordinator.domain.recovery.fencing import fence_reported, on_committed
 from planaria_coordinator.domain.recovery.handover import (
-    left,
-    staged,
+    on_engine_left,
+    on_staged,
+    on_switched,
     staging_failed,
     switch_failed,
-    switched,
 )
 from planaria_coordinator.domain.recovery.online_change import (
     advance_online_change,
@@ -220,7 +222,7 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
             _user_request(turn, signal)
 
 
-def _user_request(turn: Turn, signal: Signal) -> None:
+def _user_request(turn: Turn, signal: UserRequest) -> None:
     match signal:
         case NodesGranted():
             user_requests.nodes_granted(turn, signal)
@@ -237,7 +239,7 @@ def _user_request(turn: Turn, signal: Signal) -> None:
         case DrainEnded(node_id=node_id):
             user_requests.drain_ended(turn, node_id)
         case _:
-            pass
+            assert_never(signal)
 
 
 def _result(turn: Turn, pending: Pending, outcome: object) -> None:
@@ -245,30 +247,30 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
         case _, "stop":
             turn.forget_stopping(pending.engine_id)
         case Prepared(), "prepare":
-            prepared(turn, pending, outcome)
+            on_prepared(turn, pending, outcome)
         case FenceReport(), "quiesce":
             if turn.transition.phase is Phase.SWITCHING:
-                left(turn, pending, outcome)
+                on_engine_left(turn, pending, outcome)
             else:
                 fence_reported(turn, pending, outcome)
         case Committed(), "commit":
-            committed(turn, pending, outcome)
+            on_committed(turn, pending, outcome)
         case Copied(), "copy":
-            copied(turn, pending, outcome)
+            on_copied(turn, pending, outcome)
         case Activated(), "activate":
-            if activated(turn, pending, outcome):
+            if on_activated(turn, pending, outcome):
                 if turn.transition.finishes_step:
                     begin_regrowing(turn)
                 else:
                     complete(turn)
         case Staged(), "activate":
-            staged(turn, pending, outcome)
+            on_staged(turn, pending, outcome)
         case Activated(), "switch":
-            switched(turn, pending, outcome)
+            on_switched(turn, pending, outcome)
         case Digested(), "digest_layers":
-            digested(turn, pending, outcome)
+            on_digested(turn, pending, outcome)
         case Exported(), "export":
-            exported(turn, outcome)
+            on_exported(turn, outcome)
         case CheckpointTaken(), "write_checkpoint":
             pass  # its writer has been known since the directive
         case CheckpointSealed(), "seal_checkpoint":
@@ -286,7 +288,7 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
         case "prepare":
             prepare_failed(turn, turn.run.engines[pending.engine_id], failure)
         case "commit":
-            committed(turn, pending, None)
+            on_committed(turn, pending, None)
         case "copy" if failure.reason in (ErrorReason.INIT_UNUSABLE, ErrorReason.INIT_MISMATCH):
             fail(turn, failure.reason, failure.message, failure.metadata)
         case "copy":
