@@ -145,7 +145,7 @@ class Crew:
         context = self.contexts[stage]
         begin_step(context, 0)
         while True:
-            compute(context, context.progress.missing(context.view.pipeline.first_microbatches))
+            compute(context, context.progress.missing(context.view.pipeline.step_microbatches))
             done = attempt(context)
             if isinstance(done, CommittedStep):
                 context.resources.fence.settle()

@@ -25,8 +25,12 @@ RECORD = CommitRecord(
     num_tokens=1,
     next_generation=NEXT,
 )
-OLD = RetainedWork(generation=GENERATION, step=STEP, microbatches=(0,), each_step=(0,))
-NEW = RetainedWork(generation=NEXT, step=STEP + 1, microbatches=(1,), each_step=(1,))
+OLD = RetainedWork(
+    generation=GENERATION, step=STEP, step_microbatches=(0,), regular_microbatches=(0,)
+)
+NEW = RetainedWork(
+    generation=NEXT, step=STEP + 1, step_microbatches=(1,), regular_microbatches=(1,)
+)
 
 
 class Next:

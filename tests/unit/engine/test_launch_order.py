@@ -93,7 +93,7 @@ def rank(
             if blocks:
                 yield lambda one=one: one.is_over  # type: ignore[misc]
 
-    if not view.is_last:
+    if not view.is_deciding:
         above = view.pipeline.stages[view.stage_index + 1].engine_id
         yield lambda: above in transport.sent
     if not view.is_follower:

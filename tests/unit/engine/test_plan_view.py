@@ -66,7 +66,7 @@ def test_one_engine_needs_no_group() -> None:
     (view,) = views([pipeline(0, [4], [0, 1])], 4, 2)
     assert view.groups == ()
     assert view.is_first
-    assert view.is_last
+    assert view.is_deciding
 
 
 @given(plans(), st.booleans())
@@ -117,7 +117,7 @@ def _run_to_the_end(todo: dict[str, list[tuple[str, tuple[str, ...]]]]) -> None:
 def test_last_ranks_meet(plan: tuple[list[PipelineAssignment], int, int]) -> None:
     pipelines, num_layers, num_microbatches = plan
     for view in views(pipelines, num_layers, num_microbatches):
-        expected = view.is_last and len(pipelines) > 1
+        expected = view.is_deciding and len(pipelines) > 1
         assert (view.last_ranks_group is not None) == expected
         assert (view.forward_group is not None) == (len(view.pipeline.stages) > 1)
 
@@ -197,7 +197,12 @@ def test_followers_are_owners_for_every_engine_alike(
     assert all(groups[g.name] == g.members for view in all_views.values() for g in view.groups)
     for row, place in enumerate(followers, start=len(pipelines)):
         view = all_views[place.engine_id]
-        assert (view.row, view.is_follower, view.is_first, view.is_last) == (row, True, True, True)
+        assert (view.row, view.is_follower, view.is_first, view.is_deciding) == (
+            row,
+            True,
+            True,
+            True,
+        )
         assert view.pipeline_groups == ()
         assert not view.keeps_step
         assert len(view.computed_layers) == 0
@@ -217,7 +222,7 @@ def test_a_plan_that_cannot_be_finished_says_why(
     layers: list[int], step_microbatches: list[int], said: str
 ) -> None:
     plan = dataclasses.replace(
-        pipeline(0, [4], [0, 1, 2]), step_microbatches=tuple(step_microbatches)
+        pipeline(0, [4], [0, 1, 2]), changed_microbatches=tuple(step_microbatches)
     )
     with pytest.raises(PlanError, match=said):
         view_plan(

@@ -5,7 +5,9 @@ from planaria_worker.engine.step.step_progress import StepProgress
 
 
 def test_a_commit_begins_the_next_step_with_the_regular_microbatches() -> None:
-    retained_work = RetainedWork(generation=4, step=7, microbatches=(3, 0), each_step=(3, 5))
+    retained_work = RetainedWork(
+        generation=4, step=7, step_microbatches=(3, 0), regular_microbatches=(3, 5)
+    )
     assert retained_work.kept(7) == (3, 0)
     assert retained_work.kept(8) == ()
     after = retained_work.after_commit()

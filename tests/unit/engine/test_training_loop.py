@@ -76,7 +76,7 @@ def test_an_engine_halted_while_it_copies_for_a_checkpoint_does_not_switch() -> 
         fence.when_halted(lambda: calls.append("report"))
         calls.append("copied")
 
-    view = SimpleNamespace(is_last=False, is_follower=False, keeps_step=False)
+    view = SimpleNamespace(is_deciding=False, is_follower=False, keeps_step=False)
     handover: Any = SimpleNamespace(
         release_replaced=lambda _: None,
         change_at=lambda _: SimpleNamespace(view=view),

@@ -105,7 +105,7 @@ class Rank:
         if event is Event.BROKEN_SUM:
             return form.fenced(generation=generation, step=step)
         whole = LayerVote(squared_norm=1.0, num_counted=form.num_microbatches, in_range=True)
-        is_reporting = self.view.is_last and not self.view.is_follower
+        is_reporting = self.view.is_deciding and not self.view.is_follower
         return form.vote(
             generation=generation,
             step=step,
@@ -165,13 +165,13 @@ def expected_passes(all_ranks: Sequence[Rank], events: Sequence[Event]) -> list[
     stopping = (Event.BROKEN_SUM, Event.FENCED_WITH_ITS_SUMS)
     for rank, event in zip(all_ranks, events, strict=True):
         if event in (Event.BROKEN_SUM, Event.CALLED_OFF) or (
-            rank.view.is_last and event in stopping
+            rank.view.is_deciding and event in stopping
         ):
             return [False] * len(all_ranks)  # its row does not go across
     lasts = {
         rank.view.row: event
         for rank, event in zip(all_ranks, events, strict=True)
-        if rank.view.is_last
+        if rank.view.is_deciding
     }
     return [
         event is Event.NOTHING and lasts[rank.view.row] is Event.NOTHING

@@ -10,14 +10,14 @@ import pytest
 from torch import Tensor
 
 from planaria_worker.engine.layers.checkpoint import layout, seal
-from planaria_worker.engine.layers.copy import CommittedSum, LayerSource, stream, transfer
+from planaria_worker.engine.layers.copy import CommittedSum, LayerSource, chunks, stream
 from planaria_worker.engine.layers.followed_layers import FollowedLayers
 from planaria_worker.engine.step.training_step import apply_sum
 from unit.guards.guard import swap
 
 
 def send_torn_copies(patch: pytest.MonkeyPatch) -> None:
-    send = transfer.send_tensors
+    send = chunks.send_tensors
 
     def send_to_the_end(
         connection: socket.socket, tensors: Iterable[Tensor], *, goes_on: Callable[[], bool]

@@ -51,12 +51,12 @@ def hear_nobody_before_sums_start(patch: pytest.MonkeyPatch) -> None:
     swap(patch, CompleteSumQuery.is_unheard, lambda self, group: False)
 
 
-def leave_sums_abroad(patch: pytest.MonkeyPatch) -> None:
+def drop_sums_in_receive_buffers(patch: pytest.MonkeyPatch) -> None:
     def drop(self: GradientSums, layers: Iterable[int]) -> None:
-        for layer in self._abroad.keys() & set(layers):
-            del self._abroad[layer]
+        for layer in self._in_receive_buffer.keys() & set(layers):
+            del self._in_receive_buffer[layer]
 
-    swap(patch, GradientSums.bring_home, drop)
+    swap(patch, GradientSums.copy_to_own_buffers, drop)
 
 
 def keep_gradients_of_the_step_before(patch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ SUMS = (
     ),
     Guard(
         name="a complete sum is saved before its buffer is used again",
-        remove=sums.leave_sums_abroad,
+        remove=sums.drop_sums_in_receive_buffers,
         scenarios=(
             test_gradients.test_layers_that_travel_apart_have_the_same_sums,
             test_step_progress.test_complete_sums_of_one_generation_are_the_input_of_the_next,

@@ -202,7 +202,7 @@ def test_a_complete_sum_accepts_nothing_more(
             sums.put_complete(whole, torch.full((whole.num_elements,), 7, dtype=sums.dtype))
         torch.autograd.backward(stage(tokens).square().sum())
         totals.append(sums.totals)
-        sums.bring_home(sums.sums)
+        sums.copy_to_own_buffers(sums.sums)
         assert all(torch.equal(sums.sums[x], total) for x, total in totals[-1].items())
     for layout in layouts:
         num_complete = int(share * layout.num_elements)
@@ -216,7 +216,7 @@ def test_a_gradient_nothing_was_added_to_is_zero() -> None:
     sums = GradientSums([_layout(5)], FloatingPoint())
     whole = _layout(5).num_elements
     sums.put_complete(Piece(layer=0, start=0, end=whole), torch.ones(whole))
-    sums.bring_home([0])
+    sums.copy_to_own_buffers([0])
     sums.sums[0][5:].zero_()  # the gap
     sums.clear()
     sums.settle([0])

@@ -12,7 +12,7 @@ from planaria_worker.engine.groups.transport.backends import Backend, Pending
 B = TypeVar("B", bound=Backend)
 
 
-class GroupBroken(Exception):  # noqa: N818 - as Fenced: an outcome, not a defect
+class GroupBroken(Exception):  # noqa: N818 - an outcome, not a defect
     """The group was shut, lost a peer, or waited too long: it will never carry a message again.
 
     The rank does the same in each of these cases: it drops the step and looks at the fence.

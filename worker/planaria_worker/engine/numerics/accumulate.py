@@ -179,7 +179,7 @@ class GradientSums:
     A sum is local, and receives the gradients computed here, until the complete one replaces it,
     piece by piece from its start; the replaced part receives nothing more. The complete sum of a
     layer that is a single piece stays in the buffer it arrived in, which must not change until the
-    sum is brought home or the step is over.
+    sum is copied to the layer's own or the step is over.
 
     A step begins without a pass over this memory: its first gradient overwrites what is there.
 
@@ -199,7 +199,7 @@ class GradientSums:
         self._accumulation = accumulation
         self.sums: dict[int, Tensor] = {}
         self.num_complete: dict[int, int] = {}
-        self._abroad: dict[int, Tensor] = {}
+        self._in_receive_buffer: dict[int, Tensor] = {}
         self._places: dict[tuple[int, str], Tensor] = {}
         self._in_range: dict[int, Tensor | bool] = {}
         self._outdated: set[tuple[int, str]] = set()
@@ -222,26 +222,26 @@ class GradientSums:
     @property
     def totals(self) -> Mapping[int, Tensor]:
         """Return the sum of each layer, whichever buffer it is in."""
-        return self.sums | self._abroad
+        return self.sums | self._in_receive_buffer
 
     def put_complete(self, piece: Piece, values: Tensor) -> bool:
         """Replace the local sum of a piece by the complete one; pieces in order.
 
         Returns:
-            Whether it is left in `values`, until it is brought home or the step is over.
+            Whether it is left in `values`, until `copy_to_own_buffers` or the end of the step.
         """
         self.num_complete[piece.layer] = max(piece.end, self.num_complete.get(piece.layer, 0))
         stays = piece.num_elements == self.sums[piece.layer].numel()
         if stays:
-            self._abroad[piece.layer] = values
+            self._in_receive_buffer[piece.layer] = values
         else:
             self.part(piece).copy_(values)
         return stays
 
-    def bring_home(self, layers: Iterable[int]) -> None:
+    def copy_to_own_buffers(self, layers: Iterable[int]) -> None:
         """Copy complete sums from the buffers they arrived in to the layers' own."""
-        for layer in self._abroad.keys() & set(layers):
-            self.sums[layer].copy_(self._abroad.pop(layer))
+        for layer in self._in_receive_buffer.keys() & set(layers):
+            self.sums[layer].copy_(self._in_receive_buffer.pop(layer))
 
     def settle(self, layers: Iterable[int]) -> None:
         """Zero what nothing was added to since `clear`; call before reading the layers' buffers."""
@@ -301,7 +301,7 @@ class GradientSums:
         """Empty the sums, for the next step."""
         self._in_range.clear()
         self.num_complete.clear()
-        self._abroad.clear()
+        self._in_receive_buffer.clear()
         self._outdated.update(self._places)
 
     def _hook(

@@ -29,15 +29,15 @@ class PipelineAssignment:
 
     stages: tuple[StageAssignment, ...]
     microbatches: tuple[int, ...]
-    step_microbatches: tuple[int, ...] = ()
-    """Those of the step in flight, when they are others than `microbatches`."""
+    changed_microbatches: tuple[int, ...] = ()
+    """Those of the step in flight, if they differ from `microbatches`."""
     keeps_step: bool = False
     """Its engines already run this pipeline, and keep what they have computed of the step."""
 
     @property
-    def first_microbatches(self) -> tuple[int, ...]:
+    def step_microbatches(self) -> tuple[int, ...]:
         """Return what it runs, or has run, in the step in flight."""
-        return self.step_microbatches or self.microbatches
+        return self.changed_microbatches or self.microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def check_plan(
         if not pipeline.microbatches:
             raise PlanError(f"pipelines[{index}].microbatches: a pipeline runs at least one")
     _check_microbatches("microbatches", (p.microbatches for p in pipelines), num_microbatches)
-    in_flight = (pipeline.first_microbatches for pipeline in pipelines)
+    in_flight = (pipeline.step_microbatches for pipeline in pipelines)
     _check_microbatches("step_microbatches", in_flight, num_microbatches)
     for index, follower in enumerate(followers):
         if not follower.layers or not set(follower.layers) <= set(range(num_layers)):

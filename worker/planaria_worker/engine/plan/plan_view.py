@@ -70,8 +70,8 @@ class PlanView:
         return self.stage_index == 0
 
     @property
-    def is_last(self) -> bool:
-        """Whether it decides with the other last ranks: a last stage or a follower."""
+    def is_deciding(self) -> bool:
+        """Whether it decides on commits, with others like it: a last stage or a follower."""
         return self.is_follower or self.stage_index == len(self.pipeline.stages) - 1
 
     @property

@@ -48,7 +48,7 @@ def activation(directive: directive_pb2.Directive) -> Activation:
                     for stage in pipeline.stages
                 ),
                 microbatches=tuple(pipeline.microbatches),
-                step_microbatches=tuple(pipeline.step_microbatches),
+                changed_microbatches=tuple(pipeline.step_microbatches),
                 keeps_step=pipeline.keeps_step,
             )
             for pipeline in activate.pipelines

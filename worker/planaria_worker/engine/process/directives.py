@@ -302,7 +302,7 @@ class Directives:
             with self._lock:
                 del self._fetchers[fetcher]
 
-        threading.Thread(target=run, name="layer-work", daemon=True).start()
+        threading.Thread(target=run, name="background-directive", daemon=True).start()
 
     def _interrupt_copies(self, generation: int) -> None:
         with self._lock:

@@ -151,9 +151,9 @@ class Fence:
             self._num_tasks += 1
 
     def resume(self) -> None:
-        """Count the retained work as a task, which the training thread does even when fenced.
+        """Begin a task that finishes retained work, even if the engine is fenced.
 
-        Called when the work is retained, so that the engine does not seem idle before it begins.
+        Called when the task is accepted: the engine must not seem idle until the task runs.
         """
         with self._lock:
             self._num_tasks += 1
@@ -186,7 +186,11 @@ class Fence:
         call()
 
     def end(self) -> None:
-        """End a task; after the last one, call what waited for it. For the training thread."""
+        """End a task, and note that its commit, if any, is applied (`settle`).
+
+        After the last task, a mark set by `fence_at_commit` takes effect, and what waited for the
+        engine to be halted or idle is called. For the training thread.
+        """
         self.settle()
         with self._lock:
             self._num_tasks = max(0, self._num_tasks - 1)

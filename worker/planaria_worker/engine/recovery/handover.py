@@ -111,7 +111,7 @@ class Handover:
     def change_at(self, record: CommitRecord) -> StagedChange | None:
         """Return the change to make at a commit; None: there is none, or the job is finished."""
         staged_change = self._ready(record.next_generation)
-        is_over = self._training_state.is_last(record.step + 1)
+        is_over = self._training_state.ends_after(record.step + 1)
         return None if staged_change is None or staged_change.is_taken or is_over else staged_change
 
     def renew(

@@ -16,15 +16,15 @@ class RetainedWork:
     """Of the Activate that was last applied."""
     step: int
     """The step in flight."""
-    microbatches: tuple[int, ...]
-    """Those of the step in flight."""
-    each_step: tuple[int, ...]
+    step_microbatches: tuple[int, ...]
+    """Those that the pipeline computes, or has computed, in the step in flight."""
+    regular_microbatches: tuple[int, ...]
     """Those of every later step."""
 
     def after_commit(self) -> "RetainedWork":
         """Return the retained work of the next step."""
-        return replace(self, step=self.step + 1, microbatches=self.each_step)
+        return replace(self, step=self.step + 1, step_microbatches=self.regular_microbatches)
 
     def kept(self, committed_steps: int) -> tuple[int, ...]:
         """Return the microbatches that a fence report lists as kept."""
-        return self.microbatches if self.step == committed_steps else ()
+        return self.step_microbatches if self.step == committed_steps else ()

@@ -88,7 +88,7 @@ class StagedChange:
         )
         self._lock = threading.Lock()
         self._is_ready = False
-        self._is_claimed = False
+        self._is_taken = False
         self._is_dropped = False
         self._context: TrainingContext | None = None
         self._answer: Answer | None = None
@@ -106,7 +106,7 @@ class StagedChange:
     @property
     def is_taken(self) -> bool:
         """Whether the engine has switched to it, or is about to."""
-        return self._is_claimed
+        return self._is_taken
 
     def start(self, answer: StagedAnswer) -> None:
         """Begin to make it ready."""
@@ -130,7 +130,7 @@ class StagedChange:
         Its memory is free at once: an error or a thread may hold a reference to it for long.
         """
         with self._lock:
-            if self._is_claimed:
+            if self._is_taken:
                 return
             self._is_dropped = True
             self._context = None
@@ -182,7 +182,7 @@ class StagedChange:
     def mark_taken(self) -> None:
         """Switch to it: from now on `drop` does nothing."""
         with self._lock:
-            self._is_claimed = True
+            self._is_taken = True
 
     def take(self, version: int) -> TrainingContext:
         """Switch to it, and put its layers into the store; only if the pipeline changes.
@@ -194,7 +194,7 @@ class StagedChange:
             context, self._context = self._context, None
             if context is None:
                 raise self._over()
-            self._is_claimed = True
+            self._is_taken = True
         self._builder.resources.store.install(self._layers.states, version)
         self._layers.release()
         return context
@@ -261,7 +261,7 @@ def require_stageable(
     Raises:
         PlanariaError: names the field and what would be right.
     """
-    if any(pipeline.step_microbatches for pipeline in activation.pipelines):
+    if any(pipeline.changed_microbatches for pipeline in activation.pipelines):
         raise _unfit(
             "step_microbatches", "a plan that is activated at a commit has no step in flight"
         )

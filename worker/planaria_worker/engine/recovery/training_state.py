@@ -57,10 +57,10 @@ class TrainingState:
     @property
     def is_finished(self) -> bool:
         """Whether the job's last step is committed, including a closing one."""
-        return self.is_last(self.committed_steps)
+        return self.ends_after(self.committed_steps)
 
-    def is_last(self, committed_steps: int) -> bool:
-        """Whether no step follows after so many."""
+    def ends_after(self, committed_steps: int) -> bool:
+        """Whether the job ends after so many steps."""
         return committed_steps >= self._num_commits
 
     def activate(
@@ -164,8 +164,9 @@ class TrainingState:
             lack = f"its step in flight is {retained_work.step}, not {activation.committed_steps}"
         elif not fence.is_fenced(retained_work.generation):
             lack = f"it trains in generation {retained_work.generation}, and was not fenced"
-        elif not set(retained_work.microbatches) <= set(view.pipeline.first_microbatches):
-            lack = f"it has microbatches {retained_work.microbatches}, and some are given to others"
+        elif not set(retained_work.step_microbatches) <= set(view.pipeline.step_microbatches):
+            have = retained_work.step_microbatches
+            lack = f"it has microbatches {have}, and some are given to others"
         else:
             return context
         raise PlanariaError(

@@ -85,7 +85,7 @@ class GradientReduction:
             stopwatch: counts seconds.
             failpoints: hit at `reduce`.
         """
-        sums.bring_home(sums.sums)
+        sums.copy_to_own_buffers(sums.sums)
         self._sums = sums
         self._device = device
         self._squared_norm = squared_norm
@@ -275,7 +275,7 @@ class GradientReduction:
     def _reclaim(self) -> None:
         """Free the copy that has held complete sums for the longest time."""
         lent = self._lent.popleft()
-        self._sums.bring_home(lent.layers)
+        self._sums.copy_to_own_buffers(lent.layers)
         self._copies.append(lent.copy)
 
     def _take_norms(self, bucket: _Bucket) -> None:

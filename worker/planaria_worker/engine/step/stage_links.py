@@ -33,7 +33,7 @@ class StageLinks:
         layers = view.stage.layers
         num_inputs = max_in_flight(job.num_microbatches, self._rank, num_stages)
         self._inputs = [] if view.is_first else _allocate(job, layers[0] - 1, num_inputs)
-        self._gradient = None if view.is_last else _allocate(job, layers[-1], 1)[0]
+        self._gradient = None if self._rank == num_stages - 1 else _allocate(job, layers[-1], 1)[0]
         self._num_received = 0
         self._max_sends = num_stages
         self._sends: deque[tuple[Work, Tensor]] = deque()

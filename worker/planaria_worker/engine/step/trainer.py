@@ -1,6 +1,10 @@
 """Training in one engine: what other threads ask of it, and the parts that do it.
 
-    STARTING -> PARKED -> REBUILDING -> TRAINING -> (PARKED | FINISHED)
+    STARTING -> PARKED                              prepared
+    PARKED -> REBUILDING -> TRAINING                a new context: its groups are built first
+    PARKED -> TRAINING                              the context was kept
+    TRAINING -> REBUILDING -> TRAINING              a switch to a staged plan at a commit
+    TRAINING -> PARKED | FINISHED                   fenced; the last step is committed
 
 An engine whose pipeline is broken drops its groups, gradients and activations, keeps its layers,
 and computes nothing until the next plan. An engine of a healthy pipeline only aborts the attempt to
@@ -67,7 +71,7 @@ class Trainer:
             training_state=self._training_state,
             current_groups=self._current_groups,
             failure_detector=failure_detector,
-            on_join=lambda *what: self.submit(lambda: self._join(*what)),
+            on_join=self._submit_join,
         )
         self._loop = TrainingLoop(
             builder=builder,
@@ -232,6 +236,9 @@ class Trainer:
         self._reporter.report_held()
 
     # Handover.
+
+    def _submit_join(self, staged_change: StagedChange, record: CommitRecord) -> None:
+        self.submit(lambda: self._join(staged_change, record))
 
     def _join(self, staged_change: StagedChange, record: CommitRecord) -> None:
         """Switch to a staged plan at a commit that other engines made, and train."""

@@ -86,7 +86,7 @@ class TrainingContext:
         """Return what the next plan of the step has this stage compute after these microbatches."""
         if not self.upcoming:
             return ()
-        missing = self.progress.missing(self.upcoming[0].pipeline.first_microbatches)
+        missing = self.progress.missing(self.upcoming[0].pipeline.step_microbatches)
         return tuple(m for m in missing if m not in microbatches)
 
     def trace(self) -> None:
@@ -252,7 +252,7 @@ def _two_phase_commit(
     groups: Mapping[str, SumGroup],
     commit_link: CommitLink,
 ) -> TwoPhaseCommit:
-    """Without the last ranks' group, only `abort` and `fenced` votes are possible."""
+    """Until the plan's last ranks' group is built, only `abort` and `fenced` votes are possible."""
     last_ranks = view.last_ranks_group
     return TwoPhaseCommit(
         view=view,

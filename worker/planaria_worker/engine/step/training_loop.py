@@ -93,7 +93,7 @@ class TrainingLoop:
         context = self._context()
         if microbatches is None:
             microbatches = (
-                () if context.view.is_follower else context.view.pipeline.first_microbatches
+                () if context.view.is_follower else context.view.pipeline.step_microbatches
             )
         try:
             while True:
@@ -120,7 +120,7 @@ class TrainingLoop:
         try:
             self._resources.failpoints.hit("switch", record.step)
             context = self._handover.activate(staged_change, record)
-            if context.view.is_last:
+            if context.view.is_deciding:
                 self._reporter.hold_step(record)
         except Exception as error:
             staged_change.finish(error)
@@ -155,12 +155,12 @@ class TrainingLoop:
             )
             self._training_state.enter_commit(record, retained_work)
         to_write = self._checkpointer.announce(view, record.step + 1)
-        if context.view.is_last:
+        if context.view.is_deciding:
             self._reporter.hold_step(record)  # a fence may come during the copies
         self._resources.fence.settle()
         with self._resources.fence.computing():
             self._checkpointer.take(record.step + 1, to_write, self.note_copy)
-        if context.view.is_last and not context.view.is_follower:
+        if context.view.is_deciding and not context.view.is_follower:
             self._reporter.step_done(record)
         if done.broken is not None:
             self._break_off(done.broken, context)
@@ -194,14 +194,17 @@ class TrainingLoop:
         staged_change.finish(self._builder.activated(start_time, num_groups, record.step + 1))
 
     def _park(self, context: TrainingContext, done: AbortedAttempt) -> None:
-        """Wait for the next Activate; keep what is computed if the pipeline is healthy."""
+        """Report why the attempt failed; keep a healthy pipeline's context for the next plan."""
         if done.cause is not None:
             self._reporter.report_fault(done.cause, context.generation, context.progress.step)
         if context.pipeline is None or context.halt.is_set():
             self._training_state.drop()
 
     def _break_off(self, error: Exception, context: TrainingContext) -> None:
-        # Not at a regular end, where peers may still be reading the last decision.
+        """Halt, drop the context and report the error.
+
+        A regular end does not halt: peers may still be reading the last decision.
+        """
         if not context.halt.is_set():  # else the groups may already be those of a new generation
             if isinstance(error, GroupBroken):
                 self._retain_idle()  # an engine was lost, or a fence came: a new plan will follow

@@ -2,7 +2,10 @@
 
 Votes go up each pipeline from stage to stage; the last ranks combine them across the pipelines, all
 reach the same decision, and it goes down again. Passing the commit point happens under the fence:
-this is the one place where a step becomes committed. The second phase applies it (`apply_step`).
+this is the one place where a step becomes committed.
+
+Phase 1, votes and the decision, is this module. Phase 2, the update of the layers, is
+`training_step.apply_step`.
 
 Whatever becomes of an attempt, each rank of a pipeline sends one message up and one down
 (protocol/step.md): a message that is left over would be taken for one of the next attempt. An
@@ -36,8 +39,8 @@ class CommitResult:
 
     decision: Decision
     is_committed: bool
-    """The step is committed here, and the update must follow. Never, unless the decision is COMMIT;
-    if it is, only a fence that came before the decision can have prevented it."""
+    """The step is committed here, and the update must follow. True only if the decision is COMMIT;
+    it is then False only if a fence came before the decision."""
     cause: GroupBroken | FencedError | None
     """What kept this engine from going across, or from passing the commit point."""
     broken: GroupBroken | None
@@ -45,7 +48,7 @@ class CommitResult:
 
 
 class TwoPhaseCommit:
-    """The first phase, for the steps of one generation."""
+    """Votes and decisions (the first phase) for the steps of one generation."""
 
     def __init__(
         self,

@@ -1,5 +1,14 @@
 """Copies layers between engines over TCP: once in one version, or continuously, step by step.
 
+    client      fetch layers from peers, once
+    server      serve this engine's layers to such clients and followers
+    follower    follow layers of peers: the whole layer first, then every committed step
+    stream      what the server sends to one follower
+    feed        passes committed sums from the training thread to these streams
+    chunks      how tensors are cut up on a connection
+    wire        the messages, as bytes
+    connections open connections that any thread can end
+
 server = CopyServer(host, engine_id=..., job_secret=..., source=source, feed=feed, failpoints=...)
 fetcher = LayerFetcher(job_secret=..., failpoints=...)
 layers = fetcher.fetch_all({3: ["10.0.0.1:4000", "10.0.0.2:4000"]}, version=17)

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.layers.copy import wire
+from planaria_worker.engine.layers.copy.chunks import RevokedError, receive_tensors
 from planaria_worker.engine.layers.copy.connections import (
     CONNECT_TIMEOUT_SECONDS,
     STALL_TIMEOUT_SECONDS,
     Connections,
 )
-from planaria_worker.engine.layers.copy.transfer import RevokedError, receive_tensors
 from planaria_worker.engine.process.failpoints import Failpoints
 
 _MAX_PARALLEL = 4
 
 
-class CopyInterrupted(Exception):  # noqa: N818 - as Fenced: an outcome, not a defect
+class CopyInterrupted(Exception):  # noqa: N818 - an outcome, not a defect
     """`interrupt` was called: received data are dropped."""
 
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.engine.layers.copy import wire
+from planaria_worker.engine.layers.copy.chunks import receive_tensors
 from planaria_worker.engine.layers.copy.connections import (
     CONNECT_TIMEOUT_SECONDS,
     STALL_TIMEOUT_SECONDS,
     Connections,
 )
 from planaria_worker.engine.layers.copy.feed import CommittedSum
-from planaria_worker.engine.layers.copy.transfer import receive_tensors
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.step.commit_record import CommitRecord
 

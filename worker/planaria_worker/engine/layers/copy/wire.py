@@ -5,7 +5,7 @@
 
     request:     layer, version
     answer:      length, header as JSON {"state": "held" | "not_held" | "other_version", ...}
-    when held:   the tensors, as in `transfer`; taken back when the layer changed meanwhile
+    when held:   the tensors, as in `chunks`; taken back when the layer changed meanwhile
 
     follow:      number of layers, the layers
     messages:    length, header as JSON {"kind": "layer" | "sum" | "current" | "not_held", ...};
