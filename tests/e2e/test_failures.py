@@ -313,7 +313,7 @@ def test_a_cancelled_job_leaves_no_engine_running(five_nodes: Cluster, spec: Job
 def test_losing_every_replica_of_a_layer_fails_the_job_by_name(
     five_nodes: Cluster, spec: JobSpec
 ) -> None:
-    """[10] f = 0 and a node is lost: the error says which layers are gone."""
+    """[11] f = 0 and a node is lost: the error says which layers are gone."""
     alone = spec.resilience.model_copy(update={"fault_tolerance": 0})
     two = spec.resources.model_copy(update={"min_nodes": 2, "max_nodes": 2})
     job = five_nodes.client.submit(spec.model_copy(update={"resilience": alone, "resources": two}))

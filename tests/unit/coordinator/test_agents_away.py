@@ -148,7 +148,7 @@ async def test_a_coordinator_that_was_stopped_declares_no_node_lost() -> None:
 
 
 async def test_a_directive_that_cannot_be_stored_is_not_sent() -> None:
-    """A full disk delays a recovery; it does not lose or double it [10]."""
+    """A full disk delays a recovery; it does not lose or double it [11]."""
     world = await running_world(4)
     world.database.num_failing_commits = 2
     world.agents.pop("n1").disconnect()

@@ -106,7 +106,7 @@ async def test_two_nodes_lost_at_once_are_one_story() -> None:
 
 
 async def test_when_every_replica_is_gone_the_job_fails_and_says_which_layers() -> None:
-    """No silent failure: STATE_LOST names the layers, and the last loss [10]."""
+    """No silent failure: STATE_LOST names the layers, and the last loss [11]."""
     world = await running_world(
         4, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 1}
     )
@@ -161,7 +161,7 @@ async def test_communication_that_broke_just_before_a_pause_holds_it_up_no_longe
 
 
 async def test_communication_that_broke_with_all_engines_alive_is_rebuilt() -> None:
-    """Nobody is lost; after too many times in a row the job says so and fails [10]."""
+    """Nobody is lost; after too many times in a row the job says so and fails [11]."""
     world = await running_world(3)
     for attempt in range(4):
         engine = world.members()[0]

@@ -312,7 +312,7 @@ async def test_a_node_whose_loss_is_known_only_after_the_recovery_is_recorded_as
 
 
 async def test_an_engine_that_hangs_while_the_planner_is_away_is_found() -> None:
-    """Training, and its supervision, continue without the planner [10]."""
+    """Training, and its supervision, continue without the planner [11]."""
     world = await pairs(resilience={"fault_tolerance": 2})
     world.planner.is_open.clear()
     world.begin_step()

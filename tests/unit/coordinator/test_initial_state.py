@@ -68,7 +68,7 @@ async def test_lost_state_is_reported_with_a_way_to_resume() -> None:
 
 
 async def test_fresh_engines_alone_never_begin_a_job_again() -> None:
-    """All who had state die at once while a newcomer is prepared: nothing is lost silently [10]."""
+    """All who had state die at once while a newcomer is prepared: nothing is lost silently [11]."""
     world = await checkpointed_world()
     await world.train(4)
     newcomer = await world.add_node("n9")

@@ -249,7 +249,7 @@ async def test_the_plan_that_is_read_is_the_newest_that_was_used() -> None:
 
 
 async def test_a_planner_that_is_away_is_waited_for() -> None:
-    """Training stops, an event says why, and it continues by itself [10]."""
+    """Training stops, an event says why, and it continues by itself [11]."""
     world = await running_world(3)
     world.planner.error = PlanariaError(
         ErrorReason.UNAVAILABLE, "no planner answers", {"part": "planner"}

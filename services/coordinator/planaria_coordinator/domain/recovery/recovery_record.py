@@ -1,4 +1,4 @@
-"""Recoveries: changes from one plan to the next, and what each cost."""
+"""The record of a recovery or of a planned change: what it cost."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,7 +15,7 @@ class RecoveryPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """A change from one plan to the next; stored when it is finished.
+    """A recovery, or a planned change from one plan to the next; stored when it is finished.
 
     That an engine's death was that of its node may be known only later: then it is stored again.
     """
@@ -30,17 +30,12 @@ class Recovery:
     end_time: datetime
     """When the last survivor that had lost its pipeline had one again."""
     detect_seconds: float | None = None
-    """From the fault until the loss was noticed; this and the next three: None without a loss."""
+    """This and the next five: docs/explanation/protocol/recovery.md#what-it-costs."""
     fence_seconds: float | None = None
-    """From the fault until the last survivor was fenced."""
     resume_seconds: float | None = None
-    """From the fault until all survivors took part in the step again."""
     regrow_seconds: float | None = None
-    """From the fault until every survivor had a pipeline again."""
     idle_seconds: float | None = None
-    """How long nobody computed."""
     lost_seconds: float | None = None
-    """The step that was hit minus the median of the next whole ones; known some steps later."""
     hit_step: int | None = None
     """The step that was hit."""
     nodes_lost: tuple[str, ...] = ()
