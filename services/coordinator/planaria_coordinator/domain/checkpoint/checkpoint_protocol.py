@@ -164,7 +164,7 @@ def shift_deadlines(turn: Turn, seconds: float) -> None:
         version: replace(checkpoint, deadline_seconds=checkpoint.deadline_seconds + seconds)
         for version, checkpoint in turn.run.checkpoints.items()
     }
-    turn.run = replace(turn.run, checkpoints=shifted)
+    turn.note_run(checkpoints=shifted)
 
 
 def restart_deadlines(turn: Turn) -> None:
@@ -173,7 +173,7 @@ def restart_deadlines(turn: Turn) -> None:
         version: replace(checkpoint, deadline_seconds=_deadline(turn))
         for version, checkpoint in turn.run.checkpoints.items()
     }
-    turn.run = replace(turn.run, checkpoints=restarted)
+    turn.note_run(checkpoints=restarted)
 
 
 # -- inside ----------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class StageAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineAssignment:
-    """A pipeline and who runs it."""
+    """A pipeline and the engines that run it."""
 
     stages: tuple[StageAssignment, ...]
     microbatches: tuple[int, ...]

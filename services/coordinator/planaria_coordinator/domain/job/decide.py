@@ -189,7 +189,7 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
             _step_committed(turn, signal)
         case EngineFinished(engine_id=engine_id):
             if engine_id in turn.run.required_engines:
-                turn.run = replace(turn.run, committed_steps=turn.run.requirements.num_commits)
+                turn.note_run(committed_steps=turn.run.requirements.num_commits)
         case CheckpointReported():
             checkpoint_protocol.reported(turn, signal)
         case NodeLost():
@@ -311,12 +311,11 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
 
 def _step_committed(turn: Turn, signal: StepCommitted) -> None:
     """Note a step; if this is lost with the coordinator, engines report it again."""
-    turn.run = run = turn.run.with_evaluation(signal.record)
+    turn.run = turn.run.with_evaluation(signal.record)
     num_steps = signal.record.step + 1
-    if num_steps <= run.committed_steps:
+    if num_steps <= turn.run.committed_steps:
         return
-    turn.run = replace(
-        run,
+    turn.note_run(
         committed_steps=num_steps,
         last_commit=signal.record,
         last_commit_time=signal.commit_time,
@@ -333,7 +332,7 @@ def _shift_deadlines(turn: Turn, seconds: float) -> None:
         key: replace(p, deadline_seconds=p.deadline_seconds + seconds)
         for key, p in turn.run.pending.items()
     }
-    turn.run = replace(turn.run, pending=pending)
+    turn.note_run(pending=pending)
     checkpoint_protocol.shift_deadlines(turn, seconds)
 
 
@@ -345,7 +344,7 @@ def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
         else p
         for key, p in turn.run.pending.items()
     }
-    turn.run = replace(turn.run, pending=pending)
+    turn.note_run(pending=pending)
 
 
 def _restarted(turn: Turn) -> None:

@@ -93,7 +93,7 @@ class JobRun:
     left_idle: tuple[str, ...] = ()
     """Engines that were ready when the planner was asked, and it kept the plan as it is.
 
-    Until there is another plan, or somebody new who could change it, they are not offered again.
+    Until there is another plan, or a new engine that could change it, they are not offered again.
     """
     transition: Transition | None = None
     interrupted: TransitionHistory | None = None

@@ -68,7 +68,7 @@ class JobFaulted:
     """The job cannot go on: every engine would meet this error again."""
 
     engine_id: str
-    """Who met it; empty when it does not take an engine to know it."""
+    """The engine that met it; empty if it was found without one."""
     failure: Failure
 
 

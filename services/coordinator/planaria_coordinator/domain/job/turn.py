@@ -56,7 +56,7 @@ class Turn:
 
     def change(self, **changes: Any) -> None:
         """Replace fields of the run; to be stored."""
-        self.run = replace(self.run, **changes)
+        self.note_run(**changes)
         self.durable = True
 
     @property
@@ -73,9 +73,13 @@ class Turn:
             raise AssertionError("there is no plan yet")
         return self.transition.target
 
+    def note_run(self, **changes: Any) -> None:
+        """Replace fields of the run that may be lost with the coordinator."""
+        self.run = replace(self.run, **changes)
+
     def note(self, **changes: Any) -> None:
         """Replace fields of the transition that may be lost with the coordinator."""
-        self.run = replace(self.run, transition=replace(self.transition, **changes))
+        self.note_run(transition=replace(self.transition, **changes))
 
     @property
     def seconds_until_commit(self) -> float:
@@ -194,7 +198,7 @@ class Turn:
     def settle(self, directive_id: str) -> None:
         """Take a directive off the list: it has its result."""
         kept = {key: p for key, p in self.run.pending.items() if key != directive_id}
-        self.run = replace(self.run, pending=kept)
+        self.note_run(pending=kept)
 
     def is_awaiting(self, *kinds: str) -> bool:
         """Whether a directive of one of these kinds has no result yet."""
@@ -241,8 +245,8 @@ class Turn:
 
     def forget_stopping(self, engine_id: str) -> None:
         """Forget an engine that was stopping and has ended."""
-        left = {key: node for key, node in self.run.stopping.items() if key != engine_id}
-        self.change(stopping=left)
+        others = {key: node for key, node in self.run.stopping.items() if key != engine_id}
+        self.change(stopping=others)
         self.drop(key for key, p in self.run.pending.items() if p.engine_id == engine_id)
         self.release_empty_nodes()
 

@@ -87,7 +87,7 @@ def ask_early(turn: Turn) -> None:
 
 
 def contingency_query(run: JobRun, now: datetime) -> PlanQuery | None:
-    """Return what would be asked behind the next loss, if all nodes were there still.
+    """Return what would be asked after the next loss, if all nodes were still there.
 
     None while the job does not train by a plan that is there to stay, or could not go on.
     """

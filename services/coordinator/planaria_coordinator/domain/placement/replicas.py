@@ -43,7 +43,7 @@ def placement_of(record: CommitRecord | None, placements: Iterable[Placement]) -
 def late_engines(
     reports: Mapping[str, FenceReport], target: int, placement: Placement | None
 ) -> tuple[str, ...]:
-    """Return the engines one step behind that have the sums of step T* - 1.
+    """Return the engines one step late that have the sums of step T* - 1.
 
     Those are the ones that took part in the generation that computed it, followers included; an
     engine parked since an earlier plan lags as well, but its layers are of no use.

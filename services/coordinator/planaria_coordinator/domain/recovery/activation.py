@@ -80,7 +80,7 @@ def idle_groups(reports: Iterable[FenceReport]) -> tuple[str, ...]:
 
 
 def _rebuild_seconds(turn: Turn, target: Placement, *, at_commit: bool) -> float:
-    """Return how long communicators may take; those who compute meet when they have done so."""
+    """Return how long building groups may take; an engine that computes joins after its pass."""
     step_seconds = max(turn.run.last_step_seconds, target.plan.iteration_seconds)
     computes = at_commit or bool(target.step_microbatches)
     return turn.limits.directive_seconds + (2 * step_seconds if computes else 0.0)

@@ -56,7 +56,7 @@ def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
             fault_time=signal.fault_time,
             deadline_seconds=turn.now.seconds + turn.limits.disturbance_seconds,
         )
-        turn.run = replace(run, disturbance=disturbance)
+        turn.note_run(disturbance=disturbance)
 
 
 def restart_disturbance(turn: Turn) -> None:
@@ -65,7 +65,7 @@ def restart_disturbance(turn: Turn) -> None:
     if disturbance is not None:
         deadline_seconds = turn.now.seconds + turn.limits.disturbance_seconds
         restarted = replace(disturbance, deadline_seconds=deadline_seconds)
-        turn.run = replace(turn.run, disturbance=restarted)
+        turn.note_run(disturbance=restarted)
 
 
 def disturbance_overdue(turn: Turn) -> None:

@@ -101,7 +101,7 @@ def _decide_version(turn: Turn) -> None:
     run, reports = turn.run, turn.transition.reports
     # With nobody left to ask, the reported steps are gone with their engines.
     target = max(target_steps(reports), run.initial_steps) if reports else run.committed_steps
-    if target + 1 < run.committed_steps:  # by one, somebody who has died may have been ahead
+    if target + 1 < run.committed_steps:  # a dead engine may have been ahead by one
         _state_lost(turn, tuple(range(run.requirements.num_layers)), run.committed_steps)
         return
     turn.note(

@@ -26,8 +26,8 @@ class KeptPipeline:
     """Its position in the placement."""
     microbatches: tuple[int, ...]
     """Of the step in flight: computed, being computed, or about to be."""
-    num_left: int
-    """How many of them its slowest stage had still to compute."""
+    num_remaining: int
+    """How many of them its slowest stage still had to compute."""
     microbatch_seconds: float
     """What one takes its slowest stage, as measured; 0 where not all stages know."""
 
@@ -36,7 +36,7 @@ class KeptPipeline:
 class Share:
     """How much a pipeline has to do, how fast it is, and how much more it has memory for."""
 
-    num_left: int
+    num_remaining: int
     seconds_per_microbatch: float
     room: float = math.inf
 
@@ -123,7 +123,7 @@ def _kept_pipeline(
         # It has received the commit of its step, and begins the next one with what it always runs.
         kept = placement.plan.pipelines[index].microbatches
         return KeptPipeline(
-            index=index, microbatches=kept, num_left=len(kept), microbatch_seconds=seconds
+            index=index, microbatches=kept, num_remaining=len(kept), microbatch_seconds=seconds
         )
     if not kept:
         return None
@@ -131,7 +131,7 @@ def _kept_pipeline(
     return KeptPipeline(
         index=index,
         microbatches=kept,
-        num_left=len(kept) - num_finished,
+        num_remaining=len(kept) - num_finished,
         microbatch_seconds=seconds,
     )
 
@@ -143,7 +143,7 @@ def spread(pool: Sequence[int], shares: Sequence[Share]) -> tuple[tuple[int, ...
     """
     given: list[list[int]] = [[] for _ in shares]
     ready = [
-        ((share.num_left + 1) * share.seconds_per_microbatch, index)
+        ((share.num_remaining + 1) * share.seconds_per_microbatch, index)
         for index, share in enumerate(shares)
         if share.room > 0
     ]
@@ -157,23 +157,22 @@ def spread(pool: Sequence[int], shares: Sequence[Share]) -> tuple[tuple[int, ...
 
 
 def microbatch_seconds(kept: Sequence[KeptPipeline], plan: Plan) -> tuple[float, ...]:
-    """Return how fast each kept pipeline is: as measured of all, else as the plan predicts it.
+    """Return seconds per microbatch of each kept pipeline, to spread microbatches by.
 
-    Seconds measured and seconds predicted are not of one kind: on busy machines all take longer.
+    They are measured if all pipelines have been, else predicted if all have been, else all are 1.
+    Measured and predicted seconds are not mixed: on a busy machine measured ones are longer.
     """
     measured = tuple(pipeline.microbatch_seconds for pipeline in kept)
     if all(measured):
         return measured
-    return tuple(predicted_microbatch_seconds(plan.pipelines[p.index]) for p in kept)
+    predicted = tuple(predicted_microbatch_seconds(plan.pipelines[p.index]) for p in kept)
+    return predicted if all(predicted) else (1.0,) * len(kept)
 
 
 def predicted_microbatch_seconds(pipeline: Pipeline) -> float:
-    """Return a pipeline's predicted step time per slot of 1F1B, whose m + S - 1 slots are equal.
-
-    Without a prediction it is 1, so that pipelines count as equally fast.
-    """
+    """Return a pipeline's predicted step time over its m + S - 1 slots; 0 without a prediction."""
     num_slots = len(pipeline.microbatches) + len(pipeline.stages) - 1
-    return pipeline.iteration_seconds / num_slots or 1.0
+    return pipeline.iteration_seconds / num_slots
 
 
 def finishing_placement(
@@ -202,7 +201,7 @@ def finishing_placement(
         pipelines,
         speeds,
         [each.microbatches for each in kept],
-        [each.num_left for each in kept],
+        [each.num_remaining for each in kept],
         num_microbatches,
     )
     regular = [pipeline.microbatches for pipeline in pipelines]
@@ -228,13 +227,17 @@ def _complete(
     pipelines: Sequence[Pipeline],
     speeds: Sequence[float],
     kept: Sequence[tuple[int, ...]],
-    num_left: Sequence[int],
+    num_remaining: Sequence[int],
     num_microbatches: int,
 ) -> tuple[tuple[int, ...], ...]:
-    """Add to what each pipeline keeps, of which so many are left, its share of what nobody does."""
+    """Add to what each pipeline keeps its share of the microbatches that none keeps."""
     shares = [
-        Share(num_left=left, seconds_per_microbatch=seconds, room=pipeline.room(len(mine)))
-        for pipeline, seconds, mine, left in zip(pipelines, speeds, kept, num_left, strict=True)
+        Share(
+            num_remaining=remaining, seconds_per_microbatch=seconds, room=pipeline.room(len(mine))
+        )
+        for pipeline, seconds, mine, remaining in zip(
+            pipelines, speeds, kept, num_remaining, strict=True
+        )
     ]
     pool = sorted(set(range(num_microbatches)).difference(*kept))
     given = spread(pool, shares)

@@ -78,7 +78,7 @@ def online_plan_refused(turn: Turn, signal: PlanRefused) -> None:
             turn.change(nodes_per_replica=needed)
         stay(turn, signal.message)
     elif turn.transition.history.cause is Cause.NODE_JOINED:
-        stay(turn, signal.message)  # who trains need not suffer for it
+        stay(turn, signal.message)  # engines that train go on
     else:
         fail(turn, signal.reason, signal.message, signal.metadata)
 

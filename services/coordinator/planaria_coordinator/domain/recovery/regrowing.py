@@ -14,7 +14,7 @@ from planaria_coordinator.domain.recovery.recovery_figures import idle_seconds
 
 
 def begin_regrowing(turn: Turn) -> None:
-    """All who finish the step have their places: open the generation that follows."""
+    """All engines of the finishing plan have activated: open the next generation."""
     transition = turn.transition
     placement = turn.run.placement
     if placement is None:
