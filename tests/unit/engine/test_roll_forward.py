@@ -1,5 +1,9 @@
 """Rolling forward: a witness's record is applied to the very sums it speaks of, or not at all."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from planaria_worker.engine.recovery.roll_forward import (
@@ -7,6 +11,7 @@ from planaria_worker.engine.recovery.roll_forward import (
     SumsKey,
     decide_roll_forward,
 )
+from planaria_worker.engine.step import trainer
 from planaria_worker.engine.step.commit_record import CommitRecord
 
 RECORD = CommitRecord(step=6, generation=3, gradient_norm=1.5, loss=2.25, num_tokens=64)
@@ -31,6 +36,52 @@ def test_a_record_decides_how_to_roll_forward(
 def test_no_engine_is_two_steps_behind() -> None:
     with pytest.raises(ValueError, match="step 6 cannot follow 5 committed steps"):
         decide_roll_forward(RECORD, committed_steps=5, kept=None)
+
+
+@pytest.mark.parametrize(
+    ("committed_steps", "generation", "expected"),
+    [
+        (7, 3, []),
+        (6, 3, ["apply", "announce 7", "commit", "report", "drop", "park"]),
+        (6, 2, ["halt", "commit", "report", "drop", "park"]),
+    ],
+    ids=["committed_itself", "has_the_sums", "stale"],
+)
+def test_a_trainer_applies_a_record_once_and_halts_if_it_cannot(
+    committed_steps: int, generation: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: calls.append(name)
+
+    def announce(_view: object, version: int) -> list[int]:
+        calls.append(f"announce {version}")
+        return [4]
+
+    monkeypatch.setattr(trainer, "apply_step", note("apply"))
+    key = SumsKey(step=6, generation=generation)
+    engine: Any = SimpleNamespace(
+        _training_state=SimpleNamespace(
+            sums=SimpleNamespace(key=key, by_layer={}, view=None),
+            retained_work=None,
+            enter_commit=note("commit"),
+            retained_after_commit=lambda _: None,
+            drop=note("drop"),
+        ),
+        _resources=SimpleNamespace(job=None, store=None, feed=None),
+        _vitals=SimpleNamespace(committed_steps=committed_steps),
+        _checkpointer=SimpleNamespace(announce=announce),
+        _reporter=SimpleNamespace(step_done=note("report")),
+        _thread=SimpleNamespace(park=note("park")),
+        _catch_up=None,
+        halt=note("halt"),
+        submit=lambda _: None,
+    )
+    to_write = trainer.Trainer._apply_record(engine, RECORD)
+    assert calls == expected
+    assert to_write == ([4] if "apply" in expected else ())
+    assert (engine._training_state.sums is None) == bool(expected)
 
 
 def test_a_record_survives_the_wire() -> None:

@@ -21,7 +21,7 @@ RECORD = CommitRecord(step=0, generation=1, gradient_norm=1.0, loss=1.0, num_tok
 class TrainingContext:
     """Of an engine that follows: it has no microbatches."""
 
-    view = SimpleNamespace(is_follower=True)
+    view = SimpleNamespace(step_microbatches=(), regular_microbatches=())
     progress = SimpleNamespace(missing=lambda _: ())
 
 

@@ -163,6 +163,6 @@ def retained_by(activation: Activation, view: PlanView) -> RetainedWork:
     return RetainedWork(
         generation=activation.generation,
         step=activation.committed_steps,
-        step_microbatches=view.pipeline.step_microbatches,
-        regular_microbatches=view.pipeline.microbatches,
+        step_microbatches=view.step_microbatches,
+        regular_microbatches=view.regular_microbatches,
     )

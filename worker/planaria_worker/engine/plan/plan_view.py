@@ -61,6 +61,16 @@ class PlanView:
         return self.pipeline.stages[self.stage_index]
 
     @property
+    def step_microbatches(self) -> tuple[int, ...]:
+        """Return what it computes, or has computed, in the step in flight; none for a follower."""
+        return () if self.is_follower else self.pipeline.step_microbatches
+
+    @property
+    def regular_microbatches(self) -> tuple[int, ...]:
+        """Return what it computes in every later step; none for a follower."""
+        return () if self.is_follower else self.pipeline.microbatches
+
+    @property
     def computed_layers(self) -> range:
         """Return the layers whose gradients it computes: none for a follower."""
         return range(0) if self.is_follower else self.stage.layers

@@ -8,7 +8,7 @@ A node is lost. In each surviving engine, in this order:
     retained_work.py `RetainedWork`      what a healthy pipeline keeps of the step in flight
     process/directives.py `_report_fence`    report that, as soon as no commit is half applied
     step/trainer.py `Trainer.roll_forward`   another engine committed the step: commit it here too,
-    roll_forward.py `apply_record`           from complete sums, or else the layers are stale
+    roll_forward.py `decide_roll_forward`    from complete sums, or else the layers are stale
     layers/layer_tasks.py `obtain`       copy missing and stale layers from peers
     step/activator.py `Activator.accept` build the groups of the next plan, then train: in a new
                                          context, or in the one that a healthy pipeline kept

@@ -4,7 +4,7 @@ If any engine of the job has seen the commit (a witness), the step is committed,
 engine must commit it too: from its own complete sums, or else by copying the layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_context import EngineResources, TrainingContext
-from planaria_worker.engine.step.training_step import apply_step
+from planaria_worker.engine.step.training_context import TrainingContext
 
 
 class RollForward(Enum):
@@ -75,40 +74,3 @@ def committable_sums(context: TrainingContext, committed_steps: int) -> Committa
         return None
     key = SumsKey(step=progress.step, generation=progress.generation)
     return CommittableSums(key=key, by_layer=dict(reduced), view=context.view)
-
-
-def apply_record(
-    record: CommitRecord,
-    sums: CommittableSums | None,
-    *,
-    resources: EngineResources,
-    committed_steps: int,
-    announce: Callable[[PlanView, int], Sequence[int]],
-    halt: Callable[[str], object],
-) -> Sequence[int] | None:
-    """Bring the layers of an engine to a witness's record, or halt the engine if they are stale.
-
-    Args:
-        record: the witness's.
-        sums: what the engine could commit.
-        resources: the engine's.
-        committed_steps: of the engine.
-        announce: tells the checkpointer of the new version, and returns the layers to copy for it.
-        halt: ends what the engine trains in.
-
-    Returns:
-        The layers to copy for a checkpoint; None if the engine has committed the step itself.
-
-    Raises:
-        ValueError: the record is more than one step ahead.
-    """
-    todo = decide_roll_forward(
-        record, committed_steps=committed_steps, kept=None if sums is None else sums.key
-    )
-    if todo is RollForward.NOTHING:
-        return None
-    if todo is RollForward.STALE or sums is None:
-        halt("its layers are of another step")
-        return ()
-    apply_step(resources.job, resources.store, resources.feed, sums.by_layer, record)
-    return announce(sums.view, record.step + 1)

@@ -164,7 +164,7 @@ class TrainingState:
             lack = f"its step in flight is {retained_work.step}, not {activation.committed_steps}"
         elif not fence.is_fenced(retained_work.generation):
             lack = f"it trains in generation {retained_work.generation}, and was not fenced"
-        elif not set(retained_work.step_microbatches) <= set(view.pipeline.step_microbatches):
+        elif not set(retained_work.step_microbatches) <= set(view.step_microbatches):
             have = retained_work.step_microbatches
             lack = f"it has microbatches {have}, and some are given to others"
         else:

@@ -1,15 +1,16 @@
 """The evaluation of a step: forward passes on held-out data, before the step's own microbatches."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from planaria_worker.engine.evaluation import Evaluation
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.step.stage_links import StageLinks
+from planaria_worker.engine.step.stage_tokens import load_tokens
 from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.models.stage import Stage
 
@@ -61,25 +62,19 @@ class EvaluationPass:
             for index in self._evaluation.plan.carried_by(microbatches):
                 self._check_halt()
                 self._failpoints.hit("evaluate", progress.step, index)
-                tokens = self._tokens(index)
-                if self._stage.is_first and tokens is not None:
-                    inputs = tokens[:, :-1]
-                else:
+                tokens = load_tokens(
+                    self._stage, self._device, partial(self._evaluation.rows, index)
+                )
+                inputs = tokens.inputs
+                if inputs is None:
                     before_wait(index)
                     inputs = links.receive_input()
                     self._stopwatch.lap("wait")
                 output = self._stage(inputs, before_layer=self._check_halt)
-                if self._stage.is_last and tokens is not None:
-                    loss = summed_cross_entropy(output, tokens[:, 1:])
+                if tokens.targets is not None:
+                    loss = summed_cross_entropy(output, tokens.targets)
                     progress.evaluation_losses[index] = loss
                 else:
                     links.send_output(output)
                     self._stopwatch.lap("wait")
                 progress.compute_seconds += self._stopwatch.lap("evaluate", index)
-
-    def _tokens(self, index: int) -> Tensor | None:
-        """Return token ids, [microbatch_size, sequence_length + 1]; None for a stage in between."""
-        if not (self._stage.is_first or self._stage.is_last):
-            return None
-        rows = self._evaluation.rows(index)
-        return torch.from_numpy(rows).to(self._device, non_blocking=True)

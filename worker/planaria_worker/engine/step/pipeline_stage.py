@@ -3,10 +3,11 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from planaria_worker.engine.groups import GroupBroken, PipelineLink
@@ -17,8 +18,14 @@ from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.step.evaluation_pass import EvaluationPass
-from planaria_worker.engine.step.schedule import Action, Verb, one_forward_one_backward
+from planaria_worker.engine.step.schedule import (
+    Action,
+    Verb,
+    max_in_flight,
+    one_forward_one_backward,
+)
 from planaria_worker.engine.step.stage_links import StageLinks
+from planaria_worker.engine.step.stage_tokens import load_tokens
 from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.models.stage import Microbatch, Stage
 
@@ -57,6 +64,7 @@ class PipelineStage:
         self._stage = stage
         self._rank = view.stage_index
         self._num_stages = len(view.pipeline.stages)
+        self._max_in_flight = max_in_flight(job.num_microbatches, self._rank, self._num_stages)
         self._sums = sums
         self._check_halt = _halting(halt)
         sums.collect(stage.leaves, self._check_halt)
@@ -130,21 +138,17 @@ class PipelineStage:
     def _forward(self, microbatch: int) -> None:
         step = self._progress.step
         self._failpoints.hit("forward", step, microbatch)
-        stage, tokens = self._stage, None
-        if stage.is_first or stage.is_last:
-            samples = self._job.order.microbatch(step, microbatch)
-            rows = torch.from_numpy(self._job.dataset.rows(samples))
-            tokens = rows.to(self._job.device, non_blocking=True)
-        if stage.is_first and tokens is not None:
-            inputs = tokens[:, :-1]
-        else:
-            inputs = self._inputs[microbatch]
+        tokens = load_tokens(self._stage, self._job.device, lambda: self._rows(step, microbatch))
+        inputs = self._inputs[microbatch] if tokens.inputs is None else tokens.inputs
         with self._timed("forward", microbatch):
-            outputs = stage(inputs, Microbatch(step=step, index=microbatch), self._check_halt)
-            if stage.is_last and tokens is not None:
-                outputs = summed_cross_entropy(outputs, tokens[:, 1:])
+            outputs = self._stage(inputs, Microbatch(step=step, index=microbatch), self._check_halt)
+            if tokens.targets is not None:
+                outputs = summed_cross_entropy(outputs, tokens.targets)
                 self._progress.losses[microbatch] = outputs.detach()
             self._outputs[microbatch] = outputs
+
+    def _rows(self, step: int, microbatch: int) -> NDArray[np.int64]:
+        return self._job.dataset.rows(self._job.order.microbatch(step, microbatch))
 
     def _send_output(self, microbatch: int) -> None:
         self._links.send_output(self._outputs[microbatch])
@@ -159,7 +163,10 @@ class PipelineStage:
         self._failpoints.hit("backward", self._progress.step, microbatch)
         outputs = self._outputs.pop(microbatch)
         gradient = self._gradients.pop(microbatch, None)
-        with self._timed("backward", microbatch), self._watching_sums(microbatch, round_):
+        with self._timed("backward", microbatch), contextlib.ExitStack() as last_pass:
+            if microbatch == round_.microbatches[-1]:
+                round_.before_last_backward()
+                last_pass.enter_context(self._sums.last_pass(round_.when_summed))
             torch.autograd.backward(outputs, gradient)
             self._progress.finished.append(microbatch)
 
@@ -179,7 +186,7 @@ class PipelineStage:
         and not know of that round yet. A round of a step that evaluates begins with the evaluation,
         so nothing may come before it. The last stage does not get here: it has no cool-down.
         """
-        while len(self._outputs) < self._num_stages - self._rank and not self._is_evaluating:
+        while len(self._outputs) < self._max_in_flight and not self._is_evaluating:
             upcoming = round_.next_round()[len(self._begun) :]
             if not upcoming or not (self._stage.is_first or self._links.has_input()):
                 return
@@ -236,13 +243,6 @@ class PipelineStage:
     def _finish_sends(self) -> None:
         self._links.finish_sends()
         self._stopwatch.lap("wait")
-
-    def _watching_sums(self, microbatch: int, round_: Round) -> AbstractContextManager[None]:
-        """Report layers whose local sum the last backward pass of a round completes."""
-        if microbatch != round_.microbatches[-1]:
-            return contextlib.nullcontext()
-        round_.before_last_backward()
-        return self._sums.last_pass(round_.when_summed)
 
     @contextlib.contextmanager
     def _timed(self, kind: str, microbatch: int) -> Iterator[None]:

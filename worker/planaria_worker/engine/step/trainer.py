@@ -25,13 +25,14 @@ from planaria_worker.engine.process.telemetry import Vitals
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork
-from planaria_worker.engine.recovery.roll_forward import apply_record
+from planaria_worker.engine.recovery.roll_forward import RollForward, decide_roll_forward
 from planaria_worker.engine.recovery.staging import StagedChange
 from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.activator import Activator
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.engine.step.training_loop import TrainingLoop
+from planaria_worker.engine.step.training_step import apply_step
 from planaria_worker.engine.step.training_thread import TrainingThread
 
 
@@ -201,16 +202,20 @@ class Trainer:
     def _apply_record(self, record: CommitRecord) -> Sequence[int]:
         """Apply and enter a witness's record; return the layers to copy for a checkpoint."""
         training_state = self._training_state
-        to_write = apply_record(
+        sums, resources = training_state.sums, self._resources
+        todo = decide_roll_forward(
             record,
-            training_state.sums,
-            resources=self._resources,
             committed_steps=self._vitals.committed_steps,
-            announce=self._checkpointer.announce,
-            halt=self.halt,
+            kept=None if sums is None else sums.key,
         )
-        if to_write is None:
+        if todo is RollForward.NOTHING:
             return ()
+        to_write: Sequence[int] = ()
+        if todo is RollForward.STALE or sums is None:
+            self.halt("its layers are of another step")
+        else:
+            apply_step(resources.job, resources.store, resources.feed, sums.by_layer, record)
+            to_write = self._checkpointer.announce(sums.view, record.step + 1)
         training_state.sums = None
         self.submit(self._catch_up)  # first: an Activate that follows is submitted after it
         training_state.enter_commit(record, training_state.retained_after_commit(record))

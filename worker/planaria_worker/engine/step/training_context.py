@@ -86,7 +86,7 @@ class TrainingContext:
         """Return what the next plan of the step has this stage compute after these microbatches."""
         if not self.upcoming:
             return ()
-        missing = self.progress.missing(self.upcoming[0].pipeline.step_microbatches)
+        missing = self.progress.missing(self.upcoming[0].step_microbatches)
         return tuple(m for m in missing if m not in microbatches)
 
     def trace(self) -> None:

@@ -79,7 +79,7 @@ class TrainingLoop:
     def train_on(self) -> None:
         """Train in a context that is kept, from the next step on."""
         self._begin_step(self._context())
-        self.train(self._context().view.pipeline.microbatches)
+        self.train(self._context().view.regular_microbatches)
 
     def train(self, microbatches: Sequence[int] | None = None) -> None:
         """Run steps until the job is done, all engines park, or something breaks.
@@ -92,9 +92,7 @@ class TrainingLoop:
         """
         context = self._context()
         if microbatches is None:
-            microbatches = (
-                () if context.view.is_follower else context.view.pipeline.step_microbatches
-            )
+            microbatches = context.view.step_microbatches
         try:
             while True:
                 compute(context, context.progress.missing(microbatches))
@@ -107,9 +105,7 @@ class TrainingLoop:
                     return
                 context = following
                 self._begin_step(context)
-                microbatches = (
-                    () if context.view.is_follower else context.view.pipeline.microbatches
-                )
+                microbatches = context.view.regular_microbatches
         except Exception as error:
             self._break_off(error, context)
 
