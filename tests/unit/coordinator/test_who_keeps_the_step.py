@@ -205,21 +205,6 @@ def test_a_pipeline_is_as_fast_as_measured_where_all_are(
     found = kept_pipelines(PLACEMENT, reports, HOLDINGS, 7, requirements())
     predicted = tuple(predicted_microbatch_seconds(pipeline) for pipeline in PLAN.pipelines)
     assert microbatch_seconds(found, PLAN) == (measured or predicted)
-    unpredicted = replace(
-        PLAN, pipelines=tuple(replace(p, iteration_seconds=0.0) for p in PLAN.pipelines)
-    )
-    assert microbatch_seconds(found, unpredicted) == (measured or (1.0, 1.0))
-
-
-def test_a_plan_without_a_prediction_gets_none_when_it_finishes_a_step() -> None:
-    pipelines = tuple(replace(p, iteration_seconds=0.0) for p in PLAN.pipelines)
-    placement = replace(PLACEMENT, plan=replace(PLAN, pipelines=pipelines))
-    found = kept_pipelines(placement, {"a": report(), "c": report()}, HOLDINGS, 7, requirements())
-    survivors = {name: HOLDINGS[name] for name in "acd"}
-    engines = {name: ENGINES[name] for name in "acd"}
-    target = finishing_placement(placement, found, survivors, engines, requirements(), generation=6)
-    assert target.step_microbatches == (tuple(range(8)),)
-    assert target.plan.iteration_seconds == 0.0
 
 
 def test_lost_microbatches_go_to_quick_pipelines() -> None:

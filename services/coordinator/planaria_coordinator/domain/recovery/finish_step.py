@@ -159,20 +159,23 @@ def spread(pool: Sequence[int], shares: Sequence[Share]) -> tuple[tuple[int, ...
 def microbatch_seconds(kept: Sequence[KeptPipeline], plan: Plan) -> tuple[float, ...]:
     """Return seconds per microbatch of each kept pipeline, to spread microbatches by.
 
-    They are measured if all pipelines have been, else predicted if all have been, else all are 1.
-    Measured and predicted seconds are not mixed: on a busy machine measured ones are longer.
+    They are measured if all pipelines have been, else predicted. The two are not mixed: on a
+    busy machine measured seconds are longer.
     """
     measured = tuple(pipeline.microbatch_seconds for pipeline in kept)
     if all(measured):
         return measured
-    predicted = tuple(predicted_microbatch_seconds(plan.pipelines[p.index]) for p in kept)
-    return predicted if all(predicted) else (1.0,) * len(kept)
+    return tuple(predicted_microbatch_seconds(plan.pipelines[p.index]) for p in kept)
 
 
 def predicted_microbatch_seconds(pipeline: Pipeline) -> float:
-    """Return a pipeline's predicted step time over its m + S - 1 slots; 0 without a prediction."""
+    """Return a pipeline's predicted step time divided by its m + S - 1 slots of 1F1B.
+
+    Without a prediction (a custom scheduler may give none) it is 1: pipelines count as equally
+    fast, and engines have some seconds per slot to build their groups.
+    """
     num_slots = len(pipeline.microbatches) + len(pipeline.stages) - 1
-    return pipeline.iteration_seconds / num_slots
+    return pipeline.iteration_seconds / num_slots or 1.0
 
 
 def finishing_placement(
