@@ -130,7 +130,7 @@ class Activator:
             self._stopwatch.lap("idle")
             self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
             try:
-                # The fence has called `begin` by now: at once, or when the task before ended.
+                # The fence has called `begin` by now: at the latest when the task before ended.
                 start_time = begun.result(0)
             finally:
                 del begun  # a failure would keep itself

@@ -2,7 +2,8 @@
 
     STARTING -> PARKED                              prepared
     PARKED -> REBUILDING -> TRAINING                a new context: its groups are built first
-    PARKED -> TRAINING                              the context was kept
+    REBUILDING -> PARKED                            its groups cannot be built
+    PARKED -> TRAINING                              Activate or Commit, context kept
     TRAINING -> REBUILDING -> TRAINING              a switch to a staged plan at a commit
     TRAINING -> PARKED | FINISHED                   fenced; the last step is committed
 
