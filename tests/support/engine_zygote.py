@@ -6,6 +6,7 @@ The end-to-end tests start engines the way an agent does.
     python -m support.engine_zygote          (requests on stdin, pids and exits on stdout, as JSON)
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -43,7 +44,8 @@ class EngineProcess:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, not reported yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
