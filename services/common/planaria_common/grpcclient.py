@@ -1,13 +1,13 @@
-"""A gRPC channel as every part opens it: token, deadline, retries, and errors as exceptions.
+"""A gRPC channel as every part opens it: token, deadline, and errors as exceptions.
 
-channel = open_channel(address, token=token, retried_services=(PLANNER_SERVICE,))
+channel = open_channel(address, token=token)
 stub = PlannerServiceStub(channel)
 with rpc_errors(f"planner at {address}"):
     plan = await stub.Instantiate(request)
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from planaria_common.grpcserver import MAX_MESSAGE_BYTES
 from planaria_common.grpcwire import DETAILS_KEY, decode_error
 
 DEFAULT_DEADLINE_SECONDS = 10.0
+_SERVICE_CONFIG = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 
 
 def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
@@ -30,7 +31,6 @@ def open_channel(
     *,
     token: str | None = None,
     deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
-    retried_services: Sequence[str] = (),
 ) -> grpc.aio.Channel:
     """Open a channel; it connects by itself, again and again.
 
@@ -38,14 +38,12 @@ def open_channel(
         target: HOST:PORT, or any gRPC name (`dns:///planner:7070` balances over all addresses).
         token: sent with every unary call; streams pass `bearer(token)` themselves.
         deadline_seconds: of every unary call that brings none.
-        retried_services: full names of services whose every method is idempotent: calls that
-            find nobody are tried up to 4 times with growing, jittered pauses.
     """
     return grpc.aio.insecure_channel(
         target,
         interceptors=[_UnaryDefaults(token, deadline_seconds)],
         options=[
-            ("grpc.service_config", _service_config(retried_services)),
+            ("grpc.service_config", _SERVICE_CONFIG),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             # gRPC's own pauses grow to two minutes; a restarted peer should be found at once.
@@ -95,19 +93,6 @@ _BY_CODE = {
         "does not know this call, so it is of another version",
     ),
 }
-
-
-def _service_config(retried_services: Sequence[str]) -> str:
-    policy = {
-        "maxAttempts": 4,
-        "initialBackoff": "0.1s",
-        "maxBackoff": "1s",
-        "backoffMultiplier": 2,
-        "retryableStatusCodes": ["UNAVAILABLE"],
-    }
-    names = [{"service": name} for name in retried_services]
-    methods = [{"name": names, "retryPolicy": policy}] if names else []
-    return json.dumps({"loadBalancingConfig": [{"round_robin": {}}], "methodConfig": methods})
 
 
 class _UnaryDefaults(grpc.aio.UnaryUnaryClientInterceptor):

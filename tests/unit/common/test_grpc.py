@@ -97,12 +97,8 @@ async def server(service: EchoService) -> AsyncIterator[GrpcServer]:
     await server.stop(grace_seconds=0)
 
 
-async def call(
-    server: GrpcServer, value: str, token: str | None = TOKEN, retried: bool = False
-) -> str:
-    async with open_channel(
-        server.address, token=token, retried_services=(SERVICE,) if retried else ()
-    ) as channel:
+async def call(server: GrpcServer, value: str, token: str | None = TOKEN) -> str:
+    async with open_channel(server.address, token=token) as channel:
         echo = channel.unary_unary(f"/{SERVICE}/Echo", **CLIENT_WIRE)
         with rpc_errors("tester"):
             answer: StringValue = await echo(StringValue(value=value))
@@ -164,12 +160,7 @@ async def test_a_defect_is_logged_here_and_not_shown_there(server: GrpcServer) -
     assert "hunter2" not in log.getvalue(), "values of variables must not be logged"
 
 
-async def test_idempotent_calls_are_tried_again(server: GrpcServer, service: EchoService) -> None:
-    service.failures = [grpc.StatusCode.UNAVAILABLE] * 2
-    assert await call(server, "hello", retried=True) == "hello"
-
-
-async def test_other_calls_are_not(server: GrpcServer, service: EchoService) -> None:
+async def test_a_failed_call_is_not_tried_again(server: GrpcServer, service: EchoService) -> None:
     service.failures = [grpc.StatusCode.UNAVAILABLE]
     with pytest.raises(UnavailableError, match="tester does not answer"):
         await call(server, "hello")
