@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from pydantic import Field, NonNegativeInt
 
-from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import bound_context, configure_logging, get_logger
 from planaria_common.service import announce_ready, run_service, stop_signal
@@ -116,17 +115,6 @@ def test_logs_on_a_terminal_are_for_people() -> None:
     get_logger("part").info("node_lost", node_id="node-2")
     assert "node_lost" in log.getvalue()
     assert "node_id=node-2" in log.getvalue()
-
-
-def test_a_fake_clock_moves_only_on_request() -> None:
-    clock = FakeClock()
-    before, start = clock.monotonic(), clock.now()
-    assert clock.monotonic() == before
-    clock.advance(1.5)
-    assert clock.monotonic() - before == 1.5
-    assert (clock.now() - start).total_seconds() == 1.5
-    with pytest.raises(ValueError, match="backwards"):
-        clock.advance(-1)
 
 
 def test_settings_are_read_from_paths_too(tmp_path: Path) -> None:

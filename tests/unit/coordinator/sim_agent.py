@@ -5,7 +5,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason, UnavailableError
 from planaria_common.version import PROTOCOL_VERSION
 from planaria_coordinator.application.agents.agent_messages import (
@@ -25,6 +24,7 @@ from planaria_coordinator.domain.engines.outcome import (
     Prepared,
     Stopped,
 )
+from support.clock import FakeClock
 from unit.coordinator.sim_engine import SimEngine
 
 NUM_LAYERS = 6

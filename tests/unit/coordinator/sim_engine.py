@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import (
     Activate,
@@ -30,6 +29,7 @@ from planaria_coordinator.domain.engines.outcome import (
     Staged,
     Stopped,
 )
+from support.clock import FakeClock
 from unit.coordinator.engine_model import BYTES_PER_LAYER, EngineModel, Peers
 from unit.coordinator.engine_state import FAILURES, Lack, Member, Said, ViolationError
 

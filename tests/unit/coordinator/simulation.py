@@ -15,7 +15,6 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from planaria_common.clock import FakeClock
 from planaria_common.errors import UnavailableError
 from planaria_coordinator.application.agents.agent_messages import PeerLost, StepReport
 from planaria_coordinator.application.coordinator import Coordinator
@@ -27,6 +26,7 @@ from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.recovery.recovery_record import Recovery
+from support.clock import FakeClock
 from unit.coordinator.engine_model import EngineModel
 from unit.coordinator.engine_state import Member, Plans
 from unit.coordinator.fake_database import FakeDatabase

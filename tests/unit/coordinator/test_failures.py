@@ -3,11 +3,11 @@
 from datetime import datetime
 from operator import methodcaller
 
-from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.application.agents.agent_messages import EngineFault
 from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
+from support.clock import FakeClock
 from unit.coordinator.sim_engine import SimEngine
 from unit.coordinator.simulation import running_world
 from unit.coordinator.test_second_faults import lose_an_engine

@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
-from planaria_common.clock import FakeClock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.jobs.jobs import JobView, Submission
@@ -17,6 +16,7 @@ from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
 from planaria_coordinator.domain.placement.plan import Pipeline, Plan, Stage
 from planaria_coordinator.domain.recovery.recovery_record import Recovery, RecoveryPhase
+from support.clock import FakeClock
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PLAN = Plan(

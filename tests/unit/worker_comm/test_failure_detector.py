@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from planaria_common.clock import FakeClock
 from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.copy import CopyServer, wire
+from support.clock import FakeClock
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers, serve
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
