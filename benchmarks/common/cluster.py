@@ -23,9 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.common.ports import free_port
 from planaria import Client, ConflictError
 from planaria.models import Job, Node
-from planaria_common.netutil import free_port
 from planaria_worker.agent.engine_process import find_engine
 
 START_TIMEOUT_SECONDS = 60.0

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import yaml
 
+from benchmarks.common.ports import free_port
 from planaria import Client
-from planaria_common.netutil import free_port
 from support.postgres import PASSWORD, needs_postgres, postgres_server
 from support.repository import ROOT
 

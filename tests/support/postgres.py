@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria_common.netutil import free_port
+from benchmarks.common.ports import free_port
 
 USER = "planaria"
 PASSWORD = "only-for-this-test"

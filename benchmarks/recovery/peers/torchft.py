@@ -13,9 +13,9 @@ import venv
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.ports import free_port
 from benchmarks.common.results import summary
 from benchmarks.recovery.peers.nodes import Nodes, kill_at_random, wait_until_steady
-from planaria_common.netutil import free_port
 
 VERSION = "0.2.0"
 NUM_GROUPS = 3

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.ports import free_port
 from benchmarks.common.results import summary
 from benchmarks.recovery.peers.nodes import Nodes, kill_at_random, wait_until_steady
-from planaria_common.netutil import free_port
 
 NUM_NODES = 6
 MIN_NODES = 5

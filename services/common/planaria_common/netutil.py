@@ -1,9 +1,7 @@
 """Ports and addresses: say clearly what cannot be listened on, and never expose an open port."""
 
-import contextlib
 import errno
 import ipaddress
-import random
 import socket
 
 from planaria_common.errors import ErrorReason, PlanariaError
@@ -55,21 +53,6 @@ def require_free_port(host: str, port: int, *, flag: str) -> None:
     except OSError as error:
         raise _cannot_listen(host, port, flag, error) from None
 
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that was free a moment ago; prefer binding port 0 where possible.
-
-    It lies below those that outgoing connections are given: a server that is started again would
-    now and then find its port taken by a connection, even by one that looks for that very server.
-    """
-    while True:
-        port = random.randrange(*_NEVER_EPHEMERAL)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, port))
-            return port
-
-
-_NEVER_EPHEMERAL = (15_000, 32_768)
 
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from planaria_common.netutil import free_port
+from benchmarks.common.ports import free_port
 
 SPEC = {
     "name": "small",

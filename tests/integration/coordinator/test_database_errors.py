@@ -8,13 +8,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, event, text
 
+from benchmarks.common.ports import free_port
 from planaria_common.errors import (
     ConflictError,
     ErrorReason,
     InvalidArgumentError,
     UnavailableError,
 )
-from planaria_common.netutil import free_port
 from planaria_coordinator.adapters.database.engine import open_engine, parse_database_url
 from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.schema import METADATA

@@ -2,9 +2,9 @@ import socket
 
 import pytest
 
+from benchmarks.common.ports import free_port
 from planaria_common.errors import InvalidArgumentError
 from planaria_common.netutil import (
-    free_port,
     is_loopback,
     require_credentials_beyond_loopback,
     require_free_port,

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from benchmarks.common.ports import free_port
 from planaria.api.common.v1 import plan_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria.api.planner.v1.planner_service_pb2_grpc import (
@@ -22,7 +23,6 @@ from planaria_common.errors import (
     UnavailableError,
 )
 from planaria_common.grpcserver import GrpcServer
-from planaria_common.netutil import free_port
 from planaria_coordinator.adapters.planner_client import PlannerClient
 from planaria_coordinator.domain.placement.planner_query import (
     Holding,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.common.ports import free_port
 from planaria_common.errors import UnavailableError
-from planaria_common.netutil import free_port
 from planaria_worker.engine.groups.addresses import parse_address
 from planaria_worker.engine.groups.group import GroupBroken
 from planaria_worker.engine.groups.rendezvous import Rendezvous, StoreServer
