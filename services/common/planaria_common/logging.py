@@ -1,15 +1,12 @@
 """Structured logs: one event name and its fields; JSON in containers, key-value on a terminal.
 
-    log = get_logger("coordinator")
-    log.info("node_lost", node_id=node_id, cause="stream ended")
-
-`bound_context(job_id=...)` adds fields to every line logged inside it, across awaits.
+log = get_logger("coordinator")
+log.info("node_lost", node_id=node_id, cause="stream ended")
 """
 
 import logging
 import sys
 from collections.abc import MutableMapping
-from contextlib import AbstractContextManager
 from typing import Any, Literal, TextIO, cast
 
 import structlog
@@ -36,7 +33,6 @@ def configure_logging(
     stream = stream or sys.stderr
     use_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
         _add_component(component),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -66,7 +62,6 @@ def configure_logging(
 
 
 def _add_component(component: str) -> structlog.typing.Processor:
-    # Not a bound context: threads that libraries start would not inherit it.
     def add(
         _logger: Any, _method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
@@ -98,8 +93,3 @@ def _route_standard_logging(
 def get_logger(part: str) -> structlog.typing.FilteringBoundLogger:
     """Return a logger that names the part of the component that logs."""
     return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(part=part))
-
-
-def bound_context(**fields: Any) -> AbstractContextManager[None]:
-    """Bind fields (request_id, job_id, node_id, generation) to every line logged inside."""
-    return cast(AbstractContextManager[None], structlog.contextvars.bound_contextvars(**fields))

@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field, NonNegativeInt
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.logging import bound_context, configure_logging, get_logger
+from planaria_common.logging import configure_logging, get_logger
 from planaria_common.service import announce_ready, run_service, stop_signal
 from planaria_common.settings import CommaSeparated, ServiceSettings, load_settings
 
@@ -91,17 +91,15 @@ async def test_a_stop_signal_is_awaited() -> None:
     assert await asyncio.wait_for(waiting, 5) is signal.SIGTERM
 
 
-def test_log_lines_are_events_with_fields_and_context() -> None:
+def test_log_lines_are_events_with_fields() -> None:
     log = StringIO()
     configure_logging(component="tester", log_format="json", stream=log)
-    with bound_context(job_id="job-1"):
-        get_logger("part").info("node_lost", node_id="node-2")
+    get_logger("part").info("node_lost", node_id="node-2")
     get_logger("part").debug("not at this level")
     logging.getLogger("library").warning("from %s", "elsewhere")
     ours, theirs = map(json.loads, log.getvalue().splitlines())
-    assert {k: ours[k] for k in ("event", "job_id", "node_id", "component", "level")} == {
+    assert {k: ours[k] for k in ("event", "node_id", "component", "level")} == {
         "event": "node_lost",
-        "job_id": "job-1",
         "node_id": "node-2",
         "component": "tester",
         "level": "info",
