@@ -31,8 +31,8 @@ from planaria.api.worker.v1.directive_pb2 import (
     Stop,
 )
 from planaria.api.worker.v1.report_pb2 import CommitRecord, DirectiveResult, FenceReport
-from planaria_worker.engine.numerics.digest import final_digest
 from planaria_worker.engine_config import Transport
+from support.digests import final_digest
 from support.engine_zygote import Zygote
 from support.engines import Engines, Remove
 from support.one_engine import TIMEOUT_SECONDS

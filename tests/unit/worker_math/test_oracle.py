@@ -12,7 +12,7 @@ from planaria.job import ImportedSpec
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.numerics.accumulate import GradientSums, choose_accumulation
-from planaria_worker.engine.numerics.digest import final_digest, layer_digest
+from planaria_worker.engine.numerics.digest import layer_digest
 from planaria_worker.engine.numerics.loss import loss_units, mean_loss, summed_cross_entropy
 from planaria_worker.engine.numerics.norm import global_norm, squared_norm
 from planaria_worker.engine.numerics.optimizer import gradient_scale, learning_rate, update
@@ -21,6 +21,7 @@ from planaria_worker.models.layer import Model
 from planaria_worker.models.stage import Microbatch, Stage, build_stage
 from planaria_worker.models.state import LayerState, initial_state
 from planaria_worker.models.transformer import transformer
+from support.digests import final_digest
 from support.small_reference import NUM_LAYERS, small_job, small_model
 
 WHOLE = [(0, NUM_LAYERS)]

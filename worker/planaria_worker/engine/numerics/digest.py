@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
@@ -23,8 +23,3 @@ def layer_digest(tensors: Mapping[str, Tensor]) -> bytes:
         digest.update(np.asarray(values.shape, dtype="<i8").tobytes())
         digest.update(values.data)
     return digest.digest()
-
-
-def final_digest(layer_digests: Iterable[bytes]) -> str:
-    """SHA-256, in hex, over the layers' digests in layer order."""
-    return hashlib.sha256(b"".join(layer_digests)).hexdigest()
