@@ -59,8 +59,8 @@ def test_adamw_agrees_with_torch() -> None:
         learning_rate=1e-2, num_steps=5, weight_decay=0.1, schedule="constant", beta2=0.99
     )
     state, total = _random_state(config)
-    matrix = state.tensor("parameters", "matrix").clone().requires_grad_()
-    vector = state.tensor("parameters", "vector").clone().requires_grad_()
+    matrix = state.layout["matrix"].view(state.parameters).clone().requires_grad_()
+    vector = state.layout["vector"].view(state.parameters).clone().requires_grad_()
     groups: list[dict[str, Any]] = [
         {"params": [matrix]},
         {"params": [vector], "weight_decay": 0.0},
@@ -73,7 +73,7 @@ def test_adamw_agrees_with_torch() -> None:
         theirs.step()
         update(state, total * (step + 1), config=config, scale=2.0**-31, step=step)
     for name, expected in (("matrix", matrix), ("vector", vector)):
-        ours = state.tensor("parameters", name)
+        ours = state.layout[name].view(state.parameters)
         torch.testing.assert_close(ours, expected.detach(), rtol=1e-5, atol=1e-6)
 
 

@@ -46,10 +46,6 @@ class LayerState:
         buffer: Tensor = getattr(self, slot)
         return buffer
 
-    def tensor(self, slot: str, name: str) -> Tensor:
-        """One tensor of one slot, by its name in the model, sharing memory."""
-        return self.layout[name].view(self.buffer(slot))
-
 
 def empty_state(
     layout: LayerLayout,
