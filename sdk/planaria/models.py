@@ -242,11 +242,6 @@ class Recovery(Body):
         }
         return {name: seconds for name, seconds in named.items() if seconds is not None}
 
-    @property
-    def seconds(self) -> float:
-        """Length in s; 0 while it lasts."""
-        return (self.end_time - self.start_time).total_seconds() if self.end_time else 0.0
-
 
 class LogLine(Body):
     """A line of a job's log."""
