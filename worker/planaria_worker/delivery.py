@@ -41,11 +41,6 @@ class DeliveryQueue(Generic[MessageT]):
         return len(self._messages)
 
     @property
-    def num_unacknowledged(self) -> int:
-        """Reports that were delivered and may not be stored."""
-        return len(self._unacknowledged)
-
-    @property
     def head(self) -> MessageT | None:
         """The next message, which stays."""
         return self._messages[0] if self._messages else None

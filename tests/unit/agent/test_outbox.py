@@ -73,7 +73,8 @@ async def test_a_report_may_be_stored_before_its_delivery_is_noted() -> None:
     outbox.report(report)
     outbox.acknowledge(report.report_number)
     outbox.pop(report)
-    assert outbox.num_unacknowledged == 0
+    outbox.send_again()
+    assert len(outbox) == 0
 
 
 async def test_reports_of_a_coordinator_that_stores_nothing_do_not_fill_the_memory() -> None:
@@ -82,7 +83,7 @@ async def test_reports_of_a_coordinator_that_stores_nothing_do_not_fill_the_memo
     for each in reports[:3]:
         outbox.report(each)
         await deliver(outbox)
-    assert (outbox.num_unacknowledged, outbox.num_dropped) == (2, 1)
+    assert outbox.num_dropped == 1
     for each in reports[3:]:
         outbox.report(each)
     outbox.send_again()

@@ -40,10 +40,6 @@ class Manifest:
     """The model's configuration, completed with its defaults."""
     layers: tuple[LayerEntry, ...]
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.layers)
-
     def encode(self) -> bytes:
         """The file's contents: the same bytes for the same manifest."""
         document = {"api_version": API_VERSION, "kind": KIND, **asdict(self)}
