@@ -143,9 +143,6 @@ class _Runs(_Table):
 
 
 class _Nodes(_Table):
-    async def get(self, node_id: str) -> Node | None:
-        return self.t.nodes.get(node_id)
-
     async def save(self, node: Node) -> None:
         self.t.nodes[node.id] = replace(node, engines=())
 

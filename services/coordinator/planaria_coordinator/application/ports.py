@@ -105,8 +105,6 @@ class RunRepository(Protocol):
 class NodeRepository(Protocol):
     """Nodes; `engines` need not be stored."""
 
-    async def get(self, node_id: str) -> Node | None: ...
-
     async def save(self, node: Node) -> None:
         """Insert or replace."""
         ...

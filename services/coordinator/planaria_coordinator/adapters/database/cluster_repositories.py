@@ -30,9 +30,6 @@ class SqlNodes:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    async def get(self, node_id: str) -> Node | None:
-        return await find_first(self._transaction, Node, select(NODES).where(NODES.c.id == node_id))
-
     async def save(self, node: Node) -> None:
         insert_or_replace(self._transaction, NODES, row_of(node, NODES))
 
