@@ -16,6 +16,7 @@ from planaria_coordinator.application.ports import (
     Page,
     RequestRecord,
     TransitionRecord,
+    UnitOfWork,
 )
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.engines.node import Node
@@ -70,7 +71,7 @@ class FakeDatabase:
             raise PlanariaError(ErrorReason.UNAVAILABLE, "no database", {"part": "database"})
 
 
-class FakeWork:
+class FakeWork(UnitOfWork):
     """One transaction; every repository in one class, told apart by views."""
 
     def __init__(self, database: FakeDatabase) -> None:

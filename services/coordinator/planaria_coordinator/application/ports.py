@@ -243,28 +243,17 @@ class RequestRepository(Protocol):
 class UnitOfWork(Protocol):
     """One transaction."""
 
-    @property
-    def jobs(self) -> JobRepository: ...
-    @property
-    def runs(self) -> RunRepository: ...
-    @property
-    def nodes(self) -> NodeRepository: ...
-    @property
-    def generations(self) -> GenerationRepository: ...
-    @property
-    def transitions(self) -> TransitionRepository: ...
-    @property
-    def directives(self) -> DirectiveRepository: ...
-    @property
-    def events(self) -> EventRepository: ...
-    @property
-    def recoveries(self) -> RecoveryRepository: ...
-    @property
-    def step_metrics(self) -> StepMetricsRepository: ...
-    @property
-    def log_lines(self) -> LogLineRepository: ...
-    @property
-    def requests(self) -> RequestRepository: ...
+    jobs: JobRepository
+    runs: RunRepository
+    nodes: NodeRepository
+    generations: GenerationRepository
+    transitions: TransitionRepository
+    directives: DirectiveRepository
+    events: EventRepository
+    recoveries: RecoveryRepository
+    step_metrics: StepMetricsRepository
+    log_lines: LogLineRepository
+    requests: RequestRepository
 
     async def commit(self) -> None:
         """Make everything visible and durable, or raise and leave nothing."""

@@ -29,11 +29,12 @@ from planaria_coordinator.adapters.database.job_repositories import (
 from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.statistics import count_totals
 from planaria_coordinator.adapters.database.transaction import Transaction
+from planaria_coordinator.application.ports import UnitOfWork
 from planaria_coordinator.application.statistics import Totals
 
 
-class SqlUnitOfWork:
-    """One transaction; `planaria_coordinator.application.ports.UnitOfWork`."""
+class SqlUnitOfWork(UnitOfWork):
+    """One transaction."""
 
     def __init__(self, transaction: Transaction, *, max_log_lines_per_job: int) -> None:
         self._transaction = transaction
