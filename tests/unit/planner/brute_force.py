@@ -4,11 +4,14 @@ It states the cost model of planning.md 1 a second time, from the text, in plain
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 from planaria_planner.cost.profile import ModelProfile
+
+GroupT = TypeVar("GroupT")
 
 Cut = tuple[int, int, int, int]
 """A stage: first layer, end layer, node, accelerators."""
@@ -175,8 +178,24 @@ def best_seconds_on_named_nodes(
             default=math.inf,
         )
 
+    share = best_share(seconds)
+    return min(
+        (
+            share(groups, num_microbatches)
+            for groups in _groupings(tuple(range(len(nodes))))
+            if len(groups) >= min_pipelines
+        ),
+        default=math.inf,
+    )
+
+
+def best_share(
+    seconds: Callable[[GroupT, int], float],
+) -> Callable[[tuple[GroupT, ...], int], float]:
+    """Return what finds the least step time of groups, over every way to share microbatches."""
+
     @cache
-    def share(groups: tuple[tuple[int, ...], ...], microbatches: int) -> float:
+    def share(groups: tuple[GroupT, ...], microbatches: int) -> float:
         if not groups:
             return 0.0 if microbatches == 0 else math.inf
         return min(
@@ -187,11 +206,4 @@ def best_seconds_on_named_nodes(
             default=math.inf,
         )
 
-    return min(
-        (
-            share(groups, num_microbatches)
-            for groups in _groupings(tuple(range(len(nodes))))
-            if len(groups) >= min_pipelines
-        ),
-        default=math.inf,
-    )
+    return share

@@ -15,7 +15,7 @@ from planaria_planner.plans.instantiate import Instantiation, instantiate
 from planaria_planner.plans.next_best import next_best
 from planaria_planner.plans.nodes import Node, nodes_per_kind
 from planaria_planner.plans.problem import Problem
-from unit.planner.brute_force import every_partition
+from unit.planner.brute_force import best_share, every_partition
 from unit.planner.profiles import random_profile
 
 
@@ -23,22 +23,12 @@ def best_by_sizes(problem: Problem, num_nodes: int) -> dict[tuple[int, ...], flo
     """Return the least step time of every multiset of pipeline sizes, by trying all."""
     partitions = list(every_partition(problem.profile, (num_nodes,)))
     sizes = sorted({len(p.node_kinds) for p in partitions})
-    seconds = {
-        (size, m): min(p.seconds(m) for p in partitions if len(p.node_kinds) == size)
-        for size in sizes
-        for m in range(1, problem.num_microbatches + 1)
-    }
 
-    def share(chosen: tuple[int, ...], microbatches: int) -> float:
-        if not chosen:
-            return 0.0 if microbatches == 0 else math.inf
-        return min(
-            (
-                max(seconds[chosen[0], m], share(chosen[1:], microbatches - m))
-                for m in range(1, microbatches + 1)
-            ),
-            default=math.inf,
-        )
+    @cache
+    def seconds(size: int, microbatches: int) -> float:
+        return min(p.seconds(microbatches) for p in partitions if len(p.node_kinds) == size)
+
+    share = best_share(seconds)
 
     def multisets(left: int, largest: int) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = [()]
@@ -128,17 +118,7 @@ def best_on_named_nodes(problem: Problem, nodes: Sequence[Node]) -> dict[Sizes, 
             default=math.inf,
         )
 
-    @cache
-    def share(groups: tuple[tuple[int, ...], ...], microbatches: int) -> float:
-        if not groups:
-            return 0.0 if microbatches == 0 else math.inf
-        return min(
-            (
-                max(seconds(groups[0], m), share(groups[1:], microbatches - m))
-                for m in range(1, microbatches + 1)
-            ),
-            default=math.inf,
-        )
+    share = best_share(seconds)
 
     def visit(left: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> None:
         if not left:

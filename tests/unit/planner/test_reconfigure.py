@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.planner.figures import holdings, running
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.changes.candidates import CandidateKind, RunningPipeline
+from planaria_planner.changes.candidates import CandidateKind
 from planaria_planner.changes.contingency_plans import contingency_plans
 from planaria_planner.changes.reconfigure import TransitionCosts, reconfigure
 from planaria_planner.cost.profile import NodeKind
@@ -21,18 +22,6 @@ LONG = 1e7
 
 def nodes_named(*names: str) -> list[Node]:
     return [Node(node_id=name) for name in names]
-
-
-def running(plan: Plan) -> list[RunningPipeline]:
-    return [RunningPipeline(node_ids=p.node_ids, stages=p.stages) for p in plan.pipelines]
-
-
-def holdings(plan: Plan) -> dict[str, frozenset[int]]:
-    return {
-        node_id: frozenset(layers)
-        for pipeline in plan.pipelines
-        for node_id, layers in zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
-    }
 
 
 def shape(plan: Plan) -> list[int]:
