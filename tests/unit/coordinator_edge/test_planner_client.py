@@ -87,12 +87,6 @@ class FakePlanner(PlannerServiceServicer):
         await self._note(request)
         return pb.GenerateTemplatesResponse(min_nodes=2)
 
-    async def ComputeWithProgress(
-        self, request: pb.ComputeWithProgressRequest, context: Context
-    ) -> AsyncIterator[pb.ComputeWithProgressResponse]:
-        raise AssertionError("the coordinator does not ask for progress")
-        yield
-
     async def PlanContingencies(
         self, request: pb.PlanContingenciesRequest, context: Context
     ) -> AsyncIterator[pb.PlanContingenciesResponse]:

@@ -188,18 +188,15 @@ def reconfigure_message(answer: Reconfiguration) -> pb.ReconfigureResponse:
     )
 
 
-def contingency_message(
-    lost_node_id: str, outcome: Outcome, *, done_fraction: float
-) -> pb.PlanContingenciesResponse:
+def contingency_message(lost_node_id: str, outcome: Outcome) -> pb.PlanContingenciesResponse:
     if isinstance(outcome, PlanariaError):
         return pb.PlanContingenciesResponse(
             lost_node_id=lost_node_id,
             error_reason=outcome.reason.value,
             error_message=outcome.message,
-            done_fraction=done_fraction,
         )
     return pb.PlanContingenciesResponse(
-        lost_node_id=lost_node_id, next=reconfigure_message(outcome), done_fraction=done_fraction
+        lost_node_id=lost_node_id, next=reconfigure_message(outcome)
     )
 
 

@@ -1,8 +1,8 @@
 """The planner's gRPC server: messages in, pure functions, messages out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypedDict, TypeVar
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, TypedDict
 
 import grpc
 
@@ -23,7 +23,6 @@ from planaria_planner.plans.instantiate import instantiate
 from planaria_planner.plans.next_best import next_best
 from planaria_planner.plans.nodes import Node, check_nodes
 from planaria_planner.plans.problem import Problem
-from planaria_planner.progress import Progress
 from planaria_planner.service import convert
 from planaria_planner.templates.templates import generate_templates
 
@@ -33,9 +32,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_SIMULATED_ACTIONS = 200_000
 """A simulation answers with every action: more would not fit into a message."""
-
-PROGRESS_SECONDS = 0.5
-"""How often a call reports its progress."""
 
 
 class PlannerServicer(pb_grpc.PlannerServiceServicer):
@@ -56,49 +52,18 @@ class PlannerServicer(pb_grpc.PlannerServiceServicer):
     ) -> pb.ReconfigureResponse:
         return await asyncio.to_thread(_reconfigure, request)
 
-    async def ComputeWithProgress(  # noqa: N802
-        self, request: pb.ComputeWithProgressRequest, _context: Context
-    ) -> AsyncIterator[pb.ComputeWithProgressResponse]:
-        async for done_fraction, answer in _with_progress(_compute, request):
-            response = answer or pb.ComputeWithProgressResponse()
-            response.done_fraction = done_fraction
-            yield response
-
     async def PlanContingencies(  # noqa: N802
         self, request: pb.PlanContingenciesRequest, _context: Context
     ) -> AsyncIterator[pb.PlanContingenciesResponse]:
         problem, change = _change(request.present)
-        num_losses = sum(len(pipeline.node_ids) for pipeline in change["running"])
         outcomes = contingency_plans(problem, **change)
-        for num_done in range(num_losses):
-            async for fraction, one in _with_progress(next, outcomes):
-                # The first plan waits for the templates: they count as half of the work.
-                if one is not None:
-                    done_fraction = (1 + (num_done + 1) / num_losses) / 2
-                    yield convert.contingency_message(*one, done_fraction=done_fraction)
-                elif num_done == 0:
-                    yield pb.PlanContingenciesResponse(done_fraction=fraction / 2)
+        while (one := await asyncio.to_thread(next, outcomes, None)) is not None:
+            yield convert.contingency_message(*one)
 
     async def Simulate(  # noqa: N802
         self, request: pb.SimulateRequest, _context: Context
     ) -> pb.SimulateResponse:
         return await asyncio.to_thread(_simulate, request)
-
-
-RequestT = TypeVar("RequestT")
-AnswerT = TypeVar("AnswerT")
-
-
-async def _with_progress(
-    compute: Callable[[RequestT], AnswerT], request: RequestT
-) -> AsyncIterator[tuple[float, AnswerT | None]]:
-    """Yield the fraction done every `PROGRESS_SECONDS`, and at the end the answer."""
-    progress = Progress()
-    with progress.followed():
-        answer = asyncio.create_task(asyncio.to_thread(compute, request))
-    while not (await asyncio.wait({answer}, timeout=PROGRESS_SECONDS))[0]:
-        yield progress.fraction, None
-    yield 1.0, await answer
 
 
 def planner_server(*, host: str, port: int, token: str | None) -> GrpcServer:
@@ -114,21 +79,6 @@ def planner_server(*, host: str, port: int, token: str | None) -> GrpcServer:
         port=port,
         token=token,
     )
-
-
-def _compute(request: pb.ComputeWithProgressRequest) -> pb.ComputeWithProgressResponse:
-    match request.WhichOneof("request"):
-        case "generate_templates":
-            templates = _generate_templates(request.generate_templates)
-            return pb.ComputeWithProgressResponse(generate_templates=templates)
-        case "instantiate":
-            plan = _instantiate(request.instantiate)
-            return pb.ComputeWithProgressResponse(instantiate=plan)
-        case "reconfigure":
-            next_plan = _reconfigure(request.reconfigure)
-            return pb.ComputeWithProgressResponse(reconfigure=next_plan)
-        case _:
-            raise invalid_argument("request", "empty; there is nothing to compute")
 
 
 def _generate_templates(request: pb.GenerateTemplatesRequest) -> pb.GenerateTemplatesResponse:

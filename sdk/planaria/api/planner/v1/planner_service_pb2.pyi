@@ -534,86 +534,6 @@ class ReconfigureResponse(_message.Message):
 Global___ReconfigureResponse: _TypeAlias = ReconfigureResponse  # noqa: Y015
 
 @_typing.final
-class ComputeWithProgressRequest(_message.Message):
-    """Request of ComputeWithProgress."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GENERATE_TEMPLATES_FIELD_NUMBER: _builtins.int
-    INSTANTIATE_FIELD_NUMBER: _builtins.int
-    RECONFIGURE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def generate_templates(self) -> Global___GenerateTemplatesRequest:
-        """What GenerateTemplates takes."""
-
-    @_builtins.property
-    def instantiate(self) -> Global___InstantiateRequest:
-        """What Instantiate takes."""
-
-    @_builtins.property
-    def reconfigure(self) -> Global___ReconfigureRequest:
-        """What Reconfigure takes."""
-
-    def __init__(
-        self,
-        *,
-        generate_templates: Global___GenerateTemplatesRequest | None = ...,
-        instantiate: Global___InstantiateRequest | None = ...,
-        reconfigure: Global___ReconfigureRequest | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["generate_templates", b"generate_templates", "instantiate", b"instantiate", "reconfigure", b"reconfigure", "request", b"request"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generate_templates", b"generate_templates", "instantiate", b"instantiate", "reconfigure", b"reconfigure", "request", b"request"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["generate_templates", "instantiate", "reconfigure"]  # noqa: Y015
-    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
-
-Global___ComputeWithProgressRequest: _TypeAlias = ComputeWithProgressRequest  # noqa: Y015
-
-@_typing.final
-class ComputeWithProgressResponse(_message.Message):
-    """Response of ComputeWithProgress."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DONE_FRACTION_FIELD_NUMBER: _builtins.int
-    GENERATE_TEMPLATES_FIELD_NUMBER: _builtins.int
-    INSTANTIATE_FIELD_NUMBER: _builtins.int
-    RECONFIGURE_FIELD_NUMBER: _builtins.int
-    done_fraction: _builtins.float
-    """How much is done, from 0 to 1; it only grows."""
-    @_builtins.property
-    def generate_templates(self) -> Global___GenerateTemplatesResponse:
-        """What GenerateTemplates returns."""
-
-    @_builtins.property
-    def instantiate(self) -> Global___InstantiateResponse:
-        """What Instantiate returns."""
-
-    @_builtins.property
-    def reconfigure(self) -> Global___ReconfigureResponse:
-        """What Reconfigure returns."""
-
-    def __init__(
-        self,
-        *,
-        done_fraction: _builtins.float = ...,
-        generate_templates: Global___GenerateTemplatesResponse | None = ...,
-        instantiate: Global___InstantiateResponse | None = ...,
-        reconfigure: Global___ReconfigureResponse | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "generate_templates", b"generate_templates", "instantiate", b"instantiate", "reconfigure", b"reconfigure"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done_fraction", b"done_fraction", "generate_templates", b"generate_templates", "instantiate", b"instantiate", "reconfigure", b"reconfigure"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["generate_templates", "instantiate", "reconfigure"]  # noqa: Y015
-    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
-
-Global___ComputeWithProgressResponse: _TypeAlias = ComputeWithProgressResponse  # noqa: Y015
-
-@_typing.final
 class PlanContingenciesRequest(_message.Message):
     """Request of PlanContingencies."""
 
@@ -647,15 +567,12 @@ class PlanContingenciesResponse(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
-    DONE_FRACTION_FIELD_NUMBER: _builtins.int
     lost_node_id: _builtins.str
-    """The node that would be lost; empty in a response that contains only progress."""
+    """The node that would be lost."""
     error_reason: _builtins.str
     """Why there would be none, as the ErrorInfo's reason and message; empty when there would be one."""
     error_message: _builtins.str
     """The same for people."""
-    done_fraction: _builtins.float
-    """How much is done, this response included, from 0 to 1; it only grows."""
     @_builtins.property
     def next(self) -> Global___ReconfigureResponse:
         """What would follow; absent when there would be no plan."""
@@ -667,11 +584,10 @@ class PlanContingenciesResponse(_message.Message):
         next: Global___ReconfigureResponse | None = ...,
         error_reason: _builtins.str = ...,
         error_message: _builtins.str = ...,
-        done_fraction: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_fraction", b"done_fraction", "error_message", b"error_message", "error_reason", b"error_reason", "lost_node_id", b"lost_node_id", "next", b"next"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_message", b"error_message", "error_reason", b"error_reason", "lost_node_id", b"lost_node_id", "next", b"next"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,11 +52,6 @@ class PlannerServiceStub(object):
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.FromString,
                 _registered_method=True)
-        self.ComputeWithProgress = channel.unary_stream(
-                '/planaria.api.planner.v1.PlannerService/ComputeWithProgress',
-                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressRequest.SerializeToString,
-                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressResponse.FromString,
-                _registered_method=True)
         self.PlanContingencies = channel.unary_stream(
                 '/planaria.api.planner.v1.PlannerService/PlanContingencies',
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesRequest.SerializeToString,
@@ -102,19 +97,10 @@ class PlannerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ComputeWithProgress(self, request, context):
-        """Answers one of the requests above and reports progress until then: planning models of hundreds of
-        layers for nodes of many accelerators takes seconds. Ends after the answer. Idempotent.
-        Fails like the call that the request is for, and with INVALID_ARGUMENT without a request.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def PlanContingencies(self, request, context):
         """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-        would answer without that node. Sends each plan as soon as it is known, in the order of node ids;
-        responses before the first plan contain only progress. Idempotent.
+        would answer without that node. Sends each plan as soon as it is known, in the order of node ids.
+        Idempotent.
         Fails like Reconfigure where the fault lies in the request and not in the loss.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -146,11 +132,6 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.Reconfigure,
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.SerializeToString,
-            ),
-            'ComputeWithProgress': grpc.unary_stream_rpc_method_handler(
-                    servicer.ComputeWithProgress,
-                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressRequest.FromString,
-                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressResponse.SerializeToString,
             ),
             'PlanContingencies': grpc.unary_stream_rpc_method_handler(
                     servicer.PlanContingencies,
@@ -247,33 +228,6 @@ class PlannerService(object):
             '/planaria.api.planner.v1.PlannerService/Reconfigure',
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureRequest.SerializeToString,
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ReconfigureResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ComputeWithProgress(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/planaria.api.planner.v1.PlannerService/ComputeWithProgress',
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressRequest.SerializeToString,
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.ComputeWithProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,15 +51,10 @@ class PlannerServiceStub:
     in the plan and not an error, and that a model that ran always fits: where the nodes left are too
     small for it, the reason is NOT_ENOUGH_NODES.
     """
-    ComputeWithProgress: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.ComputeWithProgressRequest, _planner_service_pb2.ComputeWithProgressResponse]
-    """Answers one of the requests above and reports progress until then: planning models of hundreds of
-    layers for nodes of many accelerators takes seconds. Ends after the answer. Idempotent.
-    Fails like the call that the request is for, and with INVALID_ARGUMENT without a request.
-    """
     PlanContingencies: _grpc.UnaryStreamMultiCallable[_planner_service_pb2.PlanContingenciesRequest, _planner_service_pb2.PlanContingenciesResponse]
     """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-    would answer without that node. Sends each plan as soon as it is known, in the order of node ids;
-    responses before the first plan contain only progress. Idempotent.
+    would answer without that node. Sends each plan as soon as it is known, in the order of node ids.
+    Idempotent.
     Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
     Simulate: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]
@@ -90,15 +85,10 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     in the plan and not an error, and that a model that ran always fits: where the nodes left are too
     small for it, the reason is NOT_ENOUGH_NODES.
     """
-    ComputeWithProgress: _aio.UnaryStreamMultiCallable[_planner_service_pb2.ComputeWithProgressRequest, _planner_service_pb2.ComputeWithProgressResponse]  # type: ignore[assignment]
-    """Answers one of the requests above and reports progress until then: planning models of hundreds of
-    layers for nodes of many accelerators takes seconds. Ends after the answer. Idempotent.
-    Fails like the call that the request is for, and with INVALID_ARGUMENT without a request.
-    """
     PlanContingencies: _aio.UnaryStreamMultiCallable[_planner_service_pb2.PlanContingenciesRequest, _planner_service_pb2.PlanContingenciesResponse]  # type: ignore[assignment]
     """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-    would answer without that node. Sends each plan as soon as it is known, in the order of node ids;
-    responses before the first plan contain only progress. Idempotent.
+    would answer without that node. Sends each plan as soon as it is known, in the order of node ids.
+    Idempotent.
     Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
     Simulate: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]  # type: ignore[assignment]
@@ -146,25 +136,14 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def ComputeWithProgress(
-        self,
-        request: _planner_service_pb2.ComputeWithProgressRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.ComputeWithProgressResponse], _abc.AsyncIterator[_planner_service_pb2.ComputeWithProgressResponse]]:
-        """Answers one of the requests above and reports progress until then: planning models of hundreds of
-        layers for nodes of many accelerators takes seconds. Ends after the answer. Idempotent.
-        Fails like the call that the request is for, and with INVALID_ARGUMENT without a request.
-        """
-
-    @_abc_1.abstractmethod
     def PlanContingencies(
         self,
         request: _planner_service_pb2.PlanContingenciesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_planner_service_pb2.PlanContingenciesResponse], _abc.AsyncIterator[_planner_service_pb2.PlanContingenciesResponse]]:
         """Computes, for each node of the running plan, the plan that would follow its loss: what Reconfigure
-        would answer without that node. Sends each plan as soon as it is known, in the order of node ids;
-        responses before the first plan contain only progress. Idempotent.
+        would answer without that node. Sends each plan as soon as it is known, in the order of node ids.
+        Idempotent.
         Fails like Reconfigure where the fault lies in the request and not in the loss.
         """
 
