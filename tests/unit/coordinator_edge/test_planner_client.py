@@ -95,9 +95,6 @@ class FakePlanner(PlannerServiceServicer):
         yield pb.PlanContingenciesResponse(lost_node_id="a", next=present)
         yield pb.PlanContingenciesResponse(lost_node_id="b", error_reason="NOT_ENOUGH_NODES")
 
-    async def Simulate(self, request: pb.SimulateRequest, context: Context) -> pb.SimulateResponse:
-        raise AssertionError("the coordinator simulates nothing")
-
 
 def server_of(planner: FakePlanner) -> GrpcServer:
     return GrpcServer(

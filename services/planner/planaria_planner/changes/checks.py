@@ -21,13 +21,13 @@ def check_change(
     horizon_seconds: float,
 ) -> None:
     """Raise INVALID_ARGUMENT when anything that is said of the running plan cannot be."""
-    check_running(problem, running)
+    _check_running(problem, running)
     check_holdings(problem, holdings)
     if not 0 <= horizon_seconds < float("inf"):
         raise invalid_argument("horizon_seconds", f"{horizon_seconds} is not zero or more")
 
 
-def check_running(problem: Problem, running: Sequence[RunningPipeline]) -> None:
+def _check_running(problem: Problem, running: Sequence[RunningPipeline]) -> None:
     """Raise INVALID_ARGUMENT when a running pipeline is not a partition of the model."""
     seen: set[str] = set()
     for index, pipeline in enumerate(running):

@@ -16,7 +16,6 @@ from planaria_planner.changes.reconfigure import (
 )
 from planaria_planner.cost.cost_model import Stage
 from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKind
-from planaria_planner.cost.simulation import Action
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.problem import Plan, Problem
 from planaria_planner.templates.templates import Template
@@ -209,17 +208,4 @@ def _candidate_message(candidate: Candidate) -> pb.Candidate:
         moves=candidate.moves,
         num_pipelines=len(candidate.plan.pipelines),
         copied_bytes=sum(copy.num_bytes for copy in candidate.copies),
-    )
-
-
-def action_message(
-    pipeline: int, action: Action, microbatches: Sequence[int]
-) -> pb.SimulatedAction:
-    return pb.SimulatedAction(
-        pipeline=pipeline,
-        stage=action.stage,
-        microbatch=microbatches[action.microbatch],
-        backward=action.backward,
-        start_seconds=action.start_seconds,
-        duration_seconds=action.duration_seconds,
     )

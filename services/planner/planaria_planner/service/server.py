@@ -1,27 +1,23 @@
 """The planner's gRPC server: messages in, pure functions, messages out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, TypedDict
 
 import grpc
 
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria.api.planner.v1 import planner_service_pb2_grpc as pb_grpc
-from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcserver import GrpcServer
 from planaria_common.logging import get_logger
 from planaria_planner.changes.candidates import RunningPipeline
-from planaria_planner.changes.checks import check_running, invalid_argument
 from planaria_planner.changes.contingency_plans import contingency_plans
 from planaria_planner.changes.inventory import Holdings
 from planaria_planner.changes.reconfigure import TransitionCosts, reconfigure
-from planaria_planner.cost.cost_model import CostModel
-from planaria_planner.cost.simulation import simulate
 from planaria_planner.plans.explain import explain, in_words
 from planaria_planner.plans.instantiate import instantiate
 from planaria_planner.plans.next_best import next_best
-from planaria_planner.plans.nodes import Node, check_nodes
+from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.problem import Problem
 from planaria_planner.service import convert
 from planaria_planner.templates.templates import generate_templates
@@ -29,9 +25,6 @@ from planaria_planner.templates.templates import generate_templates
 SERVICE = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-MAX_SIMULATED_ACTIONS = 200_000
-"""A simulation answers with every action: more would not fit into a message."""
 
 
 class PlannerServicer(pb_grpc.PlannerServiceServicer):
@@ -59,11 +52,6 @@ class PlannerServicer(pb_grpc.PlannerServiceServicer):
         outcomes = contingency_plans(problem, **change)
         while (one := await asyncio.to_thread(next, outcomes, None)) is not None:
             yield convert.contingency_message(*one)
-
-    async def Simulate(  # noqa: N802
-        self, request: pb.SimulateRequest, _context: Context
-    ) -> pb.SimulateResponse:
-        return await asyncio.to_thread(_simulate, request)
 
 
 def planner_server(*, host: str, port: int, token: str | None) -> GrpcServer:
@@ -139,50 +127,3 @@ def _change(request: pb.ReconfigureRequest) -> tuple[Problem, _Change]:
         costs=convert.costs_from(request.costs),
         chunk_bytes=request.chunk_bytes,
     )
-
-
-def _simulate(request: pb.SimulateRequest) -> pb.SimulateResponse:
-    problem = convert.problem_from(request.problem)
-    running = convert.running_from(request.plan)
-    check_running(problem, running)
-    if not running:
-        raise invalid_argument("plan.pipelines", "empty; there is nothing to simulate")
-    nodes = convert.nodes_from(problem.profile, request.nodes)
-    check_nodes(nodes)
-    by_id = {node.node_id: node for node in nodes}
-    crews = [_crew(by_id, pipeline) for pipeline in running]
-    model = CostModel(problem.profile)
-    shares = [pipeline.microbatches for pipeline in request.plan.pipelines]
-    num_actions = sum(
-        2 * len(pipeline.stages) * len(share)
-        for pipeline, share in zip(running, shares, strict=True)
-    )
-    if num_actions > MAX_SIMULATED_ACTIONS:
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT,
-            f"plan: {num_actions} actions to simulate; at most {MAX_SIMULATED_ACTIONS}",
-            {"field": "plan", "actions": str(num_actions)},
-        )
-    simulations = [
-        simulate(model, pipeline.stages, len(share), node_kinds=kinds, relative_speed=speed)
-        for pipeline, share, (kinds, speed) in zip(running, shares, crews, strict=True)
-    ]
-    actions = [
-        convert.action_message(index, action, shares[index])
-        for index, simulation in enumerate(simulations)
-        for action in simulation.actions
-    ]
-    return pb.SimulateResponse(
-        iteration_seconds=max(simulation.iteration_seconds for simulation in simulations),
-        predicted_seconds=max(
-            model.pipeline_cost(pipeline.stages, kinds).slowed(speed).iteration_seconds(len(share))
-            for pipeline, share, (kinds, speed) in zip(running, shares, crews, strict=True)
-        ),
-        actions=sorted(actions, key=lambda action: (action.start_seconds, action.pipeline)),
-    )
-
-
-def _crew(nodes: Mapping[str, Node], pipeline: RunningPipeline) -> tuple[tuple[int, ...], float]:
-    """Return the kinds of a pipeline's nodes, and the relative speed of the slowest."""
-    crew = [nodes.get(node_id, Node(node_id=node_id)) for node_id in pipeline.node_ids]
-    return tuple(node.kind for node in crew), min(node.relative_speed for node in crew)

@@ -57,11 +57,6 @@ class PlannerServiceStub(object):
                 request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesResponse.FromString,
                 _registered_method=True)
-        self.Simulate = channel.unary_unary(
-                '/planaria.api.planner.v1.PlannerService/Simulate',
-                request_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.SimulateRequest.SerializeToString,
-                response_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.SimulateResponse.FromString,
-                _registered_method=True)
 
 
 class PlannerServiceServicer(object):
@@ -107,14 +102,6 @@ class PlannerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Simulate(self, request, context):
-        """Simulates one step of a plan under the 1F1B schedule, event by event. Idempotent.
-        Fails with INVALID_PROFILE or INVALID_ARGUMENT.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_PlannerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -137,11 +124,6 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.PlanContingencies,
                     request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesRequest.FromString,
                     response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesResponse.SerializeToString,
-            ),
-            'Simulate': grpc.unary_unary_rpc_method_handler(
-                    servicer.Simulate,
-                    request_deserializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.SimulateRequest.FromString,
-                    response_serializer=planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.SimulateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -255,33 +237,6 @@ class PlannerService(object):
             '/planaria.api.planner.v1.PlannerService/PlanContingencies',
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesRequest.SerializeToString,
             planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.PlanContingenciesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Simulate(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/planaria.api.planner.v1.PlannerService/Simulate',
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.SimulateRequest.SerializeToString,
-            planaria_dot_api_dot_planner_dot_v1_dot_planner__service__pb2.SimulateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,10 +57,6 @@ class PlannerServiceStub:
     Idempotent.
     Fails like Reconfigure where the fault lies in the request and not in the loss.
     """
-    Simulate: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]
-    """Simulates one step of a plan under the 1F1B schedule, event by event. Idempotent.
-    Fails with INVALID_PROFILE or INVALID_ARGUMENT.
-    """
 
 @_typing.type_check_only
 class PlannerServiceAsyncStub(PlannerServiceStub):
@@ -90,10 +86,6 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     would answer without that node. Sends each plan as soon as it is known, in the order of node ids.
     Idempotent.
     Fails like Reconfigure where the fault lies in the request and not in the loss.
-    """
-    Simulate: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.SimulateRequest, _planner_service_pb2.SimulateResponse]  # type: ignore[assignment]
-    """Simulates one step of a plan under the 1F1B schedule, event by event. Idempotent.
-    Fails with INVALID_PROFILE or INVALID_ARGUMENT.
     """
 
 class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -145,16 +137,6 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         would answer without that node. Sends each plan as soon as it is known, in the order of node ids.
         Idempotent.
         Fails like Reconfigure where the fault lies in the request and not in the loss.
-        """
-
-    @_abc_1.abstractmethod
-    def Simulate(
-        self,
-        request: _planner_service_pb2.SimulateRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_planner_service_pb2.SimulateResponse, _abc.Awaitable[_planner_service_pb2.SimulateResponse]]:
-        """Simulates one step of a plan under the 1F1B schedule, event by event. Idempotent.
-        Fails with INVALID_PROFILE or INVALID_ARGUMENT.
         """
 
 def add_PlannerServiceServicer_to_server(servicer: PlannerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
