@@ -3,6 +3,9 @@
 import itertools
 import random
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from planaria_planner.changes.inventory import Inventory
 from planaria_planner.changes.layer_copies import busiest_bytes, choose_sources
 from planaria_planner.changes.placement import Place, assign
@@ -110,6 +113,40 @@ def test_sources_load_the_busiest_link_the_least() -> None:
         worse += found > best
         assert not (equal and found > best), f"seed {seed}"
     assert worse <= 10
+
+
+def one_after_another(
+    profile: ModelProfile, missing: dict[str, list[int]], inventory: Inventory
+) -> int:
+    """Return the busiest link where each layer in turn comes from whoever sends least so far."""
+    sent: dict[str, int] = {}
+    for layer, _ in sorted((layer, node) for node, layers in missing.items() for layer in layers):
+        names = inventory.holders_of(layer) or [""]
+        source = min(names, key=lambda name: (sent.get(name, 0), name))
+        sent[source] = sent.get(source, 0) + profile.layers[layer].state_bytes
+    received = [sum(profile.layers[i].state_bytes for i in layers) for layers in missing.values()]
+    return max(*received, *sent.values())
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**32))
+def test_every_missing_layer_comes_once_from_a_holder(seed: int) -> None:
+    """Now and then nobody holds a layer; no link carries more than without balancing."""
+    rng = random.Random(seed)
+    profile = random_profile(rng, num_layers=6)
+    held = {
+        f"h{i}": frozenset(rng.sample(range(6), rng.randint(1, 6)))
+        for i in range(rng.randint(1, 5))
+    }
+    missing = {f"d{i}": rng.sample(range(6), rng.randint(1, 6)) for i in range(rng.randint(1, 4))}
+    inventory = Inventory.of(profile, held)
+    copies = choose_sources(missing, inventory)
+    wanted = [(node_id, layer) for node_id, layers in missing.items() for layer in layers]
+    assert [(copy.destination, copy.layer) for copy in copies] == sorted(wanted)
+    for copy in copies:
+        assert copy.source in (inventory.holders_of(copy.layer) or [""])
+        assert copy.num_bytes == profile.layers[copy.layer].state_bytes
+    assert busiest_bytes(copies) <= one_after_another(profile, missing, inventory)
 
 
 def test_copies_do_not_depend_on_the_order_of_holdings() -> None:

@@ -89,23 +89,6 @@ async def test_a_new_job_then_a_lost_node(planner: "PlannerServiceAsyncStub") ->
         assert copy.bytes == 1000
 
 
-async def test_copies_come_in_pieces_when_asked_for(planner: "PlannerServiceAsyncStub") -> None:
-    problem = small_problem(fault_tolerance=0, min_nodes_per_pipeline=1, num_microbatches=10)
-    everything = [pb.Holding(node_id=node, layers=range(6)) for node in "abcd"]
-    request = pb.ReconfigureRequest(
-        problem=problem,
-        nodes=plan_nodes(*"efghi"),
-        holdings=everything,
-        horizon_seconds=1e6,
-    )
-    whole = await planner.Reconfigure(request)
-    assert {copy.bytes for copy in whole.copies} == {1000}
-    request.chunk_bytes = 1
-    pieces = await planner.Reconfigure(request)
-    assert {copy.first_byte for copy in pieces.copies} > {0}
-    assert sum(copy.bytes for copy in pieces.copies) == sum(copy.bytes for copy in whole.copies)
-
-
 async def contingencies(
     planner: "PlannerServiceAsyncStub", present: pb.ReconfigureRequest
 ) -> list[pb.PlanContingenciesResponse]:

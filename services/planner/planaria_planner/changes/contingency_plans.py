@@ -31,7 +31,6 @@ def contingency_plans(
     *,
     horizon_seconds: float,
     costs: TransitionCosts | None = None,
-    chunk_bytes: int = 0,
 ) -> Iterator[tuple[str, Outcome]]:
     """Yield, for each node of the running plan by name, what follows its loss.
 
@@ -50,7 +49,6 @@ def contingency_plans(
                     inventory.without(lost),
                     horizon_seconds=horizon_seconds,
                     costs=costs or TransitionCosts(),
-                    chunk_bytes=chunk_bytes,
                 ),
             )
         except PlanariaError as error:

@@ -21,7 +21,7 @@ from planaria_planner.templates.cost_tables import Int64Array
 
 
 class LayerCopy(NamedTuple):
-    """One layer's state to be copied, or a piece of it from `first_byte` on.
+    """One layer's state to be copied.
 
     The source is empty when no node holds the layer. A named tuple and not a dataclass: plans made
     ahead make tens of thousands.
@@ -31,7 +31,6 @@ class LayerCopy(NamedTuple):
     source: str
     destination: str
     num_bytes: int
-    first_byte: int = 0
 
 
 def choose_sources(

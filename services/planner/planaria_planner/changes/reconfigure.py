@@ -21,9 +21,8 @@ from planaria_planner.changes.candidates import (
     targets,
 )
 from planaria_planner.changes.checks import check_change
-from planaria_planner.changes.copy_pieces import choose_pieces
 from planaria_planner.changes.inventory import Holdings, Inventory
-from planaria_planner.changes.layer_copies import LayerCopy, busiest_bytes
+from planaria_planner.changes.layer_copies import LayerCopy, busiest_bytes, choose_sources
 from planaria_planner.changes.placement import Place, assign
 from planaria_planner.cost.cost_model import CostModel, Stage, layers_by_node
 from planaria_planner.plans.instantiate import (
@@ -103,7 +102,6 @@ def reconfigure(
     *,
     horizon_seconds: float,
     costs: TransitionCosts | None = None,
-    chunk_bytes: int = 0,
 ) -> Reconfiguration:
     """Choose the plan that follows a change of nodes, and the copies that lead to it.
 
@@ -117,7 +115,6 @@ def reconfigure(
             there can be sources of copies.
         horizon_seconds: expected seconds to the next change (H).
         costs: measured costs of a change.
-        chunk_bytes: layers may be copied in pieces of multiples of it; 0 for whole layers only.
 
     Raises:
         PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
@@ -132,7 +129,6 @@ def reconfigure(
         inventory,
         horizon_seconds=horizon_seconds,
         costs=costs or TransitionCosts(),
-        chunk_bytes=chunk_bytes,
     )
 
 
@@ -230,7 +226,6 @@ def next_plan(
     *,
     horizon_seconds: float,
     costs: TransitionCosts,
-    chunk_bytes: int,
 ) -> Reconfiguration:
     """Do the work of `reconfigure` for a problem and nodes that were checked and prepared."""
     problem, running = ground.problem, ground.running
@@ -248,7 +243,6 @@ def next_plan(
         lacked=ground.lacked,
         horizon_seconds=horizon_seconds,
         costs=costs,
-        chunk_bytes=chunk_bytes,
     )
     candidates: list[Candidate] = []
     for target in targets(problem, templates, selector, situation, min_pipelines):
@@ -277,7 +271,6 @@ class _Change:
     lacked: Mapping[tuple[str, ...], Mapping[str, tuple[int, ...]]]
     horizon_seconds: float
     costs: TransitionCosts
-    chunk_bytes: int
 
     def place(self, target: Target) -> tuple[Plan, list[PlacedStages]]:
         """Give a target its nodes; return the plan and those of its pipelines that are new."""
@@ -299,7 +292,7 @@ class _Change:
             missing.update(self.lacked[whole.running.node_ids])
         for choice, (node_ids, _, _) in zip(target.choices, new, strict=True):
             missing.update(_lacking(self.inventory, node_ids, choice.template.layers_by_node))
-        copies = choose_pieces(missing, self.inventory, self.chunk_bytes)
+        copies = choose_sources(missing, self.inventory)
         seconds = self._transition_seconds(plan, copies)
         steps = steps_within_horizon(self.horizon_seconds, seconds, plan.iteration_seconds)
         return Candidate(

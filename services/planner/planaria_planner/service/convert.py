@@ -176,7 +176,6 @@ def reconfigure_message(answer: Reconfiguration) -> pb.ReconfigureResponse:
                 source_node_id=copy.source,
                 destination_node_id=copy.destination,
                 bytes=copy.num_bytes,
-                first_byte=copy.first_byte,
             )
             for copy in answer.chosen.copies
         ],

@@ -114,7 +114,6 @@ class _Change(TypedDict):
     holdings: Holdings
     horizon_seconds: float
     costs: TransitionCosts
-    chunk_bytes: int
 
 
 def _change(request: pb.ReconfigureRequest) -> tuple[Problem, _Change]:
@@ -125,5 +124,4 @@ def _change(request: pb.ReconfigureRequest) -> tuple[Problem, _Change]:
         holdings=convert.holdings_from(request.holdings),
         horizon_seconds=request.horizon_seconds,
         costs=convert.costs_from(request.costs),
-        chunk_bytes=request.chunk_bytes,
     )

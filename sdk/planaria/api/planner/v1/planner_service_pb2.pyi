@@ -172,7 +172,7 @@ Global___Holding: _TypeAlias = Holding  # noqa: Y015
 
 @_typing.final
 class LayerCopy(_message.Message):
-    """One layer's state to be copied, or a piece of it."""
+    """One layer's state to be copied."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -180,7 +180,6 @@ class LayerCopy(_message.Message):
     SOURCE_NODE_ID_FIELD_NUMBER: _builtins.int
     DESTINATION_NODE_ID_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
-    FIRST_BYTE_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """The layer."""
     source_node_id: _builtins.str
@@ -189,8 +188,6 @@ class LayerCopy(_message.Message):
     """The node that needs it."""
     bytes: _builtins.int
     """Bytes to copy."""
-    first_byte: _builtins.int
-    """Where the piece begins in the layer's state, in bytes; 0 for a whole layer."""
     def __init__(
         self,
         *,
@@ -198,11 +195,10 @@ class LayerCopy(_message.Message):
         source_node_id: _builtins.str = ...,
         destination_node_id: _builtins.str = ...,
         bytes: _builtins.int = ...,
-        first_byte: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "destination_node_id", b"destination_node_id", "first_byte", b"first_byte", "layer", b"layer", "source_node_id", b"source_node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "destination_node_id", b"destination_node_id", "layer", b"layer", "source_node_id", b"source_node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -439,13 +435,8 @@ class ReconfigureRequest(_message.Message):
     HOLDINGS_FIELD_NUMBER: _builtins.int
     HORIZON_SECONDS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
-    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     horizon_seconds: _builtins.float
     """Expected seconds to the next change (H)."""
-    chunk_bytes: _builtins.int
-    """Layers may be copied in pieces of whole multiples of so many bytes (the last piece of a layer may
-    be shorter), each from another node, where that relieves the busiest link; 0 for whole layers only.
-    """
     @_builtins.property
     def problem(self) -> Global___Problem:
         """The job."""
@@ -475,11 +466,10 @@ class ReconfigureRequest(_message.Message):
         holdings: _abc.Iterable[Global___Holding] | None = ...,
         horizon_seconds: _builtins.float = ...,
         costs: Global___TransitionCosts | None = ...,
-        chunk_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "current", b"current", "problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "costs", b"costs", "current", b"current", "holdings", b"holdings", "horizon_seconds", b"horizon_seconds", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "current", b"current", "holdings", b"holdings", "horizon_seconds", b"horizon_seconds", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
