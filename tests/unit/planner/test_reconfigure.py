@@ -9,7 +9,7 @@ from benchmarks.planner.figures import holdings, running
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.changes.candidates import CandidateKind
 from planaria_planner.changes.contingency_plans import contingency_plans
-from planaria_planner.changes.reconfigure import TransitionCosts, reconfigure
+from planaria_planner.changes.reconfigure import reconfigure
 from planaria_planner.cost.profile import NodeKind
 from planaria_planner.plans.instantiate import instantiate
 from planaria_planner.plans.nodes import Node
@@ -119,19 +119,17 @@ def test_nodes_that_are_too_small_for_a_model_that_ran_are_not_enough_nodes() ->
     assert caught.value.reason is ErrorReason.MODEL_DOES_NOT_FIT
 
 
-def test_a_joiner_is_used_when_there_is_time_and_left_idle_when_not() -> None:
+def test_a_joiner_is_used_when_there_is_time_and_left_idle_when_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("planaria_planner.changes.reconfigure.FIXED_SECONDS", 5.0)
     problem = small_job()
     nodes = nodes_named(*"abcd")
     plan = instantiate(problem, nodes).plan
     bigger = [*nodes, Node(node_id="e")]
-    costs = TransitionCosts(fixed_seconds=5.0)
 
-    soon = reconfigure(
-        problem, bigger, running(plan), holdings(plan), horizon_seconds=6, costs=costs
-    )
-    late = reconfigure(
-        problem, bigger, running(plan), holdings(plan), horizon_seconds=LONG, costs=costs
-    )
+    soon = reconfigure(problem, bigger, running(plan), holdings(plan), horizon_seconds=6)
+    late = reconfigure(problem, bigger, running(plan), holdings(plan), horizon_seconds=LONG)
 
     assert soon.chosen.kind is CandidateKind.KEEP
     assert soon.chosen.plan.idle_node_ids == ("e",)

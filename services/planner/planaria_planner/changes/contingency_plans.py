@@ -11,7 +11,6 @@ from planaria_planner.changes.checks import check_change
 from planaria_planner.changes.inventory import Holdings, Inventory
 from planaria_planner.changes.reconfigure import (
     Reconfiguration,
-    TransitionCosts,
     best_ground,
     groundworks,
     next_plan,
@@ -30,7 +29,6 @@ def contingency_plans(
     holdings: Holdings,
     *,
     horizon_seconds: float,
-    costs: TransitionCosts | None = None,
 ) -> Iterator[tuple[str, Outcome]]:
     """Yield, for each node of the running plan by name, what follows its loss.
 
@@ -48,7 +46,6 @@ def contingency_plans(
                     *best_ground(grounds, node_ids - {lost}),
                     inventory.without(lost),
                     horizon_seconds=horizon_seconds,
-                    costs=costs or TransitionCosts(),
                 ),
             )
         except PlanariaError as error:

@@ -40,18 +40,11 @@ from planaria_planner.plans.pipeline_search import Selector
 from planaria_planner.plans.problem import PlacedStages, Plan, Problem, make_plan, sizes_in_words
 from planaria_planner.templates.templates import TemplateSet, not_enough_nodes
 
+FIXED_SECONDS = 0.1
+"""What any change costs besides the bytes copied: the fence and its reports."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransitionCosts:
-    """What a change costs besides the bytes copied, as measured.
-
-    Attributes:
-        fixed_seconds: the fence and its reports, paid by any change.
-        pipeline_seconds: building the communicators of one pipeline that changes.
-    """
-
-    fixed_seconds: float = 0.1
-    pipeline_seconds: float = 0.02
+PIPELINE_SECONDS = 0.02
+"""What building the communicators of one changed pipeline costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +94,6 @@ def reconfigure(
     holdings: Holdings,
     *,
     horizon_seconds: float,
-    costs: TransitionCosts | None = None,
 ) -> Reconfiguration:
     """Choose the plan that follows a change of nodes, and the copies that lead to it.
 
@@ -114,7 +106,6 @@ def reconfigure(
         holdings: who holds which layers now; nodes that may not be used any more but are still
             there can be sources of copies.
         horizon_seconds: expected seconds to the next change (H).
-        costs: measured costs of a change.
 
     Raises:
         PlanariaError: INVALID_PROFILE, INVALID_ARGUMENT or MODEL_DOES_NOT_FIT as for
@@ -128,7 +119,6 @@ def reconfigure(
         *best_ground(grounds, frozenset(node.node_id for node in nodes)),
         inventory,
         horizon_seconds=horizon_seconds,
-        costs=costs or TransitionCosts(),
     )
 
 
@@ -225,7 +215,6 @@ def next_plan(
     inventory: Inventory,
     *,
     horizon_seconds: float,
-    costs: TransitionCosts,
 ) -> Reconfiguration:
     """Do the work of `reconfigure` for a problem and nodes that were checked and prepared."""
     problem, running = ground.problem, ground.running
@@ -242,7 +231,6 @@ def next_plan(
         inventory=inventory,
         lacked=ground.lacked,
         horizon_seconds=horizon_seconds,
-        costs=costs,
     )
     candidates: list[Candidate] = []
     for target in targets(problem, templates, selector, situation, min_pipelines):
@@ -270,7 +258,6 @@ class _Change:
     inventory: Inventory
     lacked: Mapping[tuple[str, ...], Mapping[str, tuple[int, ...]]]
     horizon_seconds: float
-    costs: TransitionCosts
 
     def place(self, target: Target) -> tuple[Plan, list[PlacedStages]]:
         """Give a target its nodes; return the plan and those of its pipelines that are new."""
@@ -333,11 +320,7 @@ class _Change:
         if not new and len(plan.pipelines) == len(self.running) and not copies:
             return 0.0
         bandwidth = self.problem.profile.hardware.inter_node_bytes_per_second
-        return (
-            self.costs.fixed_seconds
-            + self.costs.pipeline_seconds * new
-            + busiest_bytes(copies) / bandwidth
-        )
+        return FIXED_SECONDS + PIPELINE_SECONDS * new + busiest_bytes(copies) / bandwidth
 
 
 def _lacking(

@@ -9,16 +9,11 @@ from planaria_planner.changes.candidates import RunningPipeline
 from planaria_planner.changes.checks import invalid_argument
 from planaria_planner.changes.contingency_plans import Outcome
 from planaria_planner.changes.inventory import Holdings
-from planaria_planner.changes.reconfigure import (
-    Candidate,
-    Reconfiguration,
-    TransitionCosts,
-)
+from planaria_planner.changes.reconfigure import Candidate, Reconfiguration
 from planaria_planner.cost.cost_model import Stage
 from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKind
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.problem import Plan, Problem
-from planaria_planner.templates.templates import Template
 
 
 def problem_from(message: pb.Problem) -> Problem:
@@ -109,25 +104,6 @@ def holdings_from(messages: Iterable[pb.Holding]) -> Holdings:
     return holdings
 
 
-def costs_from(message: pb.TransitionCosts) -> TransitionCosts:
-    default = TransitionCosts()
-    return TransitionCosts(
-        fixed_seconds=message.fixed_seconds or default.fixed_seconds,
-        pipeline_seconds=message.pipeline_seconds or default.pipeline_seconds,
-    )
-
-
-def template_message(profile: ModelProfile, template: Template) -> pb.Template:
-    return pb.Template(
-        num_nodes=template.num_nodes,
-        stages=_stage_messages(template.stages, None),
-        fixed_seconds=template.cost.fixed_seconds,
-        microbatch_seconds=template.cost.microbatch_seconds,
-        max_microbatches=template.cost.max_microbatches or 0,
-        node_kinds=[profile.hardware.node_kinds[kind].name for kind in template.node_kinds],
-    )
-
-
 def plan_message(plan: Plan) -> plan_pb2.Plan:
     return plan_pb2.Plan(
         pipelines=[
@@ -145,9 +121,7 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
     )
 
 
-def _stage_messages(
-    stages: Sequence[Stage], node_ids: Sequence[str] | None
-) -> list[plan_pb2.Stage]:
+def _stage_messages(stages: Sequence[Stage], node_ids: Sequence[str]) -> list[plan_pb2.Stage]:
     """Number the accelerators of each node from 0 in the order of its stages."""
     messages = []
     node, used = -1, 0
@@ -159,7 +133,7 @@ def _stage_messages(
                 first_layer=stage.first_layer,
                 num_layers=stage.num_layers,
                 node_index=node,
-                node_id=node_ids[node] if node_ids else "",
+                node_id=node_ids[node],
                 accelerators=range(used, used + stage.accelerators),
             )
         )

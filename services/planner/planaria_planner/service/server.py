@@ -13,7 +13,7 @@ from planaria_common.logging import get_logger
 from planaria_planner.changes.candidates import RunningPipeline
 from planaria_planner.changes.contingency_plans import contingency_plans
 from planaria_planner.changes.inventory import Holdings
-from planaria_planner.changes.reconfigure import TransitionCosts, reconfigure
+from planaria_planner.changes.reconfigure import reconfigure
 from planaria_planner.plans.explain import explain, in_words
 from planaria_planner.plans.instantiate import instantiate
 from planaria_planner.plans.next_best import next_best
@@ -79,10 +79,7 @@ def _generate_templates(request: pb.GenerateTemplatesRequest) -> pb.GenerateTemp
         min_nodes=max(request.min_nodes, problem.min_nodes_per_pipeline),
         max_width=problem.max_stage_accelerators,
     )
-    return pb.GenerateTemplatesResponse(
-        min_nodes=found.min_nodes,
-        templates=[convert.template_message(profile, template) for template in found.templates],
-    )
+    return pb.GenerateTemplatesResponse(min_nodes=found.min_nodes)
 
 
 def _instantiate(request: pb.InstantiateRequest) -> pb.InstantiateResponse:
@@ -113,7 +110,6 @@ class _Change(TypedDict):
     running: tuple[RunningPipeline, ...]
     holdings: Holdings
     horizon_seconds: float
-    costs: TransitionCosts
 
 
 def _change(request: pb.ReconfigureRequest) -> tuple[Problem, _Change]:
@@ -123,5 +119,4 @@ def _change(request: pb.ReconfigureRequest) -> tuple[Problem, _Change]:
         running=convert.running_from(request.current),
         holdings=convert.holdings_from(request.holdings),
         horizon_seconds=request.horizon_seconds,
-        costs=convert.costs_from(request.costs),
     )

@@ -97,52 +97,6 @@ class PlanNode(_message.Message):
 Global___PlanNode: _TypeAlias = PlanNode  # noqa: Y015
 
 @_typing.final
-class Template(_message.Message):
-    """A pipeline of some number of nodes without names."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUM_NODES_FIELD_NUMBER: _builtins.int
-    STAGES_FIELD_NUMBER: _builtins.int
-    FIXED_SECONDS_FIELD_NUMBER: _builtins.int
-    MICROBATCH_SECONDS_FIELD_NUMBER: _builtins.int
-    MAX_MICROBATCHES_FIELD_NUMBER: _builtins.int
-    NODE_KINDS_FIELD_NUMBER: _builtins.int
-    num_nodes: _builtins.int
-    """Number of nodes."""
-    fixed_seconds: _builtins.float
-    """a of T(M) = a + b*M, in seconds."""
-    microbatch_seconds: _builtins.float
-    """b of T(M) = a + b*M, in seconds."""
-    max_microbatches: _builtins.int
-    """The most microbatches that memory allows, 0 when it never binds."""
-    @_builtins.property
-    def stages(self) -> _containers.RepeatedCompositeFieldContainer[_plan_pb2.Stage]:
-        """The stages in layer order; `node_id` is empty."""
-
-    @_builtins.property
-    def node_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The kind of each node, in pipeline order."""
-
-    def __init__(
-        self,
-        *,
-        num_nodes: _builtins.int = ...,
-        stages: _abc.Iterable[_plan_pb2.Stage] | None = ...,
-        fixed_seconds: _builtins.float = ...,
-        microbatch_seconds: _builtins.float = ...,
-        max_microbatches: _builtins.int = ...,
-        node_kinds: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fixed_seconds", b"fixed_seconds", "max_microbatches", b"max_microbatches", "microbatch_seconds", b"microbatch_seconds", "node_kinds", b"node_kinds", "num_nodes", b"num_nodes", "stages", b"stages"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Template: _TypeAlias = Template  # noqa: Y015
-
-@_typing.final
 class Holding(_message.Message):
     """Layers whose state a node holds in a version worth copying."""
 
@@ -253,32 +207,6 @@ class Candidate(_message.Message):
 Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
 
 @_typing.final
-class TransitionCosts(_message.Message):
-    """What a change costs besides the bytes copied, as measured."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    FIXED_SECONDS_FIELD_NUMBER: _builtins.int
-    PIPELINE_SECONDS_FIELD_NUMBER: _builtins.int
-    fixed_seconds: _builtins.float
-    """The fence and its reports, paid by any change; 0 for a default."""
-    pipeline_seconds: _builtins.float
-    """Building the communicators of one pipeline that changes; 0 for a default."""
-    def __init__(
-        self,
-        *,
-        fixed_seconds: _builtins.float = ...,
-        pipeline_seconds: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fixed_seconds", b"fixed_seconds", "pipeline_seconds", b"pipeline_seconds"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TransitionCosts: _TypeAlias = TransitionCosts  # noqa: Y015
-
-@_typing.final
 class GenerateTemplatesRequest(_message.Message):
     """Request of GenerateTemplates."""
 
@@ -317,22 +245,16 @@ class GenerateTemplatesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MIN_NODES_FIELD_NUMBER: _builtins.int
-    TEMPLATES_FIELD_NUMBER: _builtins.int
     min_nodes: _builtins.int
     """Fewest nodes that hold the model (n0)."""
-    @_builtins.property
-    def templates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Template]:
-        """The Pareto front of each size, by size and then by `microbatch_seconds`."""
-
     def __init__(
         self,
         *,
         min_nodes: _builtins.int = ...,
-        templates: _abc.Iterable[Global___Template] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_nodes", b"min_nodes", "templates", b"templates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_nodes", b"min_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -434,7 +356,6 @@ class ReconfigureRequest(_message.Message):
     CURRENT_FIELD_NUMBER: _builtins.int
     HOLDINGS_FIELD_NUMBER: _builtins.int
     HORIZON_SECONDS_FIELD_NUMBER: _builtins.int
-    COSTS_FIELD_NUMBER: _builtins.int
     horizon_seconds: _builtins.float
     """Expected seconds to the next change (H)."""
     @_builtins.property
@@ -453,10 +374,6 @@ class ReconfigureRequest(_message.Message):
     def holdings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holding]:
         """Who holds which layers now: `nodes`, and those that leave but are still there to copy from."""
 
-    @_builtins.property
-    def costs(self) -> Global___TransitionCosts:
-        """Measured costs of a change."""
-
     def __init__(
         self,
         *,
@@ -465,11 +382,10 @@ class ReconfigureRequest(_message.Message):
         current: _plan_pb2.Plan | None = ...,
         holdings: _abc.Iterable[Global___Holding] | None = ...,
         horizon_seconds: _builtins.float = ...,
-        costs: Global___TransitionCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "current", b"current", "problem", b"problem"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "current", b"current", "holdings", b"holdings", "horizon_seconds", b"horizon_seconds", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "holdings", b"holdings", "horizon_seconds", b"horizon_seconds", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

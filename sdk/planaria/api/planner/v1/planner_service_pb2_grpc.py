@@ -66,7 +66,7 @@ class PlannerServiceServicer(object):
     """
 
     def GenerateTemplates(self, request, context):
-        """Computes the templates of every size in a range. Idempotent.
+        """Computes the fewest nodes of a pipeline within a range. Idempotent.
         Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -37,7 +37,7 @@ class PlannerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PlannerServiceAsyncStub: ...
     GenerateTemplates: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.GenerateTemplatesRequest, _planner_service_pb2.GenerateTemplatesResponse]
-    """Computes the templates of every size in a range. Idempotent.
+    """Computes the fewest nodes of a pipeline within a range. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
     """
     Instantiate: _grpc.UnaryUnaryMultiCallable[_planner_service_pb2.InstantiateRequest, _planner_service_pb2.InstantiateResponse]
@@ -67,7 +67,7 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GenerateTemplates: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.GenerateTemplatesRequest, _planner_service_pb2.GenerateTemplatesResponse]  # type: ignore[assignment]
-    """Computes the templates of every size in a range. Idempotent.
+    """Computes the fewest nodes of a pipeline within a range. Idempotent.
     Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
     """
     Instantiate: _aio.UnaryUnaryMultiCallable[_planner_service_pb2.InstantiateRequest, _planner_service_pb2.InstantiateResponse]  # type: ignore[assignment]
@@ -100,7 +100,7 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planner_service_pb2.GenerateTemplatesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_planner_service_pb2.GenerateTemplatesResponse, _abc.Awaitable[_planner_service_pb2.GenerateTemplatesResponse]]:
-        """Computes the templates of every size in a range. Idempotent.
+        """Computes the fewest nodes of a pipeline within a range. Idempotent.
         Fails with INVALID_PROFILE, INVALID_ARGUMENT, MODEL_DOES_NOT_FIT or NOT_ENOUGH_NODES.
         """
 
