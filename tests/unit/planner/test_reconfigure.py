@@ -156,12 +156,6 @@ def test_a_slow_node_is_left_out_when_that_is_faster() -> None:
     assert answer.chosen.plan.idle_node_ids == ("d",)
 
 
-def test_no_more_nodes_than_allowed() -> None:
-    problem = small_job(max_nodes=4)
-    answer = reconfigure(problem, nodes_named(*"abcdefg"), [], {}, horizon_seconds=LONG)
-    assert sum(shape(answer.chosen.plan)) == 4
-
-
 def test_a_plan_does_not_depend_on_the_order_of_the_nodes() -> None:
     rng = random.Random(4)
     profile = random_profile(rng, num_layers=7, accelerators=(2, 1))

@@ -230,7 +230,7 @@ class _Builder:
             kind = CandidateKind.REPLAN
             moves = f"{num_dissolved} of {len(whole)} healthy pipelines are planned again as well"
         selection = self.selector.select(
-            self._budget(kept, pool),
+            pool,
             min_pipelines=self.min_pipelines,
             num_microbatches=self.problem.num_microbatches,
             groups=[[w.cost] for w in kept],
@@ -261,10 +261,7 @@ class _Builder:
                 ),
             ],
         )
-        too_many = self.problem.max_nodes is not None and (
-            sum(len(w.nodes) for w in kept) + sum(map(len, crews)) > self.problem.max_nodes
-        )
-        if selection is None or too_many or len(kept) + len(crews) < self.min_pipelines:
+        if selection is None or len(kept) + len(crews) < self.min_pipelines:
             return
         choices = tuple(
             Choice(template=front[member], relative_speed=speed)
@@ -279,14 +276,6 @@ class _Builder:
     def _pool(self, kept: Sequence[Whole]) -> tuple[Node, ...]:
         staying = {node.node_id for whole in kept for node in whole.nodes}
         return tuple(node for node in self.situation.nodes if node.node_id not in staying)
-
-    def _budget(self, kept: Sequence[Whole], pool: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Return the nodes of the pool that the job may use, the fastest of them."""
-        if self.problem.max_nodes is None:
-            return pool
-        left = max(self.problem.max_nodes - sum(len(whole.nodes) for whole in kept), 0)
-        fastest = sorted(pool, key=lambda node: (-node.relative_speed, node.kind, node.node_id))
-        return tuple(fastest[:left])
 
     def _refilled(self, free: list[Node]) -> tuple[list[list[Node]], list[Node]]:
         """Return each broken pipeline's nodes, filled up to their old number, and who is left."""

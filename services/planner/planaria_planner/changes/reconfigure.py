@@ -27,10 +27,10 @@ from planaria_planner.changes.placement import Place, assign
 from planaria_planner.cost.cost_model import CostModel, Stage, layers_by_node
 from planaria_planner.plans.instantiate import (
     View,
+    fastest_first,
     most_pipelines,
     nodes_needed,
     refusal_on,
-    usable_nodes,
     view_score,
     views,
 )
@@ -219,7 +219,7 @@ def next_plan(
     """Do the work of `reconfigure` for a problem and nodes that were checked and prepared."""
     problem, running = ground.problem, ground.running
     templates, selector = ground.templates, ground.selector
-    budget = usable_nodes(problem, pool)
+    budget = fastest_first(pool)
     min_pipelines = most_pipelines(problem, selector, budget)
     if min_pipelines == 0:
         raise not_enough_nodes(len(budget), nodes_needed(problem, templates, selector, budget, 1))

@@ -31,8 +31,6 @@ class View:
     def templates(self) -> TemplateSet:
         """The templates that the job may use on these nodes; raises as `generate_templates`."""
         limits = nodes_per_kind(self.nodes, len(self.problem.profile.hardware.node_kinds))
-        if self.problem.max_nodes is not None:
-            limits = tuple(min(limit, self.problem.max_nodes) for limit in limits)
         return _templates_within(self.problem, limits)
 
 
@@ -67,7 +65,7 @@ def instantiate(problem: Problem, nodes: Sequence[Node]) -> Instantiation:
     """
     asked, seen = problem, views(problem, nodes)
     problem, pool, templates, selector = _best_view(problem, nodes, seen)
-    budget = usable_nodes(problem, pool)
+    budget = fastest_first(pool)
     selection = selector.select(
         budget,
         min_pipelines=problem.fault_tolerance + 1,
@@ -157,16 +155,15 @@ def _mixes(view: View) -> bool:
 
 def view_score(problem: Problem, selector: Selector, nodes: Sequence[Node]) -> tuple[int, float]:
     """Return what views are compared by: pipelines, at most f + 1, and negative step seconds."""
-    budget = usable_nodes(problem, nodes)
+    budget = fastest_first(nodes)
     count = most_pipelines(problem, selector, budget)
     best = selector.select(budget, min_pipelines=count, num_microbatches=problem.num_microbatches)
     return (count, -best.iteration_seconds) if count and best else (0, 0.0)
 
 
-def usable_nodes(problem: Problem, nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Return as many nodes as the job may use, the fastest of them."""
-    fastest = sorted(nodes, key=lambda node: (-node.relative_speed, node.kind, node.node_id))
-    return tuple(fastest[: problem.max_nodes])
+def fastest_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the nodes by their measured speed."""
+    return tuple(sorted(nodes, key=lambda node: (-node.relative_speed, node.kind, node.node_id)))
 
 
 def most_pipelines(problem: Problem, selector: Selector, nodes: Sequence[Node]) -> int:

@@ -22,7 +22,6 @@ def is_proven(problem: Problem, nodes: Sequence[Node], templates: TemplateSet) -
     """Say whether the best plan from these templates is the optimum, no kinds being merged."""
     return len(problem.profile.hardware.node_kinds) == 1 or (
         len({node.relative_speed for node in nodes}) == 1
-        and (problem.max_nodes is None or problem.max_nodes >= len(nodes))
         and templates.mixes
         and can_mix(templates.templates, nodes)
     )
@@ -42,7 +41,7 @@ def _best_of_every_kind(problem: Problem, nodes: Sequence[Node]) -> float:
         accelerator_memory_bytes=max(kind.accelerator_memory_bytes for kind in kinds),
         relative_speed=max(kind.relative_speed for kind in kinds),
     )
-    speeds = sorted((node.relative_speed for node in nodes), reverse=True)[: problem.max_nodes]
+    speeds = sorted((node.relative_speed for node in nodes), reverse=True)
     templates = generate_templates(
         replace(profile, hardware=replace(profile.hardware, node_kinds=(best,))),
         (len(speeds),),
@@ -68,7 +67,7 @@ def _never_idle(problem: Problem, nodes: Sequence[Node]) -> float:
         min(width * CostModel.layer_seconds(plain, layer, width) for width in widths)
         for layer in profile.layers
     )
-    powers = sorted(
+    powers = sorted(  # a sum that does not depend on the order of the nodes
         (
             node.relative_speed
             * kinds[node.kind].relative_speed
@@ -77,4 +76,4 @@ def _never_idle(problem: Problem, nodes: Sequence[Node]) -> float:
         ),
         reverse=True,
     )
-    return problem.num_microbatches * work / sum(powers[: problem.max_nodes])
+    return problem.num_microbatches * work / sum(powers)

@@ -24,7 +24,6 @@ class Problem:
         num_microbatches: microbatches of one step (M).
         fault_tolerance: how many nodes may be lost at once (f).
         min_nodes_per_pipeline: the fewest nodes of a pipeline; memory may ask for more.
-        max_nodes: the most nodes a plan uses, None for no limit.
         max_stage_accelerators: the most accelerators of a stage, None for no limit.
 
     Raises:
@@ -35,15 +34,12 @@ class Problem:
     num_microbatches: int
     fault_tolerance: int = 0
     min_nodes_per_pipeline: int = 0
-    max_nodes: int | None = None
     max_stage_accelerators: int | None = None
 
     def __post_init__(self) -> None:
         _within("num_microbatches", self.num_microbatches, 1, MAX_MICROBATCHES)
         _within("fault_tolerance", self.fault_tolerance, 0, None)
         _within("min_nodes_per_pipeline", self.min_nodes_per_pipeline, 0, None)
-        if self.max_nodes is not None:
-            _within("max_nodes", self.max_nodes, 1, None)
         if self.max_stage_accelerators is not None:
             _within("max_stage_accelerators", self.max_stage_accelerators, 1, None)
         if self.num_microbatches <= self.fault_tolerance:

@@ -22,7 +22,6 @@ def problem_from(message: pb.Problem) -> Problem:
         num_microbatches=message.num_microbatches,
         fault_tolerance=message.fault_tolerance,
         min_nodes_per_pipeline=message.min_nodes_per_pipeline,
-        max_nodes=message.max_nodes or None,
         max_stage_accelerators=message.max_stage_accelerators or None,
     )
 

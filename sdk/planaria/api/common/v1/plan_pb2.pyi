@@ -36,7 +36,7 @@ class Stage(_message.Message):
     node_index: _builtins.int
     """Index of the node within its pipeline (0 is the node of the first stage)."""
     node_id: _builtins.str
-    """The node's id; empty in a template."""
+    """The node's id."""
     @_builtins.property
     def accelerators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Indices of the node's accelerators that the stage runs on."""

@@ -30,7 +30,6 @@ class Problem(_message.Message):
     NUM_MICROBATCHES_FIELD_NUMBER: _builtins.int
     FAULT_TOLERANCE_FIELD_NUMBER: _builtins.int
     MIN_NODES_PER_PIPELINE_FIELD_NUMBER: _builtins.int
-    MAX_NODES_FIELD_NUMBER: _builtins.int
     MAX_STAGE_ACCELERATORS_FIELD_NUMBER: _builtins.int
     num_microbatches: _builtins.int
     """Microbatches of one step."""
@@ -38,8 +37,6 @@ class Problem(_message.Message):
     """How many nodes may be lost at once (f): at least f + 1 replicas of every layer."""
     min_nodes_per_pipeline: _builtins.int
     """The fewest nodes of a pipeline, 0 for as few as memory allows."""
-    max_nodes: _builtins.int
-    """The most nodes that a plan uses, 0 for no limit."""
     max_stage_accelerators: _builtins.int
     """The most accelerators of a stage, 0 for as many as a node has. The profile must have times for
     every power of two up to it.
@@ -55,12 +52,11 @@ class Problem(_message.Message):
         num_microbatches: _builtins.int = ...,
         fault_tolerance: _builtins.int = ...,
         min_nodes_per_pipeline: _builtins.int = ...,
-        max_nodes: _builtins.int = ...,
         max_stage_accelerators: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault_tolerance", b"fault_tolerance", "max_nodes", b"max_nodes", "max_stage_accelerators", b"max_stage_accelerators", "min_nodes_per_pipeline", b"min_nodes_per_pipeline", "num_microbatches", b"num_microbatches", "profile", b"profile"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault_tolerance", b"fault_tolerance", "max_stage_accelerators", b"max_stage_accelerators", "min_nodes_per_pipeline", b"min_nodes_per_pipeline", "num_microbatches", b"num_microbatches", "profile", b"profile"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
