@@ -8,6 +8,7 @@ from benchmarks.planner.measure import cpu_seconds
 from planaria_planner.changes.candidates import RunningPipeline
 from planaria_planner.changes.contingency_plans import contingency_plans
 from planaria_planner.changes.reconfigure import reconfigure
+from planaria_planner.cost.cost_model import layers_by_node
 from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.plans.explain import explain
 from planaria_planner.plans.instantiate import instantiate
@@ -40,7 +41,7 @@ def holdings(plan: Plan) -> dict[str, frozenset[int]]:
     return {
         node_id: frozenset(layers)
         for pipeline in plan.pipelines
-        for node_id, layers in zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
+        for node_id, layers in zip(pipeline.node_ids, layers_by_node(pipeline.stages), strict=True)
     }
 
 

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.changes.candidates import RunningPipeline
 from planaria_planner.changes.reconfigure import Candidate, Reconfiguration, reconfigure
+from planaria_planner.cost.cost_model import layers_by_node
 from planaria_planner.plans.instantiate import instantiate
 from planaria_planner.plans.nodes import Node, nodes_per_kind
 from planaria_planner.plans.pipeline_search import select
@@ -169,7 +170,7 @@ def holdings(pipelines: Sequence[Pipeline]) -> Held:
     return {
         node_id: frozenset(layers)
         for pipeline in pipelines
-        for node_id, layers in zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
+        for node_id, layers in zip(pipeline.node_ids, layers_by_node(pipeline.stages), strict=True)
     }
 
 
@@ -256,13 +257,13 @@ def check_bytes(
         sizes[layer]
         for pipeline in candidate.plan.pipelines
         if pipeline not in new
-        for node_id, layers in zip(pipeline.node_ids, pipeline.layers_by_node(), strict=True)
+        for node_id, layers in zip(pipeline.node_ids, layers_by_node(pipeline.stages), strict=True)
         for layer in layers
         if layer not in held.get(node_id, ())
     )
     for pipeline in new:
         crew = [nodes[node_id] for node_id in pipeline.node_ids]
-        for node, layers in zip(crew, pipeline.layers_by_node(), strict=True):
+        for node, layers in zip(crew, layers_by_node(pipeline.stages), strict=True):
             slowest = min(other.relative_speed for other in crew if other.kind == node.kind)
             lacking = {
                 name: sum(sizes[layer] for layer in layers if layer not in held.get(name, ()))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.cost.cost_model import PipelineCost, Stage, layers_by_node
+from planaria_planner.cost.cost_model import PipelineCost, Stage
 from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.plans.objective import iteration_seconds
 from planaria_planner.plans.pipeline_search import share_microbatches
@@ -82,10 +82,6 @@ class Pipeline:
     def iteration_seconds(self) -> float:
         """Seconds of one step of this pipeline."""
         return self.cost.iteration_seconds(len(self.microbatches))
-
-    def layers_by_node(self) -> tuple[range, ...]:
-        """Return for each node, in pipeline order, the layers that it holds."""
-        return layers_by_node(self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
