@@ -177,7 +177,4 @@ def _candidate_message(candidate: Candidate) -> pb.Candidate:
         iteration_seconds=candidate.plan.iteration_seconds,
         transition_seconds=candidate.transition_seconds,
         steps_within_horizon=candidate.steps_within_horizon,
-        moves=candidate.moves,
-        num_pipelines=len(candidate.plan.pipelines),
-        copied_bytes=sum(copy.num_bytes for copy in candidate.copies),
     )

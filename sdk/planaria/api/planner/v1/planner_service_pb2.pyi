@@ -164,9 +164,6 @@ class Candidate(_message.Message):
     ITERATION_SECONDS_FIELD_NUMBER: _builtins.int
     TRANSITION_SECONDS_FIELD_NUMBER: _builtins.int
     STEPS_WITHIN_HORIZON_FIELD_NUMBER: _builtins.int
-    MOVES_FIELD_NUMBER: _builtins.int
-    NUM_PIPELINES_FIELD_NUMBER: _builtins.int
-    COPIED_BYTES_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """How it was made: keep (broken pipelines idle), shrink, borrow, merge (healthy pipelines stay, the
     rest is planned again), replan (some healthy ones as well), from_scratch.
@@ -177,12 +174,6 @@ class Candidate(_message.Message):
     """Predicted seconds to get there."""
     steps_within_horizon: _builtins.float
     """Steps done within the horizon: what the choice maximises."""
-    moves: _builtins.str
-    """What it does, in words."""
-    num_pipelines: _builtins.int
-    """Number of pipelines."""
-    copied_bytes: _builtins.int
-    """Bytes copied in all."""
     def __init__(
         self,
         *,
@@ -190,13 +181,10 @@ class Candidate(_message.Message):
         iteration_seconds: _builtins.float = ...,
         transition_seconds: _builtins.float = ...,
         steps_within_horizon: _builtins.float = ...,
-        moves: _builtins.str = ...,
-        num_pipelines: _builtins.int = ...,
-        copied_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_bytes", b"copied_bytes", "iteration_seconds", b"iteration_seconds", "kind", b"kind", "moves", b"moves", "num_pipelines", b"num_pipelines", "steps_within_horizon", b"steps_within_horizon", "transition_seconds", b"transition_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration_seconds", b"iteration_seconds", "kind", b"kind", "steps_within_horizon", b"steps_within_horizon", "transition_seconds", b"transition_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
