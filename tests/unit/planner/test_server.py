@@ -43,13 +43,11 @@ async def test_a_new_job_then_a_lost_node(planner: "PlannerServiceAsyncStub") ->
     """The plan that one call returns is what the next one takes."""
     problem = small_problem()
     first = await planner.Instantiate(
-        pb.InstantiateRequest(problem=problem, nodes=plan_nodes(*"abcde"), find_next_best=True)
+        pb.InstantiateRequest(problem=problem, nodes=plan_nodes(*"abcde"))
     )
     assert first.plan.fault_tolerance == 1
     assert first.min_nodes == 2
     assert "bound by stage" in first.reason
-    assert first.next_best_iteration_seconds >= first.plan.iteration_seconds
-    assert "next best: pipelines of" in first.reason
     microbatches = [m for pipeline in first.plan.pipelines for m in pipeline.microbatches]
     assert microbatches == list(range(8))
     for pipeline in first.plan.pipelines:

@@ -16,7 +16,6 @@ from planaria_planner.changes.inventory import Holdings
 from planaria_planner.changes.reconfigure import reconfigure
 from planaria_planner.plans.explain import explain, in_words
 from planaria_planner.plans.instantiate import instantiate
-from planaria_planner.plans.next_best import next_best
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.problem import Problem
 from planaria_planner.service import convert
@@ -85,14 +84,10 @@ def _generate_templates(request: pb.GenerateTemplatesRequest) -> pb.GenerateTemp
 def _instantiate(request: pb.InstantiateRequest) -> pb.InstantiateResponse:
     problem = convert.problem_from(request.problem)
     answer = instantiate(problem, convert.nodes_from(problem.profile, request.nodes))
-    other = next_best(answer) if request.find_next_best else None
     return pb.InstantiateResponse(
         plan=convert.plan_message(answer.plan),
-        reason=in_words(answer, explain(answer), other),
+        reason=in_words(answer, explain(answer)),
         min_nodes=answer.templates.min_nodes,
-        next_best_iteration_seconds=(other and other.iteration_seconds) or 0.0,
-        next_best_proven=other is not None and not other.unproven,
-        lower_bound_seconds=answer.lower_bound_seconds,
     )
 
 

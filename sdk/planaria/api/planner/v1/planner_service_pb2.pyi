@@ -252,9 +252,6 @@ class InstantiateRequest(_message.Message):
 
     PROBLEM_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
-    FIND_NEXT_BEST_FIELD_NUMBER: _builtins.int
-    find_next_best: _builtins.bool
-    """Whether to search for the next best plan, which can take as long as the plan itself."""
     @_builtins.property
     def problem(self) -> Global___Problem:
         """The job."""
@@ -268,11 +265,10 @@ class InstantiateRequest(_message.Message):
         *,
         problem: Global___Problem | None = ...,
         nodes: _abc.Iterable[Global___PlanNode] | None = ...,
-        find_next_best: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["find_next_best", b"find_next_best", "nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -287,26 +283,10 @@ class InstantiateResponse(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MIN_NODES_FIELD_NUMBER: _builtins.int
-    NEXT_BEST_ITERATION_SECONDS_FIELD_NUMBER: _builtins.int
-    LOWER_BOUND_SECONDS_FIELD_NUMBER: _builtins.int
-    NEXT_BEST_PROVEN_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Why, in words: the binding stage, the cost of f, and the next best plan if asked for."""
+    """Why, in words: the binding stage and the cost of f."""
     min_nodes: _builtins.int
     """Fewest nodes that hold the model (n0)."""
-    next_best_iteration_seconds: _builtins.float
-    """Seconds of one step of the best plan whose pipelines have other sizes; 0 if there is none, or if
-    the request did not ask for it.
-    """
-    lower_bound_seconds: _builtins.float
-    """No plan for these nodes has a shorter step: the plan's own seconds where it is proven optimal, as
-    it is unless the nodes are of several kinds and too many, or of different measured speeds too.
-    """
-    next_best_proven: _builtins.bool
-    """Whether no plan of other sizes is faster than `next_best_iteration_seconds`, or there is none. With
-    too many plans to compare, it is false: the next best plan is at least as fast, and `reason` says
-    why. False if the request did not ask for it.
-    """
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
         """The plan."""
@@ -317,13 +297,10 @@ class InstantiateResponse(_message.Message):
         plan: _plan_pb2.Plan | None = ...,
         reason: _builtins.str = ...,
         min_nodes: _builtins.int = ...,
-        next_best_iteration_seconds: _builtins.float = ...,
-        lower_bound_seconds: _builtins.float = ...,
-        next_best_proven: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lower_bound_seconds", b"lower_bound_seconds", "min_nodes", b"min_nodes", "next_best_iteration_seconds", b"next_best_iteration_seconds", "next_best_proven", b"next_best_proven", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_nodes", b"min_nodes", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
