@@ -10,7 +10,6 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_planner.changes.candidates import CandidateKind
 from planaria_planner.changes.contingency_plans import contingency_plans
 from planaria_planner.changes.reconfigure import reconfigure
-from planaria_planner.cost.cost_model import layers_by_node
 from planaria_planner.cost.profile import NodeKind
 from planaria_planner.plans.instantiate import instantiate
 from planaria_planner.plans.nodes import Node
