@@ -30,7 +30,7 @@ from unit.coordinator.sim_engine import SimEngine
 NUM_LAYERS = 6
 
 
-class ActorDependencies(Protocol):
+class AgentWorld(Protocol):
     """What an agent sees of the world."""
 
     counter: "count[int]"
@@ -49,7 +49,7 @@ class ActorDependencies(Protocol):
 class SimAgent:
     """A node's agent: passes directives on, and may lose its session or its life."""
 
-    def __init__(self, world: ActorDependencies, node_id: str) -> None:
+    def __init__(self, world: AgentWorld, node_id: str) -> None:
         self.world = world
         self.node_id = node_id
         self.agent_id = f"agent-{next(world.counter)}"

@@ -3,28 +3,21 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
-from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
-from planaria_coordinator.application.agents.dispatcher import Dispatcher
 from planaria_coordinator.application.changes import Changes
+from planaria_coordinator.application.jobs.actor_dependencies import ActorDependencies
 from planaria_coordinator.application.jobs.lost_time import LostTimeMeter
 from planaria_coordinator.application.jobs.projection import NUM_STEPS_FOR_RATE, project
-from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.ports import (
-    Database,
     GenerationRecord,
-    Planner,
-    SchedulingPolicy,
     TransitionRecord,
     UnitOfWork,
 )
 from planaria_coordinator.application.scheduling.ask_for_plan import ask_for_plan, refused
 from planaria_coordinator.application.scheduling.contingencies import Contingencies
 from planaria_coordinator.domain.engines.engine import Engine
-from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.domain.job.actions import (
     Action,
     AskPlanner,
@@ -47,33 +40,6 @@ MAX_BATCH = 256
 """Signals that are stored together: a large job's engines answer all at once."""
 
 log = get_logger("job")
-
-
-class ActorDependencies(Protocol):
-    """What an actor sees of the rest of the coordinator."""
-
-    @property
-    def database(self) -> Database: ...
-    @property
-    def planner(self) -> Planner: ...
-    @property
-    def policy(self) -> SchedulingPolicy: ...
-    @property
-    def clock(self) -> Clock: ...
-    @property
-    def options(self) -> Options: ...
-    @property
-    def dispatcher(self) -> Dispatcher: ...
-    @property
-    def event_changes(self) -> Changes: ...
-
-    def all_nodes(self) -> tuple[Node, ...]: ...
-
-    def jobs_with_nodes(self) -> tuple[Job, ...]: ...
-
-    def decided(self, actor: "JobActor") -> None:
-        """A decision was carried out; it may have freed nodes or ended the job."""
-        ...
 
 
 class JobActor:
@@ -286,7 +252,7 @@ class JobActor:
             job = project(self._job, decision.run, self._newest, self._dependencies.clock.now())
             await work.jobs.save(job)
             await work.runs.save(decision.run)
-            # Behind the end nobody is left who could report steps again.
+            # After the end no engine is left to report steps again.
             has_ended = decision.run.state.is_terminal
             steps = await self._write_steps(work) if has_ended else ()
             await work.commit()
