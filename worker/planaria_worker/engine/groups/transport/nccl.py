@@ -15,6 +15,7 @@ import math
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -51,7 +52,7 @@ _ENVIRONMENT = {
 }
 
 
-class _NcclConnector(Generic[B]):
+class _NcclConnector(ABC, Generic[B]):
     """One rank's end of a group of CUDA devices that is being built."""
 
     address = ""
@@ -91,12 +92,12 @@ class _NcclConnector(Generic[B]):
         if self._backend is not None:
             self._backend.cut()
 
-    def _make_backend(self, process_group: RawProcessGroup) -> B:
-        raise NotImplementedError
+    @abstractmethod
+    def _make_backend(self, process_group: RawProcessGroup) -> B: ...
 
+    @abstractmethod
     def _first_operations(self, backend: B, rank: int, size: int) -> Iterator[Pending]:
         """One operation of every kind that will be used; each starts after the one before."""
-        raise NotImplementedError
 
     def _meet(self, backend: B, rank: int, size: int, deadline: float) -> None:
         """Connect to the other ranks, by the first operations."""
