@@ -118,7 +118,7 @@ def test_times_count_from_the_kill(traces: list[EngineTrace]) -> None:
     assert anatomy.seconds_to_noticed == pytest.approx(0.05)
     assert anatomy.fence_seconds == pytest.approx(0.1)
     assert anatomy.resume_seconds == pytest.approx(0.2)
-    assert anatomy.regrow_seconds == pytest.approx(0.2)  # nobody who lives had to stop
+    assert anatomy.regrow_seconds == pytest.approx(0.2)  # no survivor had to stop
 
 
 def test_the_tenth_engine_of_a_job_is_later_than_its_second(traces: list[EngineTrace]) -> None:

@@ -1,4 +1,4 @@
-"""One engine, as a pure function of what it knows and what it is told.
+"""One engine, as a pure function of what it knows and what it receives.
 
 It guarantees what docs/explanation/protocol says of engines, and raises ViolationError for a
 directive that must never reach it. The search of the protocol (protocol_model.py) goes through all

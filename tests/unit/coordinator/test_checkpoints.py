@@ -61,7 +61,7 @@ async def test_a_dead_writers_layers_are_written_by_replicas_that_still_have_the
 
 
 async def test_an_engine_that_copies_for_a_checkpoint_may_activate_late() -> None:
-    """n1 dies after the commit of step 2. Who has no layers left to write is not waited for."""
+    """n1 dies after the commit of step 2. An engine without layers to write is not waited for."""
     world = await checkpointed_world()
     await world.train()
     shares = announce(world, 2)

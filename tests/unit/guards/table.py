@@ -270,7 +270,7 @@ LAYERS = (
 
 COORDINATOR = (
     Guard(
-        name="a decision is stored before anybody is told of it",
+        name="a decision is stored before a directive is sent",
         remove=coordinator.act_before_it_is_stored,
         scenarios=(test_agents_away.test_a_directive_that_cannot_be_stored_is_not_sent,),
     ),

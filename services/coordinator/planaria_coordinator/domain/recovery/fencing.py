@@ -114,7 +114,7 @@ def _decide_version(turn: Turn) -> None:
     record = witness_record(reports, target)
     if record is not None:
         turn.run = turn.run.with_evaluation(record)
-    behind = late_engines(reports, target, placement_of(record, run.placements))
+    late = late_engines(reports, target, placement_of(record, run.placements))
     num_steps = run.requirements.trained_steps(target)
     turn.emit(
         "fence_complete",
@@ -122,8 +122,8 @@ def _decide_version(turn: Turn) -> None:
         step=num_steps,
         engines=len(reports),
     )
-    if record is not None and behind:
-        _roll_forward(turn, record, behind)
+    if record is not None and late:
+        _roll_forward(turn, record, late)
     else:
         version_reached(turn)
 
@@ -185,15 +185,15 @@ def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:
         )
 
 
-def _roll_forward(turn: Turn, record: CommitRecord, behind: tuple[str, ...]) -> None:
-    turn.enter(Phase.COMMITTING, f"{len(behind)} engines apply step {record.step} from its record")
+def _roll_forward(turn: Turn, record: CommitRecord, late: tuple[str, ...]) -> None:
+    turn.enter(Phase.COMMITTING, f"{len(late)} engines apply step {record.step} from its record")
     turn.emit(
         "step_rolled_forward",
-        f"step {record.step} was committed by some engines: {len(behind)} others apply it now",
+        f"step {record.step} was committed by some engines: {len(late)} others apply it now",
         step=record.step,
-        engines=len(behind),
+        engines=len(late),
     )
-    for engine_id in behind:
+    for engine_id in late:
         turn.send(
             turn.run.engines[engine_id],
             Commit(record=record),
