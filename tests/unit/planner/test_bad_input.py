@@ -53,7 +53,7 @@ BAD_PROFILES: dict[str, tuple[Change, str, str]] = {
     "width that is not a number": (
         lambda p: p["layers"][0]["forward_seconds"].update({"two": 1.0}),
         "layers[0].forward_seconds.two",
-        "should match pattern",
+        "should be a valid integer",
     ),
     "no layers": (lambda p: p["layers"].clear(), "layers", "at least one layer"),
     "zero bandwidth": (
@@ -105,7 +105,7 @@ BAD_PROFILES: dict[str, tuple[Change, str, str]] = {
     "unknown field": (
         lambda p: p["layers"][3].update(colour="red"),
         "layers[3].colour",
-        "extra inputs are not permitted",
+        "there is no such field",
     ),
     "another version": (
         lambda p: p.update(api_version="planaria/v9"),

@@ -1,56 +1,26 @@
 """Model profiles as files: the JSON of `planaria profile` and `planaria plan --profile`."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKind, invalid_profile
-
-API_VERSION = "planaria/v1"
-KIND = "ModelProfile"
+from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, invalid_profile
 
 
-class _Model(BaseModel):
+class _File(BaseModel):
+    """A profile as its file has it. The configuration holds for the dataclasses within as well."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-
-Width = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
-Seconds = dict[Width, float]
-
-
-class _Layer(_Model):
-    name: str
-    forward_seconds: Seconds
-    backward_seconds: Seconds
-    parameter_bytes: int
-    state_bytes: int
-    activation_bytes: int
-    output_bytes: int
-
-
-class _NodeKind(_Model):
-    name: str
-    accelerators_per_node: int
-    accelerator_memory_bytes: int
-    relative_speed: float = 1.0
-
-
-class _Hardware(_Model):
-    node_kinds: tuple[_NodeKind, ...]
-    intra_node_bytes_per_second: float
-    inter_node_bytes_per_second: float
-    link_latency_seconds: float
-
-
-class _File(_Model):
     api_version: Literal["planaria/v1"]
     kind: Literal["ModelProfile"]
     microbatch_size: int
-    hardware: _Hardware
-    layers: tuple[_Layer, ...]
+    hardware: Hardware
+    layers: tuple[Layer, ...]
 
 
 def read_profile(path: Path) -> ModelProfile:
@@ -88,67 +58,18 @@ def parse_profile(text: str) -> ModelProfile:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         problem = first["msg"][:1].lower() + first["msg"][1:]
+        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            problem = "there is no such field"
         raise invalid_profile(_path(first["loc"]), problem) from None
-    hardware = file.hardware
     return ModelProfile(
-        microbatch_size=file.microbatch_size,
-        hardware=Hardware(
-            node_kinds=tuple(NodeKind(**kind.model_dump()) for kind in hardware.node_kinds),
-            intra_node_bytes_per_second=hardware.intra_node_bytes_per_second,
-            inter_node_bytes_per_second=hardware.inter_node_bytes_per_second,
-            link_latency_seconds=hardware.link_latency_seconds,
-        ),
-        layers=tuple(_layer(layer) for layer in file.layers),
+        microbatch_size=file.microbatch_size, hardware=file.hardware, layers=file.layers
     )
 
 
 def format_profile(profile: ModelProfile) -> str:
     """Return a profile as the JSON that `parse_profile` reads."""
-    hardware = profile.hardware
-    body: dict[str, Any] = {
-        "api_version": API_VERSION,
-        "kind": KIND,
-        "microbatch_size": profile.microbatch_size,
-        "hardware": {
-            "node_kinds": [
-                {
-                    "name": kind.name,
-                    "accelerators_per_node": kind.accelerators_per_node,
-                    "accelerator_memory_bytes": kind.accelerator_memory_bytes,
-                    "relative_speed": kind.relative_speed,
-                }
-                for kind in hardware.node_kinds
-            ],
-            "intra_node_bytes_per_second": hardware.intra_node_bytes_per_second,
-            "inter_node_bytes_per_second": hardware.inter_node_bytes_per_second,
-            "link_latency_seconds": hardware.link_latency_seconds,
-        },
-        "layers": [
-            {
-                "name": layer.name,
-                "forward_seconds": {str(g): s for g, s in sorted(layer.forward_seconds.items())},
-                "backward_seconds": {str(g): s for g, s in sorted(layer.backward_seconds.items())},
-                "parameter_bytes": layer.parameter_bytes,
-                "state_bytes": layer.state_bytes,
-                "activation_bytes": layer.activation_bytes,
-                "output_bytes": layer.output_bytes,
-            }
-            for layer in profile.layers
-        ],
-    }
+    body = {"api_version": "planaria/v1", "kind": "ModelProfile", **asdict(profile)}
     return json.dumps(body, indent=2) + "\n"
-
-
-def _layer(layer: _Layer) -> Layer:
-    return Layer(
-        name=layer.name,
-        forward_seconds={int(g): seconds for g, seconds in layer.forward_seconds.items()},
-        backward_seconds={int(g): seconds for g, seconds in layer.backward_seconds.items()},
-        parameter_bytes=layer.parameter_bytes,
-        state_bytes=layer.state_bytes,
-        activation_bytes=layer.activation_bytes,
-        output_bytes=layer.output_bytes,
-    )
 
 
 def _path(location: tuple[int | str, ...]) -> str:
