@@ -24,9 +24,7 @@ PLAN = EvaluationPlan(
 
 def dataset(num_sequences: int, content: bytes = b"text") -> Dataset:
     tokens = np.arange(num_sequences * 8 + 1, dtype=np.uint32)
-    file = TokenFile(
-        path=Path(), tokens=tokens, file_starts=np.array([0]), max_token=255, source=content
-    )
+    file = TokenFile(path=Path(), tokens=tokens, max_token=255, source=content)
     return Dataset(file=file, sequence_length=8)
 
 

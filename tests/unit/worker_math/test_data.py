@@ -53,7 +53,6 @@ def test_bytes_are_tokens_and_files_follow_in_sorted_order(corpus: Path) -> None
     dataset = _open(corpus)
     assert dataset.file.tokens.tobytes() == TEXT + TEXT[:100]
     assert dataset.file.tokens.dtype == np.uint8
-    assert dataset.file.file_starts.tolist() == [0, len(TEXT), len(TEXT) + 100]
 
 
 def test_each_sequence_continues_where_the_last_one_ended(corpus: Path) -> None:

@@ -136,7 +136,6 @@ def open_workload(spec: JobSpec, device: torch.device) -> Job:
     file = TokenFile(
         path=Path(),
         tokens=tokens,
-        file_starts=np.array([0, len(tokens)], dtype=np.uint64),
         max_token=config.vocab_size - 1,
         source=b"",
     )

@@ -1,8 +1,7 @@
-"""The token file: a header, the tokens, and the index of where each text file begins.
+"""The token file: a header and the tokens.
 
-    bytes 0..HEADER_BYTES   magic, format, dtype, counts, largest id, hash of contents and tokenizer
+    bytes 0..HEADER_BYTES   magic, format, dtype, count, largest id, hash of contents and tokenizer
     then                    the tokens of all files, little-endian, one unsigned type for all
-    then                    the index: one uint64 per file, its first token, and one for the end
 
 It is written next to its final path and renamed, so a reader finds all of it.
 """
@@ -25,8 +24,8 @@ from planaria_worker.engine.data.tokenizer import Tokenizer
 
 HEADER_BYTES = 4096
 _MAGIC = b"PLANARIA"
-_FORMAT = 1
-_HEADER = struct.Struct("<8sII QQQ 64s")
+_FORMAT = 2
+_HEADER = struct.Struct("<8sII QQ 64s")
 _DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<u1"),
     2: np.dtype("<u2"),
@@ -36,13 +35,11 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFile:
-    """An open token file; the arrays are memory-mapped."""
+    """An open token file; the tokens are memory-mapped."""
 
     path: Path
     tokens: NDArray[Any]
     """All tokens, one after the other."""
-    file_starts: NDArray[np.uint64]
-    """Index of the first token of each text file, then the number of tokens."""
     max_token: int
     source: bytes
     """Hashes of the text files and of the tokenizer that it was made from."""
@@ -62,17 +59,13 @@ def open_token_file(path: Path) -> TokenFile:
         raise DataError(f"cannot read the token file {path}: {error.strerror}") from error
     if len(header) < _HEADER.size:
         raise DataError(f"{path} is not a token file")
-    magic, version, width, num_tokens, num_files, max_token, source = _HEADER.unpack(header)
-    index_start = HEADER_BYTES + num_tokens * width
-    if (magic, version) != (_MAGIC, _FORMAT) or size != index_start + 8 * (num_files + 1):
+    magic, version, width, num_tokens, max_token, source = _HEADER.unpack(header)
+    if (magic, version) != (_MAGIC, _FORMAT) or size != HEADER_BYTES + num_tokens * width:
         raise DataError(f"{path} is not a whole token file")
     tokens: NDArray[Any] = np.empty(0, _DTYPES[width])
     if num_tokens:
         tokens = np.memmap(path, _DTYPES[width], "r", HEADER_BYTES, (num_tokens,))
-    starts = np.fromfile(path, "<u8", offset=index_start)
-    return TokenFile(
-        path=path, tokens=tokens, file_starts=starts, max_token=max_token, source=source
-    )
+    return TokenFile(path=path, tokens=tokens, max_token=max_token, source=source)
 
 
 def source_of(content: str, tokenizer: Tokenizer) -> bytes:
@@ -105,27 +98,16 @@ def write_token_file(path: Path, files: Sequence[Path], content: str, tokenizer:
 
 def _write(file: Any, files: Sequence[Path], content: str, tokenizer: Tokenizer) -> None:
     width = next(width for width in _DTYPES if tokenizer.vocab_size <= 1 << 8 * width)
-    starts = [0]
-    max_token = 0
+    num_tokens, max_token = 0, 0
     file.write(bytes(HEADER_BYTES))
     for path in files:
         with path.open("rb") as text:
             count, largest = _encode(text, file, tokenizer, _DTYPES[width])
-        starts.append(starts[-1] + count)
+        num_tokens += count
         max_token = max(max_token, largest)
-    file.write(np.asarray(starts, "<u8").tobytes())
     file.seek(0)
-    file.write(
-        _HEADER.pack(
-            _MAGIC,
-            _FORMAT,
-            width,
-            starts[-1],
-            len(files),
-            max_token,
-            source_of(content, tokenizer),
-        )
-    )
+    source = source_of(content, tokenizer)
+    file.write(_HEADER.pack(_MAGIC, _FORMAT, width, num_tokens, max_token, source))
 
 
 def _encode(
