@@ -18,8 +18,6 @@ class LayerSize:
     """What one layer takes."""
 
     name: str
-    num_parameters: int
-    """Of the layer itself: a tied parameter counts in its first layer only."""
     parameter_bytes: int
     """Of every parameter that hosting this layer brings, the tied embedding's layer included."""
     state_bytes: int
@@ -84,7 +82,6 @@ def _embedding(work: _Work) -> LayerSize:
     num_parameters = _embedding_parameters(work.config)
     return LayerSize(
         name="embedding",
-        num_parameters=num_parameters,
         parameter_bytes=4 * num_parameters,
         state_bytes=work.state_bytes_per_parameter * num_parameters,
         activation_bytes=_embedding_activation_bytes(work),
@@ -99,7 +96,6 @@ def _blocks(work: _Work) -> Iterator[LayerSize]:
     attention_flops = 4 * work.sequence_length * config.num_heads * config.head_dim
     block = LayerSize(
         name="block",
-        num_parameters=num_parameters,
         parameter_bytes=4 * num_parameters,
         state_bytes=work.state_bytes_per_parameter * num_parameters,
         activation_bytes=work.hidden_bytes
@@ -115,15 +111,12 @@ def _blocks(work: _Work) -> Iterator[LayerSize]:
 def _head(work: _Work) -> LayerSize:
     config = work.config
     norm, matrix = _norm_parameters(config), config.vocab_size * config.hidden_size
-    if config.tie_word_embeddings:
-        num_parameters, num_hosted = norm, norm + _embedding_parameters(config)
-    else:
-        num_parameters = num_hosted = norm + matrix
+    is_tied = config.tie_word_embeddings
+    num_parameters = norm + (_embedding_parameters(config) if is_tied else matrix)
     return LayerSize(
         name="head",
-        num_parameters=num_parameters,
-        parameter_bytes=4 * num_hosted,
-        state_bytes=work.state_bytes_per_parameter * num_hosted,
+        parameter_bytes=4 * num_parameters,
+        state_bytes=work.state_bytes_per_parameter * num_parameters,
         activation_bytes=_head_activation_bytes(work),
         output_bytes=0,
         forward_flops=2 * work.num_tokens * matrix,
