@@ -17,18 +17,24 @@ SECRET = "the job's secret"
 
 
 class MemoryLayers:
-    """A LayerSource whose layers all have one version; `on_version` is called before each look."""
+    """A LayerSource whose layers all have one version; `on_version` is called before each look.
+
+    Attributes:
+        served: the layers that were asked for, in that order.
+    """
 
     def __init__(self, version: int, layers: Mapping[int, Mapping[str, Tensor]]) -> None:
         self.current: int | None = version
         self.layers = layers
         self.on_version: Callable[[], None] = lambda: None
+        self.served: list[int] = []
 
     def version(self, layer: int) -> int | None:
         self.on_version()
         return self.current if layer in self.layers else None
 
     def tensors(self, layer: int) -> Mapping[str, Tensor]:
+        self.served.append(layer)
         return self.layers[layer]
 
 

@@ -19,10 +19,10 @@ from planaria_worker.engine.groups.addresses import parse_address
 from planaria_worker.engine.layers.copy import (
     CopyInterrupted,
     CopyServer,
-    FetchedLayer,
     LayerFetcher,
     wire,
 )
+from planaria_worker.engine.layers.copy.chunks import receive_tensors
 from planaria_worker.engine.layers.copy.connections import STALL_TIMEOUT_SECONDS
 from planaria_worker.engine.process.failpoints import Failpoint, Failpoints
 from unit.worker_comm.layers import (
@@ -79,15 +79,13 @@ def refusal(addresses: list[str], *, secret: str = SECRET, stalls: float = 60.0)
 def test_a_layer_arrives_bit_by_bit(source: MemoryLayers, server: CopyServer) -> None:
     fetched = fetcher().fetch(3, VERSION, [server.address])
 
-    assert same(fetched.tensors, source.layers[3])
-    assert fetched.num_bytes == sum(tensor.nbytes for tensor in source.layers[3].values())
-    assert fetched.address == server.address
-    assert all(tensor.is_contiguous() for tensor in fetched.tensors.values())
+    assert same(fetched, source.layers[3])
+    assert all(tensor.is_contiguous() for tensor in fetched.values())
 
 
 def test_a_layer_larger_than_a_chunk_arrives(server: CopyServer, source: MemoryLayers) -> None:
     source.layers = {0: {"large": torch.arange(3 * wire.CHUNK_BYTES // 4 + 1)}}
-    assert same(fetcher().fetch(0, VERSION, [server.address]).tensors, source.layers[0])
+    assert same(fetcher().fetch(0, VERSION, [server.address]), source.layers[0])
 
 
 def test_many_layers_arrive_from_several_sources(source: MemoryLayers) -> None:
@@ -99,8 +97,9 @@ def test_many_layers_arrive_from_several_sources(source: MemoryLayers) -> None:
 
         assert set(layers) == set(source.layers)
         for layer, fetched in layers.items():
-            assert same(fetched.tensors, source.layers[layer])
-            assert fetched.address == (all_of_it if layer % 2 else half).address
+            assert same(fetched, source.layers[layer])
+        assert sorted(source.served) == [1, 3, 5, 7]
+        assert sorted(even.served) == [0, 2, 4, 6, 8]
 
 
 def test_a_connection_serves_on_after_a_refusal(server: CopyServer) -> None:
@@ -132,7 +131,7 @@ def test_the_next_source_is_tried(server: CopyServer, source: MemoryLayers) -> N
         dead = f"{HOST}:{closed.getsockname()[1]}"
         closed.close()
         addresses = [dead, "no address", wrong.address, old.address, server.address]
-        assert fetcher().fetch(3, VERSION, addresses).address == server.address
+        assert same(fetcher().fetch(3, VERSION, addresses), source.layers[3])
 
 
 def test_without_a_source_the_failure_says_why(source: MemoryLayers) -> None:
@@ -198,7 +197,7 @@ def test_after_a_commit_the_same_connection_serves(
 
     source.on_version = change
     assert "changed it" in refusal([server.address])
-    assert same(fetcher().fetch(3, VERSION + 1, [server.address]).tensors, source.layers[3])
+    assert same(fetcher().fetch(3, VERSION + 1, [server.address]), source.layers[3])
 
 
 TENSORS = {"w": torch.arange(4, dtype=torch.int32)}
@@ -237,12 +236,13 @@ def test_a_damaged_or_truncated_copy_is_refused(answer: bytes, reason: str) -> N
         assert reason in refusal([source.address])
 
 
-def test_a_silent_source_is_left(server: CopyServer) -> None:
+def test_a_silent_source_is_left(server: CopyServer, source: MemoryLayers) -> None:
     """Guard: the stall timeout."""
     with false_server(held(VERSION, TENSORS), ends=False) as silent:
         assert "timed out" in refusal([silent.address], stalls=0.1)
         quick = fetcher(stall_timeout_seconds=1.0)
-        assert quick.fetch(3, VERSION, [silent.address, server.address]).address == server.address
+        fetched = quick.fetch(3, VERSION, [silent.address, server.address])
+        assert same(fetched, source.layers[3])
 
 
 def test_a_fence_interrupts_all_copies() -> None:
@@ -284,12 +284,12 @@ def test_memory_received_before_a_failure_is_freed_with_it(
     """At once, not when the garbage collector comes by: the next recovery needs the memory."""
     arrived: list[weakref.ref[Tensor]] = []
 
-    def fetched(**fields: Any) -> FetchedLayer:
-        layer = FetchedLayer(**fields)
-        arrived.extend(map(weakref.ref, layer.tensors.values()))
-        return layer
+    def receive(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        tensors = receive_tensors(*args, **kwargs)
+        arrived.extend(map(weakref.ref, tensors.values()))
+        return tensors
 
-    monkeypatch.setattr("planaria_worker.engine.layers.copy.client.FetchedLayer", fetched)
+    monkeypatch.setattr("planaria_worker.engine.layers.copy.client.receive_tensors", receive)
     one_by_one = LayerFetcher(job_secret=SECRET, failpoints=Failpoints(), max_parallel=1)
     gc.collect()
     gc.disable()
@@ -314,7 +314,7 @@ def test_failpoints_fail_in_the_middle(source: MemoryLayers, at: str) -> None:
         client = LayerFetcher(job_secret=SECRET, failpoints=fetching)
         with pytest.raises(Exception, match=r"closed the connection|failpoint at copy"):
             client.fetch_all({3: [server.address]}, VERSION)
-        assert same(fetcher().fetch(3, VERSION, [server.address]).tensors, source.layers[3])
+        assert same(fetcher().fetch(3, VERSION, [server.address]), source.layers[3])
 
 
 def test_a_server_outlives_a_lack_of_threads(
@@ -332,7 +332,7 @@ def test_a_server_outlives_a_lack_of_threads(
     monkeypatch.setattr(threading.Thread, "start", start_later)
     with socket.create_connection(parse_address(server.address)) as turned_away:
         assert turned_away.recv(1) == b""
-    assert same(fetcher().fetch(3, VERSION, [server.address]).tensors, source.layers[3])
+    assert same(fetcher().fetch(3, VERSION, [server.address]), source.layers[3])
 
 
 def test_a_server_without_descriptors_does_not_spin(

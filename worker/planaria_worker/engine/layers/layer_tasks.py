@@ -59,9 +59,9 @@ class LayerTasks:
         """
         states = initial_layers(self.initial_state, wanted.initial, wanted.version)
         fetched = fetcher.fetch_all(wanted.copied, wanted.version)
-        num_bytes = sum(layer.num_bytes for layer in fetched.values())
+        num_bytes = sum(each.nbytes for layer in fetched.values() for each in layer.values())
         for layer in list(fetched):
-            states[layer] = self._state(layer, fetched.pop(layer).tensors)
+            states[layer] = self._state(layer, fetched.pop(layer))
         self.fence.install(generation, lambda: self.store.install(states, wanted.version))
         return num_bytes
 
@@ -122,7 +122,7 @@ class LayerTasks:
     ) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
         for layer, addresses in sources.items():
             if addresses:
-                tensors = fetcher.fetch(layer, version, addresses).tensors
+                tensors = fetcher.fetch(layer, version, addresses)
                 state = self._state(layer, tensors)
                 yield layer, state.layout.views(state.parameters)
             elif self.store.version(layer) == version:

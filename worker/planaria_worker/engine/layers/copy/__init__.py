@@ -17,7 +17,7 @@ follower = LayerFollower(receiver, job_secret=..., failpoints=...)
 follower.start({3: ["10.0.0.1:4000"]})
 """
 
-from planaria_worker.engine.layers.copy.client import CopyInterrupted, FetchedLayer, LayerFetcher
+from planaria_worker.engine.layers.copy.client import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.layers.copy.feed import CommitFeed, CommittedSum
 from planaria_worker.engine.layers.copy.follower import LayerFollower
 from planaria_worker.engine.layers.copy.server import CopyServer
@@ -28,7 +28,6 @@ __all__ = [
     "CommittedSum",
     "CopyInterrupted",
     "CopyServer",
-    "FetchedLayer",
     "LayerFetcher",
     "LayerFollower",
     "LayerSource",

@@ -4,7 +4,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -29,16 +28,8 @@ class _NotServed(Exception):  # noqa: N818 - a source's answer
     """The source answered that it does not have the layer in this version."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedLayer:
-    """A layer that was received completely."""
-
-    tensors: Mapping[str, Tensor]
-    """On the CPU, by name: parameters and optimizer state."""
-    num_bytes: int
-    """Of the tensors received."""
-    address: str
-    """The source."""
+LayerTensors = Mapping[str, Tensor]
+"""On the CPU, by name: parameters and optimizer state."""
 
 
 class LayerFetcher:
@@ -71,13 +62,13 @@ class LayerFetcher:
             connect_timeout_seconds=connect_timeout_seconds,
             stall_timeout_seconds=stall_timeout_seconds,
         )
-        self._outcomes: queue.SimpleQueue[tuple[int, FetchedLayer] | Exception] = (
+        self._outcomes: queue.SimpleQueue[tuple[int, LayerTensors] | Exception] = (
             queue.SimpleQueue()
         )
 
     def fetch_all(
         self, sources: Mapping[int, Sequence[str]], version: int
-    ) -> dict[int, FetchedLayer]:
+    ) -> dict[int, LayerTensors]:
         """Fetch layers in parallel.
 
         Args:
@@ -98,7 +89,7 @@ class LayerFetcher:
             threading.Thread(
                 target=self._work, args=(waiting, version), name="copy-fetch", daemon=True
             ).start()
-        layers: dict[int, FetchedLayer] = {}
+        layers: dict[int, LayerTensors] = {}
         while len(layers) < len(sources):
             outcome = self._outcomes.get()
             if isinstance(outcome, Exception):
@@ -111,7 +102,7 @@ class LayerFetcher:
             layers[layer] = fetched
         return layers
 
-    def fetch(self, layer: int, version: int, addresses: Sequence[str]) -> FetchedLayer:
+    def fetch(self, layer: int, version: int, addresses: Sequence[str]) -> LayerTensors:
         """Fetch one layer, from one source after another until one serves it.
 
         Raises:
@@ -149,7 +140,7 @@ class LayerFetcher:
                 except Exception as error:
                     self._outcomes.put(error)
 
-    def _fetch_from(self, address: str, layer: int, version: int) -> FetchedLayer:
+    def _fetch_from(self, address: str, layer: int, version: int) -> LayerTensors:
         with self._connections.open(address) as connection:
             connection.sendall(wire.REQUEST.pack(layer, version))
             length = wire.receive_length(connection, wire.MAX_HEADER_BYTES)
@@ -158,13 +149,8 @@ class LayerFetcher:
                 raise _NotServed("does not hold the layer")
             if answer.state is wire.AnswerState.OTHER_VERSION or answer.version != version:
                 raise _NotServed(f"holds it in version {answer.version}")
-            tensors = receive_tensors(
+            return receive_tensors(
                 connection,
                 answer.tensors,
                 after_chunk=lambda: self._failpoints.hit("copy", step=version),
             )
-        return FetchedLayer(
-            tensors=tensors,
-            num_bytes=sum(header.num_bytes for header in answer.tensors),
-            address=address,
-        )
