@@ -26,6 +26,8 @@ class FakePlanner:
         """Pipelines have at least so many nodes, though `min_nodes` does not say so."""
         self.appends_joiners = False
         """Joiners make pipelines of their own, and the others stay as they are."""
+        self.predicts = True
+        """Plans say how long a step takes; those of a custom scheduler need not."""
         self.plans_ahead = False
         self.questions_ahead: list[PlanQuery] = []
 
@@ -34,7 +36,8 @@ class FakePlanner:
         await self.is_open.wait()
         if self.error is not None:
             raise self.error
-        return self._plan(query)
+        answer = self._plan(query)
+        return answer if self.predicts else replace(answer, plan=_unpredicted(answer.plan))
 
     def _plan(self, query: PlanQuery) -> PlanAnswer:
         size = max(self.min_size, query.problem.min_nodes_per_pipeline)
@@ -91,6 +94,11 @@ class FakePlanner:
     async def ping(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+def _unpredicted(plan: Plan) -> Plan:
+    pipelines = tuple(replace(pipeline, iteration_seconds=0.0) for pipeline in plan.pipelines)
+    return replace(plan, pipelines=pipelines, iteration_seconds=0.0)
 
 
 def accelerators_per_node(query: PlanQuery) -> int:

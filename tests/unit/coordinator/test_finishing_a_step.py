@@ -73,6 +73,25 @@ async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> N
     await world.stop()
 
 
+async def test_without_a_measured_or_predicted_step_an_engine_has_time_for_its_pass() -> None:
+    """A custom scheduler predicts nothing, and a node is lost in the first step."""
+    world = World()
+    world.planner.predicts = False
+    await world.start(6)
+    await world.submit(resources={"min_nodes_per_pipeline": 2})
+    world.begin_step()
+    world.agents["n1"].held_kinds.add("activate")
+    late = world.engine_on("n1").id
+    await world.kill_node("n0")
+    await world.advance(Limits().at_commit_seconds)
+    assert late in world.run.engines
+    world.agents["n1"].release()
+    await world.settle()
+    await world.train()
+    assert (await world.job()).step == 1
+    await world.stop()
+
+
 async def test_stopping_after_the_step_delays_the_regrowth() -> None:
     """The fault took 0 s, and an assignment could not be staged."""
     world = await pairs()

@@ -12,9 +12,10 @@ from planaria.job import JobSpec
 from planaria_coordinator.application.jobs.submission import requirements_of
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport, HeldLayer, IdleGroup
+from planaria_coordinator.domain.job.model_profile import slowest_stage_seconds
 from planaria_coordinator.domain.job.requirements import Requirements
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.placement.plan import same_pipelines
+from planaria_coordinator.domain.placement.plan import Pipeline, Plan, Stage, same_pipelines
 from planaria_coordinator.domain.placement.replicas import assign_engines
 from planaria_coordinator.domain.recovery.activation import idle_groups
 from planaria_coordinator.domain.recovery.finish_step import (
@@ -22,7 +23,6 @@ from planaria_coordinator.domain.recovery.finish_step import (
     finishing_placement,
     kept_pipelines,
     microbatch_seconds,
-    predicted_microbatch_seconds,
     spread,
 )
 from unit.coordinator.fake_planner import make_plan
@@ -83,6 +83,23 @@ def test_the_pool_is_spread_so_that_the_last_one_is_ready_first(
         if mine and others:
             assert end <= min(others) + 1e-6 or end == pytest.approx(min(others))
             assert share.seconds_per_microbatch > 0
+
+
+def pipeline_of(
+    nodes: str, cuts: tuple[int, ...], *, microbatches: tuple[int, ...], iteration_seconds: float
+) -> Pipeline:
+    """A pipeline with one stage per node, of so many layers each."""
+    stages = tuple(
+        Stage(
+            first_layer=sum(cuts[:index]),
+            num_layers=cuts[index],
+            node_index=index,
+            node_id=node_id,
+            accelerators=(0,),
+        )
+        for index, node_id in enumerate(nodes)
+    )
+    return Pipeline(stages=stages, microbatches=microbatches, iteration_seconds=iteration_seconds)
 
 
 def requirements() -> Requirements:
@@ -203,8 +220,9 @@ def test_a_pipeline_is_as_fast_as_measured_where_all_are(
         for name, each in zip("acbd", seconds, strict=True)
     }
     found = kept_pipelines(PLACEMENT, reports, HOLDINGS, 7, requirements())
-    predicted = tuple(predicted_microbatch_seconds(pipeline) for pipeline in PLAN.pipelines)
-    assert microbatch_seconds(found, PLAN) == (measured or predicted)
+    layers = requirements().layers
+    profiled = tuple(slowest_stage_seconds(layers, p.stages) for p in PLAN.pipelines)
+    assert microbatch_seconds(found, PLAN, layers) == (measured or profiled)
 
 
 def test_lost_microbatches_go_to_quick_pipelines() -> None:
@@ -225,6 +243,54 @@ def test_lost_microbatches_go_to_quick_pipelines() -> None:
     found = kept_pipelines(placement, reports, holdings, 7, requirements())
     target = finishing_placement(placement, found, holdings, engines, requirements(), generation=6)
     assert target.step_microbatches == ((0, 3, 6), (1, 2, 4, 5, 7))
+
+
+SLOW_END = pipeline_of("abc", (1, 1, 4), microbatches=(0, 3, 6, 9), iteration_seconds=18.0)
+EVEN_STAGES = pipeline_of("def", (2, 2, 2), microbatches=(1, 4, 7, 10), iteration_seconds=12.0)
+BROKEN = pipeline_of("ghi", (2, 2, 2), microbatches=(2, 5, 8, 11), iteration_seconds=12.0)
+"""Has lost an engine."""
+
+
+def finished_by(*healthy: Pipeline) -> Placement:
+    """What follows the loss of BROKEN if nothing was measured and a layer takes a second."""
+    layer = replace(requirements().layers[0], forward_seconds=0.25, backward_seconds=0.75)
+    needs = replace(requirements(), num_microbatches=4 * len(healthy) + 4, layers=(layer,) * 6)
+    plan = Plan(pipelines=(*healthy, BROKEN))
+    engines = {
+        name: Engine(id=name, node_id=name, accelerator=0, prepared=True, data_address=name)
+        for name in plan.node_ids
+    }
+    stage_engines = assign_engines(plan, engines.values())
+    placement = Placement(generation=5, plan=plan, stage_engines=stage_engines, reason="")
+    reports = {
+        name: report(kept=pipeline.microbatches)
+        for pipeline in healthy
+        for name in pipeline.node_ids
+    }
+    holdings = {name: tuple(range(6)) for name in reports}
+    found = kept_pipelines(placement, reports, holdings, 7, needs)
+    return finishing_placement(placement, found, holdings, engines, needs, generation=6)
+
+
+def test_a_microbatch_costs_what_its_slowest_stage_takes() -> None:
+    """T = a + b*m: four more microbatches cost 4 s each on stages of 1, 1 and 4 s."""
+    mine = replace(SLOW_END, microbatches=(0, 1, 3, 4))
+    assert finished_by(mine).plan.iteration_seconds == pytest.approx(18 + 4 * 4)
+
+
+def test_lost_microbatches_go_where_the_slowest_stage_is_quicker() -> None:
+    """Until all pipelines are measured. One more would take 4 s, the other is ready in 2 s each."""
+    target = finished_by(SLOW_END, EVEN_STAGES)
+    assert target.step_microbatches == ((0, 3, 6, 9), (1, 2, 4, 5, 7, 8, 10, 11))
+    assert [p.iteration_seconds for p in target.plan.pipelines] == pytest.approx([18, 12 + 4 * 2])
+
+
+def test_a_step_time_that_nobody_predicted_stays_unknown() -> None:
+    """A custom scheduler may give none; the shares come from the model's profile all the same."""
+    of_scheduler = [replace(p, iteration_seconds=0.0) for p in (SLOW_END, EVEN_STAGES)]
+    target = finished_by(*of_scheduler)
+    assert target.step_microbatches == finished_by(SLOW_END, EVEN_STAGES).step_microbatches
+    assert target.plan.iteration_seconds == 0.0
 
 
 @pytest.mark.parametrize(
@@ -285,7 +351,4 @@ def test_the_placement_that_finishes_the_step_runs_everything_once() -> None:
     assert target.plan.fault_tolerance == 0
     assert target.plan_before == PLAN
     assert target.first_generation(0) == 5
-    assert predicted_microbatch_seconds(target.plan.pipelines[0]) == pytest.approx(
-        predicted_microbatch_seconds(PLAN.pipelines[0])
-    )
     assert same_pipelines(make_plan("ac", 1, 6, 8), target.plan)

@@ -14,7 +14,7 @@ from planaria_coordinator.domain.engines.liveness import (
     progress_deadline_seconds,
 )
 from planaria_coordinator.domain.engines.node import EngineSnapshot
-from planaria_coordinator.domain.job.model_profile import measured_layers
+from planaria_coordinator.domain.job.model_profile import measured_layers, slowest_stage_seconds
 from planaria_coordinator.domain.job.signals import EnginesStuck, Stalled, Tick
 
 TICK_SECONDS = 0.1
@@ -111,13 +111,9 @@ class Supervisor:
         run = actor.run
         layers = measured_layers(run.requirements.layers, run.engines.values())
         stages = run.placement.plan.stages if run.placement else ()
-        action_seconds = max(
-            (sum(layers[i].forward_seconds + layers[i].backward_seconds for i in s.layers))
-            for s in stages
-        )
         _, factor = self._patience.get(actor.job_id, (0, 1.0))
         return factor * progress_deadline_seconds(
-            action_seconds,
+            slowest_stage_seconds(layers, stages),
             run.last_step_seconds,
             least_seconds=self._least_seconds,
         )

@@ -1,6 +1,6 @@
 """The model profile of a job: sizes from its file, times as measured where they have been."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -11,6 +11,7 @@ from planaria_common.model_sizes import layer_sizes
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import MeasuredLayer
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
+from planaria_coordinator.domain.placement.plan import Stage
 from planaria_coordinator.domain.placement.planner_query import (
     HardwareProfile,
     LayerProfile,
@@ -129,6 +130,14 @@ def measured_layers(
             ),
         )
         for index, layer in enumerate(layers)
+    )
+
+
+def slowest_stage_seconds(layers: Sequence[LayerProfile], stages: Iterable[Stage]) -> float:
+    """Return what one microbatch takes the slowest of some stages, links not counted."""
+    return max(
+        sum(layers[i].forward_seconds + layers[i].backward_seconds for i in stage.layers)
+        for stage in stages
     )
 
 

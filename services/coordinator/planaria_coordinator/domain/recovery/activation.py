@@ -80,10 +80,15 @@ def idle_groups(reports: Iterable[FenceReport]) -> tuple[str, ...]:
 
 
 def _rebuild_seconds(turn: Turn, target: Placement, *, at_commit: bool) -> float:
-    """Return how long building groups may take; an engine that computes joins after its pass."""
+    """Return how long building groups may take; an engine that computes joins after its pass.
+
+    If no step has been measured and none is predicted (a custom scheduler may give no time), a pass
+    is waited for like a step's end.
+    """
+    if not (at_commit or target.step_microbatches):
+        return turn.limits.directive_seconds
     step_seconds = max(turn.run.last_step_seconds, target.plan.iteration_seconds)
-    computes = at_commit or bool(target.step_microbatches)
-    return turn.limits.directive_seconds + (2 * step_seconds if computes else 0.0)
+    return turn.limits.directive_seconds + (2 * step_seconds or turn.seconds_until_commit)
 
 
 def _copying_seconds(turn: Turn, engine_id: str) -> float:

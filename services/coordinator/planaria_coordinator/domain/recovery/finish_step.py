@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport
+from planaria_coordinator.domain.job.model_profile import measured_layers, slowest_stage_seconds
 from planaria_coordinator.domain.job.requirements import Requirements
 from planaria_coordinator.domain.placement.placement import Placement, peak_of
 from planaria_coordinator.domain.placement.plan import Pipeline, Plan
+from planaria_coordinator.domain.placement.planner_query import LayerProfile
 from planaria_coordinator.domain.placement.replicas import Holdings
 
 
@@ -156,26 +158,18 @@ def spread(pool: Sequence[int], shares: Sequence[Share]) -> tuple[tuple[int, ...
     return tuple(tuple(microbatches) for microbatches in given)
 
 
-def microbatch_seconds(kept: Sequence[KeptPipeline], plan: Plan) -> tuple[float, ...]:
+def microbatch_seconds(
+    kept: Sequence[KeptPipeline], plan: Plan, layers: Sequence[LayerProfile]
+) -> tuple[float, ...]:
     """Return seconds per microbatch of each kept pipeline, to spread microbatches by.
 
-    They are measured if all pipelines have been, else predicted. The two are not mixed: on a
-    busy machine measured seconds are longer.
+    They are measured if all pipelines have been, else those of the model's profile. The two are not
+    mixed: on a busy machine measured seconds are longer.
     """
     measured = tuple(pipeline.microbatch_seconds for pipeline in kept)
     if all(measured):
         return measured
-    return tuple(predicted_microbatch_seconds(plan.pipelines[p.index]) for p in kept)
-
-
-def predicted_microbatch_seconds(pipeline: Pipeline) -> float:
-    """Return a pipeline's predicted step time divided by its m + S - 1 slots of 1F1B.
-
-    Without a prediction (a custom scheduler may give none) it is 1: pipelines count as equally
-    fast, and engines have some seconds per slot to build their groups.
-    """
-    num_slots = len(pipeline.microbatches) + len(pipeline.stages) - 1
-    return pipeline.iteration_seconds / num_slots or 1.0
+    return tuple(slowest_stage_seconds(layers, plan.pipelines[p.index].stages) for p in kept)
 
 
 def finishing_placement(
@@ -198,24 +192,25 @@ def finishing_placement(
         generation: the new generation.
     """
     pipelines = [placement.plan.pipelines[pipeline.index] for pipeline in kept]
-    speeds = microbatch_seconds(kept, placement.plan)
+    layers = measured_layers(requirements.layers, engines.values())
+    seconds = microbatch_seconds(kept, placement.plan, layers)
     num_microbatches = requirements.num_microbatches
     of_step = _complete(
         pipelines,
-        speeds,
+        seconds,
         [each.microbatches for each in kept],
         [each.num_remaining for each in kept],
         num_microbatches,
     )
     regular = [pipeline.microbatches for pipeline in pipelines]
     of_every_step = _complete(
-        pipelines, speeds, regular, [len(mine) for mine in regular], num_microbatches
+        pipelines, seconds, regular, [len(mine) for mine in regular], num_microbatches
     )
     stage_engines = tuple(placement.stage_engines[pipeline.index] for pipeline in kept)
     placed = frozenset(engine_id for pipeline in stage_engines for engine_id in pipeline)
     return Placement(
         generation=generation,
-        plan=_plan(pipelines, of_every_step, holdings, engines, requirements),
+        plan=_plan(pipelines, of_every_step, layers, holdings, engines, requirements),
         stage_engines=stage_engines,
         reason="the step in flight is finished by the healthy pipelines",
         followers={e: layers for e, layers in holdings.items() if layers and e not in placed},
@@ -228,18 +223,16 @@ def finishing_placement(
 
 def _complete(
     pipelines: Sequence[Pipeline],
-    speeds: Sequence[float],
+    seconds: Sequence[float],
     kept: Sequence[tuple[int, ...]],
     num_remaining: Sequence[int],
     num_microbatches: int,
 ) -> tuple[tuple[int, ...], ...]:
     """Add to what each pipeline keeps its share of the microbatches that none keeps."""
     shares = [
-        Share(
-            num_remaining=remaining, seconds_per_microbatch=seconds, room=pipeline.room(len(mine))
-        )
-        for pipeline, seconds, mine, remaining in zip(
-            pipelines, speeds, kept, num_remaining, strict=True
+        Share(num_remaining=remaining, seconds_per_microbatch=each, room=pipeline.room(len(mine)))
+        for pipeline, each, mine, remaining in zip(
+            pipelines, seconds, kept, num_remaining, strict=True
         )
     ]
     pool = sorted(set(range(num_microbatches)).difference(*kept))
@@ -250,16 +243,14 @@ def _complete(
 def _plan(
     pipelines: Iterable[Pipeline],
     microbatches: Sequence[tuple[int, ...]],
+    layers: Sequence[LayerProfile],
     holdings: Holdings,
     engines: Mapping[str, Engine],
     requirements: Requirements,
 ) -> Plan:
     resized = tuple(
         replace(
-            pipeline,
-            microbatches=mine,
-            iteration_seconds=predicted_microbatch_seconds(pipeline)
-            * (len(mine) + len(pipeline.stages) - 1),
+            pipeline, microbatches=mine, iteration_seconds=_seconds_with(pipeline, mine, layers)
         )
         for pipeline, mine in zip(pipelines, microbatches, strict=True)
     )
@@ -270,6 +261,19 @@ def _plan(
         iteration_seconds=max(pipeline.iteration_seconds for pipeline in resized),
         fault_tolerance=_fault_tolerance(holdings, engines, requirements),
     )
+
+
+def _seconds_with(
+    pipeline: Pipeline, microbatches: Sequence[int], layers: Sequence[LayerProfile]
+) -> float:
+    """Return its predicted step time with these microbatches; 0, not predicted, stays 0.
+
+    Every further one adds the time of the slowest stage: T = a + b*m, planning.md 1.
+    """
+    if not pipeline.iteration_seconds:
+        return 0.0
+    num_further = len(microbatches) - len(pipeline.microbatches)
+    return pipeline.iteration_seconds + num_further * slowest_stage_seconds(layers, pipeline.stages)
 
 
 def _fault_tolerance(
