@@ -1,9 +1,11 @@
 """Every REST call as a value: what to send, and what the answer is. Both clients send them."""
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -23,6 +25,11 @@ from planaria.models import (
     StepMetrics,
 )
 
+if TYPE_CHECKING:
+    from planaria.aio import AsyncClient
+    from planaria.client import Client
+
+P = ParamSpec("P")
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -67,9 +74,12 @@ def _list(path: str, key: str, model: type[ModelT], **query: str | int) -> Call[
     return Call(method="GET", path=path, read=read, query=given, list_key=key)
 
 
+def _post(path: str, model: type[ModelT], body: BaseModel) -> Call[ModelT]:
+    return Call(method="POST", path=path, read=model.model_validate, body=body.model_dump())
+
+
 def _change(path: str, model: type[ModelT]) -> Call[ModelT]:
-    body = Change(request_id=new_request_id()).model_dump()
-    return Call(method="POST", path=path, read=model.model_validate, body=body)
+    return _post(path, model, Change(request_id=new_request_id()))
 
 
 def _job(job_id: str) -> str:
@@ -80,88 +90,147 @@ def _node(node_id: str) -> str:
     return f"/nodes/{quote(node_id, safe='')}"
 
 
-def info() -> Call[Info]:
-    return _get("/info", Info)
+class ClientMethod(Generic[P, T]):
+    """Decorator for a method of both clients that is written once: it describes a call.
+
+    `Calls.get_job("job-1")` is the call, `Client().get_job("job-1")` sends it and returns the job,
+    and `AsyncClient().get_job("job-1")` has to be awaited.
+    """
+
+    def __init__(self, describe: Callable[Concatenate[Any, P], Call[T]]) -> None:
+        self._describe = describe
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[P, Call[T]]: ...
+    @overload
+    def __get__(self, client: "Client", owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(
+        self, client: "AsyncClient", owner: type
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Any, owner: type) -> Callable[..., Any]:
+        describe = MethodType(self._describe, owner if client is None else client)
+        if client is None:
+            return describe
+
+        @wraps(describe)
+        def send(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.send(describe(*args, **kwargs))
+
+        return send
 
 
-def submit(
-    job: JobSpec, *, request_id: str | None = None, resume_job_id: str | None = None
-) -> Call[Job]:
-    body = JobSubmission(
-        spec=job.to_document(),
-        request_id=request_id or new_request_id(),
-        resume_job_id=resume_job_id or "",
-    )
-    return Call(method="POST", path="/jobs", read=Job.model_validate, body=body.model_dump())
+class Calls:
+    """What both clients can ask for with one request."""
+
+    @ClientMethod
+    def info(self) -> Call[Info]:
+        """Return the coordinator's version and gRPC endpoints."""
+        return _get("/info", Info)
+
+    @ClientMethod
+    def submit(
+        self, job: JobSpec, *, request_id: str | None = None, resume_job_id: str | None = None
+    ) -> Call[Job]:
+        """Submit a job.
+
+        Args:
+            job: what to train.
+            request_id: repeating it returns the same job instead of submitting a second one.
+            resume_job_id: a job whose newest checkpoint it begins from, in place of
+                `job.init_from`; refused while that job has completed none.
+        """
+        body = JobSubmission(
+            spec=job.to_document(),
+            request_id=request_id or new_request_id(),
+            resume_job_id=resume_job_id or "",
+        )
+        return _post("/jobs", Job, body)
+
+    @ClientMethod
+    def plan(self, job: JobSpec, *, resume_job_id: str | None = None) -> Call[DryRun]:
+        """Return the plan that a job would get now; nothing is stored or started."""
+        body = JobSubmission(
+            spec=job.to_document(), dry_run=True, resume_job_id=resume_job_id or ""
+        )
+        return _post("/jobs", DryRun, body)
+
+    @ClientMethod
+    def list_jobs(self) -> Call[tuple[Job, ...]]:
+        """Return every job, the newest first."""
+        return _list("/jobs", "jobs", Job)
+
+    @ClientMethod
+    def get_job(self, job_id: str) -> Call[Job]:
+        """Return a job as it is now."""
+        return _get(_job(job_id), Job)
+
+    @ClientMethod
+    def cancel_job(self, job_id: str) -> Call[Job]:
+        """End a job; its engines stop and nothing is written."""
+        return _change(f"{_job(job_id)}:cancel", Job)
+
+    @ClientMethod
+    def pause_job(self, job_id: str) -> Call[Job]:
+        """Pause a job after its next commit; its engines keep their state."""
+        return _change(f"{_job(job_id)}:pause", Job)
+
+    @ClientMethod
+    def resume_job(self, job_id: str) -> Call[Job]:
+        """Continue a paused job."""
+        return _change(f"{_job(job_id)}:resume", Job)
+
+    @ClientMethod
+    def job_plan(self, job_id: str) -> Call[JobPlan]:
+        """Return which pipelines run on which nodes, and why."""
+        return _get(f"{_job(job_id)}/plan", JobPlan)
+
+    @ClientMethod
+    def job_metrics(self, job_id: str) -> Call[tuple[StepMetrics, ...]]:
+        """Return the committed steps, the oldest first."""
+        return _list(f"{_job(job_id)}/metrics", "metrics", StepMetrics)
+
+    @ClientMethod
+    def job_recoveries(self, job_id: str) -> Call[tuple[Recovery, ...]]:
+        """Return the changes from one plan to the next, the oldest first."""
+        return _list(f"{_job(job_id)}/recoveries", "recoveries", Recovery)
+
+    @ClientMethod
+    def job_logs(self, job_id: str) -> Call[tuple[LogLine, ...]]:
+        """Return the lines that the job's engines wrote, the oldest first."""
+        return _list(f"{_job(job_id)}/logs", "lines", LogLine)
+
+    @ClientMethod
+    def list_nodes(self) -> Call[tuple[Node, ...]]:
+        """Return every node, by id."""
+        return _list("/nodes", "nodes", Node)
+
+    @ClientMethod
+    def get_node(self, node_id: str) -> Call[Node]:
+        """Return a node as it is now."""
+        return _get(_node(node_id), Node)
+
+    @ClientMethod
+    def drain_node(self, node_id: str) -> Call[Node]:
+        """Free a node of its work without losing a microbatch."""
+        return _change(f"{_node(node_id)}:drain", Node)
+
+    @ClientMethod
+    def cordon_node(self, node_id: str) -> Call[Node]:
+        """Keep new work off a node."""
+        return _change(f"{_node(node_id)}:cordon", Node)
+
+    @ClientMethod
+    def uncordon_node(self, node_id: str) -> Call[Node]:
+        """End a cordon or a drain."""
+        return _change(f"{_node(node_id)}:uncordon", Node)
+
+    @ClientMethod
+    def remove_node(self, node_id: str) -> Call[None]:
+        """Forget a node that is lost or drained."""
+        return Call(method="DELETE", path=_node(node_id), read=lambda _body: None)
 
 
-def dry_run(job: JobSpec, *, resume_job_id: str | None = None) -> Call[DryRun]:
-    body = JobSubmission(
-        spec=job.to_document(), dry_run=True, resume_job_id=resume_job_id or ""
-    ).model_dump()
-    return Call(method="POST", path="/jobs", read=DryRun.model_validate, body=body)
-
-
-def get_job(job_id: str) -> Call[Job]:
-    return _get(_job(job_id), Job)
-
-
-def list_jobs() -> Call[tuple[Job, ...]]:
-    return _list("/jobs", "jobs", Job)
-
-
-def cancel_job(job_id: str) -> Call[Job]:
-    return _change(f"{_job(job_id)}:cancel", Job)
-
-
-def pause_job(job_id: str) -> Call[Job]:
-    return _change(f"{_job(job_id)}:pause", Job)
-
-
-def resume_job(job_id: str) -> Call[Job]:
-    return _change(f"{_job(job_id)}:resume", Job)
-
-
-def job_plan(job_id: str) -> Call[JobPlan]:
-    return _get(f"{_job(job_id)}/plan", JobPlan)
-
-
-def job_metrics(job_id: str) -> Call[tuple[StepMetrics, ...]]:
-    return _list(f"{_job(job_id)}/metrics", "metrics", StepMetrics)
-
-
-def job_recoveries(job_id: str) -> Call[tuple[Recovery, ...]]:
-    return _list(f"{_job(job_id)}/recoveries", "recoveries", Recovery)
-
-
-def job_logs(job_id: str) -> Call[tuple[LogLine, ...]]:
-    return _list(f"{_job(job_id)}/logs", "lines", LogLine)
-
-
-def events(*, job_id: str = "", after_sequence: int = 0) -> Call[tuple[Event, ...]]:
+def list_events(*, job_id: str = "", after_sequence: int = 0) -> Call[tuple[Event, ...]]:
     path = f"{_job(job_id)}/events" if job_id else "/events"
     return _list(path, "events", Event, after_sequence=after_sequence)
-
-
-def list_nodes() -> Call[tuple[Node, ...]]:
-    return _list("/nodes", "nodes", Node)
-
-
-def get_node(node_id: str) -> Call[Node]:
-    return _get(_node(node_id), Node)
-
-
-def drain_node(node_id: str) -> Call[Node]:
-    return _change(f"{_node(node_id)}:drain", Node)
-
-
-def cordon_node(node_id: str) -> Call[Node]:
-    return _change(f"{_node(node_id)}:cordon", Node)
-
-
-def uncordon_node(node_id: str) -> Call[Node]:
-    return _change(f"{_node(node_id)}:uncordon", Node)
-
-
-def remove_node(node_id: str) -> Call[None]:
-    return Call(method="DELETE", path=_node(node_id), read=lambda _body: None)

@@ -2,6 +2,8 @@
 
 import ipaddress
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,6 +54,14 @@ class Connection:
             # A proxy from the environment cannot reach this machine's own ports.
             "trust_env": not self.is_loopback,
         }
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise UnavailableError where httpx says that the coordinator cannot be reached."""
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise unreachable(self.address, error) from error
 
 
 def resolve(address: str | None = None, token: str | None = None) -> Connection:

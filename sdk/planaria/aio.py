@@ -1,42 +1,22 @@
 """The client library for asyncio: `planaria.Client` with await."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 
-from planaria import _calls
-from planaria._calls import POLLS_AFTER_THE_END, Call
-from planaria._connection import (
-    API_PREFIX,
-    body_of,
-    merge_page,
-    read,
-    resolve,
-    unreachable,
-)
+from planaria._calls import POLLS_AFTER_THE_END, Call, Calls, list_events
+from planaria._connection import API_PREFIX, body_of, merge_page, read, resolve, unreachable
 from planaria._event_stream import READ_TIMEOUT_SECONDS, Decoder, Follower
 from planaria.errors import PlanariaError
-from planaria.job import JobSpec
-from planaria.models import (
-    DryRun,
-    Event,
-    Info,
-    Job,
-    JobPlan,
-    LogLine,
-    Node,
-    Recovery,
-    StepMetrics,
-)
+from planaria.models import Event, Job, StepMetrics
 
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(Calls):
     """Talks to a coordinator over REST; `planaria.Client` documents arguments and errors."""
 
     def __init__(
@@ -86,7 +66,7 @@ class AsyncClient:
             call = call.after_page(whole["next_page_token"])
 
     async def _fetch_page(self, call: Call[Any]) -> Any:
-        with self._transport_errors():
+        with self._connection.errors():
             response = await self._http.request(
                 call.method, API_PREFIX + call.path, params=dict(call.query), json=call.body
             )
@@ -95,54 +75,6 @@ class AsyncClient:
     async def send(self, call: Call[T]) -> T:
         """Send a call and return its typed result."""
         return read(call, await self.fetch(call))
-
-    async def info(self) -> Info:
-        """Return the coordinator's version and gRPC endpoints."""
-        return await self.send(_calls.info())
-
-    async def submit(
-        self, job: JobSpec, *, request_id: str | None = None, resume_job_id: str | None = None
-    ) -> Job:
-        """Submit a job.
-
-        Args:
-            job: what to train.
-            request_id: repeating it returns the same job instead of submitting a second one.
-            resume_job_id: a job whose newest checkpoint it begins from, in place of
-                `job.init_from`; refused while that job has completed none.
-        """
-        call = _calls.submit(job, request_id=request_id, resume_job_id=resume_job_id)
-        return await self.send(call)
-
-    async def plan(self, job: JobSpec) -> DryRun:
-        """Return the plan that a job would get now; nothing is stored or started."""
-        return await self.send(_calls.dry_run(job))
-
-    async def list_jobs(self) -> tuple[Job, ...]:
-        return await self.send(_calls.list_jobs())
-
-    async def get_job(self, job_id: str) -> Job:
-        return await self.send(_calls.get_job(job_id))
-
-    async def cancel_job(self, job_id: str) -> Job:
-        """End a job; its engines stop and nothing is written."""
-        return await self.send(_calls.cancel_job(job_id))
-
-    async def pause_job(self, job_id: str) -> Job:
-        """Pause a job after its next commit; its engines keep their state."""
-        return await self.send(_calls.pause_job(job_id))
-
-    async def resume_job(self, job_id: str) -> Job:
-        """Continue a paused job."""
-        return await self.send(_calls.resume_job(job_id))
-
-    async def job_plan(self, job_id: str) -> JobPlan:
-        """Return which pipelines run on which nodes, and why."""
-        return await self.send(_calls.job_plan(job_id))
-
-    async def job_metrics(self, job_id: str) -> tuple[StepMetrics, ...]:
-        """Return the committed steps, the oldest first."""
-        return await self.send(_calls.job_metrics(job_id))
 
     async def steps(
         self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0
@@ -154,7 +86,7 @@ class AsyncClient:
             follow: go on until the job has ended.
             poll_seconds: how long to wait before asking for more.
         """
-        call = page = _calls.job_metrics(job_id)
+        call = page = Calls.job_metrics(job_id)
         newest, polls_left = -1, POLLS_AFTER_THE_END
         while True:
             job = await self.get_job(job_id)
@@ -171,14 +103,6 @@ class AsyncClient:
             if not follow or newest + 1 >= job.num_commits or not polls_left:
                 return
             await asyncio.sleep(poll_seconds)
-
-    async def job_recoveries(self, job_id: str) -> tuple[Recovery, ...]:
-        """Return the changes from one plan to the next, the oldest first."""
-        return await self.send(_calls.job_recoveries(job_id))
-
-    async def job_logs(self, job_id: str) -> tuple[LogLine, ...]:
-        """Return the lines that the job's engines wrote, the oldest first."""
-        return await self.send(_calls.job_logs(job_id))
 
     async def wait_for_job(self, job_id: str, *, poll_seconds: float = 0.5) -> Job:
         """Return the job once it has succeeded.
@@ -204,7 +128,7 @@ class AsyncClient:
             follow: go on with each event as it happens. A broken stream is opened again where it
                 broke, so that no event is missed.
         """
-        call = _calls.events(job_id=job_id, after_sequence=after_sequence)
+        call = list_events(job_id=job_id, after_sequence=after_sequence)
         if not follow:
             for event in await self.send(call):
                 yield event
@@ -219,31 +143,9 @@ class AsyncClient:
             except PlanariaError as error:
                 await asyncio.sleep(follower.pause_after(error))
 
-    async def list_nodes(self) -> tuple[Node, ...]:
-        return await self.send(_calls.list_nodes())
-
-    async def get_node(self, node_id: str) -> Node:
-        return await self.send(_calls.get_node(node_id))
-
-    async def drain_node(self, node_id: str) -> Node:
-        """Free a node of its work without losing a microbatch."""
-        return await self.send(_calls.drain_node(node_id))
-
-    async def cordon_node(self, node_id: str) -> Node:
-        """Keep new work off a node."""
-        return await self.send(_calls.cordon_node(node_id))
-
-    async def uncordon_node(self, node_id: str) -> Node:
-        """End a cordon or a drain."""
-        return await self.send(_calls.uncordon_node(node_id))
-
-    async def remove_node(self, node_id: str) -> None:
-        """Forget a node that is lost or drained."""
-        await self.send(_calls.remove_node(node_id))
-
     async def _stream(self, path: str, headers: dict[str, str]) -> AsyncGenerator[Event]:
         decoder = Decoder()
-        with self._transport_errors():
+        with self._connection.errors():
             async with self._http.stream(
                 "GET", API_PREFIX + path, headers=headers, timeout=READ_TIMEOUT_SECONDS
             ) as response:
@@ -254,10 +156,3 @@ class AsyncClient:
                     event = decoder.feed(line)
                     if event is not None:
                         yield event
-
-    @contextmanager
-    def _transport_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except httpx.TransportError as error:
-            raise unreachable(self.address, error) from error

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from planaria import _calls, tracking
-from planaria._calls import Call
+from planaria import tracking
+from planaria._calls import Call, Calls, list_events
 from planaria._connection import read
 from planaria._words import counted
 from planaria.cli import options
@@ -42,7 +42,7 @@ def _list_by_default(
 @app.command("list")
 def list_jobs(address: options.Address = None, as_json: options.AsJson = False) -> None:
     """List the jobs."""
-    call = _calls.list_jobs()
+    call = Calls.list_jobs()
     with Client(address) as client:
         body = client.fetch(call)
     if as_json:
@@ -80,7 +80,7 @@ def get(
     job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
     """Show a job and the failures it has lived through."""
-    call = _calls.get_job(job_id)
+    call = Calls.get_job(job_id)
     with Client(address) as client:
         body = client.fetch(call)
         if as_json:
@@ -167,7 +167,7 @@ def cancel(
     job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
     """End a job; nothing is written."""
-    _change(_calls.cancel_job, job_id, address, as_json)
+    _change(Calls.cancel_job, job_id, address, as_json)
 
 
 @app.command("pause")
@@ -175,7 +175,7 @@ def pause(
     job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
     """Pause a job after its next commit."""
-    _change(_calls.pause_job, job_id, address, as_json)
+    _change(Calls.pause_job, job_id, address, as_json)
 
 
 @app.command("resume")
@@ -183,7 +183,7 @@ def resume(
     job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
     """Continue a paused job."""
-    _change(_calls.resume_job, job_id, address, as_json)
+    _change(Calls.resume_job, job_id, address, as_json)
 
 
 @app.command("metrics")
@@ -196,7 +196,7 @@ def metrics(
     as_json: options.AsJson = False,
 ) -> None:
     """Print the figures of each committed step: loss, evaluation, learning rate, speed."""
-    call = _calls.job_metrics(job_id)
+    call = Calls.job_metrics(job_id)
     with Client(address) as client:
         body: Any = client.fetch(call)
     if evaluations:
@@ -228,7 +228,7 @@ def logs(
     job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
     """Print the lines that the job's engines wrote."""
-    call = _calls.job_logs(job_id)
+    call = Calls.job_logs(job_id)
     with Client(address) as client:
         body = client.fetch(call)
     if as_json:
@@ -250,7 +250,7 @@ def events(
     out = console()
     with Client(address) as client:
         if as_json and not follow:
-            print_json(client.fetch(_calls.events(job_id=job_id)))
+            print_json(client.fetch(list_events(job_id=job_id)))
             return
         for event in client.events(job_id=job_id, follow=follow):
             if as_json:
@@ -269,7 +269,7 @@ def plan(
     job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
     """Show which pipelines run on which nodes, and why."""
-    call = _calls.job_plan(job_id)
+    call = Calls.job_plan(job_id)
     with Client(address) as client:
         body: Any = client.fetch(call)
     if as_json:

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import typer
 from rich.text import Text
 
-from planaria import _calls
-from planaria._calls import Call
+from planaria._calls import Call, Calls
 from planaria._connection import read
 from planaria.cli import options
 from planaria.cli.output import local_time, print_json, print_table, state_text
@@ -29,7 +28,7 @@ def _list_by_default(
 @app.command("list")
 def list_nodes(address: options.Address = None, as_json: options.AsJson = False) -> None:
     """List the nodes."""
-    call = _calls.list_nodes()
+    call = Calls.list_nodes()
     with Client(address) as client:
         body = client.fetch(call)
     if as_json:
@@ -71,7 +70,7 @@ def drain(
     node_id: options.NodeId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
     """Free a node of its work without losing a microbatch."""
-    _change(_calls.drain_node, node_id, address, as_json)
+    _change(Calls.drain_node, node_id, address, as_json)
 
 
 @app.command("cordon")
@@ -79,7 +78,7 @@ def cordon(
     node_id: options.NodeId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
     """Keep new work off a node."""
-    _change(_calls.cordon_node, node_id, address, as_json)
+    _change(Calls.cordon_node, node_id, address, as_json)
 
 
 @app.command("uncordon")
@@ -87,7 +86,7 @@ def uncordon(
     node_id: options.NodeId, address: options.Address = None, as_json: options.AsJson = False
 ) -> None:
     """End a cordon or a drain."""
-    _change(_calls.uncordon_node, node_id, address, as_json)
+    _change(Calls.uncordon_node, node_id, address, as_json)
 
 
 @app.command("rm")

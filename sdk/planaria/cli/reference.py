@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planaria import _calls
+from planaria._calls import Calls
 from planaria.cli import options
 from planaria.cli.output import print_json
 from planaria.client import Client
@@ -45,7 +45,7 @@ def print_version(
     if not client_only:
         with Client(address) as client:
             try:
-                server = client.fetch(_calls.info())
+                server = client.fetch(Calls.info())
             except UnavailableError:
                 server = None  # the client's own version is an answer too
     if as_json:

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from planaria import _calls, tracking
+from planaria import tracking
+from planaria._calls import Calls
 from planaria._connection import read
 from planaria.aio import AsyncClient
 from planaria.cli import options
@@ -56,7 +57,7 @@ def submit(
         return
     if follow:
         tracking.require_installed(spec.metrics)
-    call = _calls.submit(spec, resume_job_id=resume)
+    call = Calls.submit(spec, resume_job_id=resume)
     with Client(address) as client:
         body = client.fetch(call)
     job = read(call, body)
@@ -118,7 +119,7 @@ def _tell_beginning(job: Job) -> None:
 
 
 def _show_plan(spec: JobSpec, resume: str | None, address: str | None, as_json: bool) -> None:
-    call = _calls.dry_run(spec, resume_job_id=resume)
+    call = Calls.plan(spec, resume_job_id=resume)
     with Client(address) as client:
         body = client.fetch(call)
     if as_json:
@@ -154,6 +155,6 @@ def _follow(address: str | None, job_id: str, as_json: bool) -> None:
 async def _tell(address: str | None, job_id: str, say: Say) -> tuple[Job, object]:
     async with AsyncClient(address) as client:
         await JobReport(client, job_id, say).tell()
-        call = _calls.get_job(job_id)
+        call = Calls.get_job(job_id)
         body = await client.fetch(call)
         return read(call, body), body
