@@ -2,18 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
-from sqlalchemy import select
 
 from integration.coordinator.rows import RECORD, directive
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.adapters.database.engine import open_engine, parse_database_url
-from planaria_coordinator.adapters.database.records import find_all
-from planaria_coordinator.adapters.database.schema import TRANSITIONS
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
-from planaria_coordinator.application.ports import GenerationRecord, TransitionRecord
+from planaria_coordinator.application.ports import GenerationRecord
 from planaria_coordinator.domain.engines.directive import (
     Activate,
     Command,
@@ -56,33 +51,6 @@ async def test_the_newest_plan(with_job: SqlDatabase) -> None:
         newest = await work.generations.newest_planned("job-1")
 
     assert newest == replace(record, plan=PLAN, reason="fastest")
-
-
-async def test_every_phase_of_a_transition_is_kept_in_order(
-    with_job: SqlDatabase, database_url: str
-) -> None:
-    """The phases of a generation can be read phase by phase, with time and reason."""
-    phases = [
-        TransitionRecord(
-            job_id="job-1",
-            generation=2,
-            phase=phase,
-            time=NOON + timedelta(seconds=number),
-            reason=f"reason {number}",
-        )
-        for number, phase in enumerate(("QUIESCING", "PLANNING", "QUIESCING"))
-    ]
-    async with with_job.unit_of_work() as work:
-        for record in phases:
-            await work.transitions.append(record)
-        await work.commit()
-
-    engine = open_engine(parse_database_url(database_url))
-    async with engine.transaction() as transaction:
-        query = select(TRANSITIONS).order_by(TRANSITIONS.c.position)
-        kept = await find_all(transaction, TransitionRecord, query)
-    await engine.dispose()
-    assert kept == phases
 
 
 COMMANDS: Sequence[Command] = (

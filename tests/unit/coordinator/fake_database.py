@@ -15,7 +15,6 @@ from planaria_coordinator.application.ports import (
     GenerationRecord,
     Page,
     RequestRecord,
-    TransitionRecord,
     UnitOfWork,
 )
 from planaria_coordinator.domain.engines.directive import Directive
@@ -39,7 +38,6 @@ class Tables:
     runs: dict[str, bytes] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     generations: dict[tuple[str, int], GenerationRecord] = field(default_factory=dict)
-    transitions: list[TransitionRecord] = field(default_factory=list)
     directives: dict[str, bytes] = field(default_factory=dict)
     settled: dict[str, Outcome | None] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -81,7 +79,6 @@ class FakeWork(UnitOfWork):
         self.runs = _Runs(self.tables)
         self.nodes = _Nodes(self.tables)
         self.generations = _Generations(self.tables)
-        self.transitions = _Transitions(self.tables)
         self.directives = _Directives(self.tables)
         self.events = _Events(self.tables)
         self.recoveries = _Recoveries(self.tables)
@@ -167,11 +164,6 @@ class _Generations(_Table):
     async def newest_planned(self, job_id: str) -> GenerationRecord | None:
         planned = [r for (job, _), r in self.t.generations.items() if job == job_id and r.plan]
         return planned[-1] if planned else None
-
-
-class _Transitions(_Table):
-    async def append(self, record: TransitionRecord) -> None:
-        self.t.transitions.append(record)
 
 
 class _Directives(_Table):

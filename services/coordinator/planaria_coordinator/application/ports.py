@@ -49,18 +49,6 @@ class GenerationRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransitionRecord:
-    """A phase of a transition that has begun: the history of how a generation came about."""
-
-    job_id: str
-    generation: int
-    phase: str
-    time: datetime
-    reason: str
-    """Why the phase began, in words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
     """A change that was made under a request id."""
 
@@ -130,12 +118,6 @@ class GenerationRepository(Protocol):
     async def newest_planned(self, job_id: str) -> GenerationRecord | None:
         """Return the newest generation that has a plan."""
         ...
-
-
-class TransitionRepository(Protocol):
-    """Phases of transitions, append-only."""
-
-    async def append(self, record: TransitionRecord) -> None: ...
 
 
 class DirectiveRepository(Protocol):
@@ -247,7 +229,6 @@ class UnitOfWork(Protocol):
     runs: RunRepository
     nodes: NodeRepository
     generations: GenerationRepository
-    transitions: TransitionRepository
     directives: DirectiveRepository
     events: EventRepository
     recoveries: RecoveryRepository

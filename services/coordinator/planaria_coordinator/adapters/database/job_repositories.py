@@ -30,10 +30,9 @@ from planaria_coordinator.adapters.database.schema import (
     RECOVERIES,
     RUNS,
     STEP_METRICS,
-    TRANSITIONS,
 )
 from planaria_coordinator.adapters.database.transaction import Transaction
-from planaria_coordinator.application.ports import GenerationRecord, Page, TransitionRecord
+from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
@@ -116,16 +115,6 @@ class SqlGenerations:
             .order_by(GENERATIONS.c.generation.desc())
         )
         return await find_first(self._transaction, GenerationRecord, query)
-
-
-class SqlTransitions:
-    """The phases of transitions that have begun."""
-
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
-
-    async def append(self, record: TransitionRecord) -> None:
-        insert_rows(self._transaction, TRANSITIONS, [row_of(record, TRANSITIONS)])
 
 
 class SqlDirectives:

@@ -105,18 +105,6 @@ GENERATIONS = Table(
     Column("reason", Text, nullable=False),
 )
 
-TRANSITIONS = Table(
-    "transitions",
-    METADATA,
-    Column("position", Position, primary_key=True),
-    _job_id(),
-    Column("generation", BigInteger, nullable=False),
-    Column("phase", String(32), nullable=False),
-    Column("time", UtcTime, nullable=False),
-    Column("reason", Text, nullable=False),
-    Index(None, "job_id", "generation"),
-)
-
 DIRECTIVES = Table(
     "directives",
     METADATA,

@@ -24,7 +24,6 @@ from planaria_coordinator.adapters.database.job_repositories import (
     SqlRecoveries,
     SqlRuns,
     SqlStepMetrics,
-    SqlTransitions,
 )
 from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.statistics import count_totals
@@ -42,7 +41,6 @@ class SqlUnitOfWork(UnitOfWork):
         self.runs = SqlRuns(transaction)
         self.nodes = SqlNodes(transaction)
         self.generations = SqlGenerations(transaction)
-        self.transitions = SqlTransitions(transaction)
         self.directives = SqlDirectives(transaction)
         self.events = SqlEvents(transaction)
         self.recoveries = SqlRecoveries(transaction)

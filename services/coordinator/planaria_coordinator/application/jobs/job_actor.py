@@ -12,7 +12,6 @@ from planaria_coordinator.application.jobs.lost_time import LostTimeMeter
 from planaria_coordinator.application.jobs.projection import NUM_STEPS_FOR_RATE, project
 from planaria_coordinator.application.ports import (
     GenerationRecord,
-    TransitionRecord,
     UnitOfWork,
 )
 from planaria_coordinator.application.scheduling.ask_for_plan import ask_for_plan, refused
@@ -23,7 +22,6 @@ from planaria_coordinator.domain.job.actions import (
     AskPlanner,
     Drop,
     Emit,
-    RecordPhase,
     RecordRecovery,
     SaveGeneration,
     Send,
@@ -272,16 +270,6 @@ class JobActor:
                         cause=action.cause,
                         open_time=action.open_time,
                         plan=action.plan,
-                        reason=action.reason,
-                    )
-                )
-            case RecordPhase():
-                await work.transitions.append(
-                    TransitionRecord(
-                        job_id=self.job_id,
-                        generation=action.generation,
-                        phase=action.phase,
-                        time=self._dependencies.clock.now(),
                         reason=action.reason,
                     )
                 )

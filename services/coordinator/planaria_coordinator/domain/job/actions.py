@@ -22,15 +22,6 @@ class SaveGeneration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordPhase:
-    """Write that a phase has begun."""
-
-    generation: int
-    phase: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     """Write a directive, then send it to its node."""
 
@@ -65,4 +56,4 @@ class RecordRecovery:
     recovery: Recovery
 
 
-Action = SaveGeneration | RecordPhase | Send | Drop | AskPlanner | Emit | RecordRecovery
+Action = SaveGeneration | Send | Drop | AskPlanner | Emit | RecordRecovery

@@ -15,7 +15,6 @@ from planaria_coordinator.domain.job.actions import (
     AskPlanner,
     Drop,
     Emit,
-    RecordPhase,
     SaveGeneration,
     Send,
 )
@@ -123,9 +122,6 @@ class Turn:
         """Begin a phase of the transition."""
         starts = (*self.transition.phase_starts, (phase, self.now.time))
         self.note(phase=phase, phase_starts=starts, **changes)
-        self.actions.append(
-            RecordPhase(generation=self.transition.generation, phase=phase, reason=reason)
-        )
         self.because(reason)
         self.durable = True
 
