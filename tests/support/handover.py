@@ -129,11 +129,11 @@ class Handover:
         for name in self.leaving:
             self._switching[name] = self.cluster.direct(name, self.generation, quiesce=at_commit)
 
-    def switch_behind(self, step: int, go: Path, *, but: str = "") -> None:
+    def switch_after(self, step: int, go: Path, *, but: str = "") -> None:
         """Begins to switch while an engine is held in a step, and then lets it go.
 
         Args:
-            step: the one behind which everybody changes over.
+            step: the one after which all engines switch.
             go: the file for which the engine waits.
             but: an engine that is not told.
         """

@@ -140,7 +140,7 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
     whole = [trace for trace, pipeline in alive if pipeline and lost.isdisjoint(pipeline)]
     broken = [trace for trace, pipeline in alive if not pipeline or lost & {*pipeline}]
 
-    def passes_behind(trace: Traced, fenced: float) -> list[float]:
+    def passes_after(trace: Traced, fenced: float) -> list[float]:
         return [span["end"] for span in trace.spans(*BUSY) if span["start"] > fenced]
 
     def fence_time(trace: Traced) -> float:
@@ -148,13 +148,13 @@ def check_healthy_went_on(played: Played, traces: list[Traced]) -> None:
         fences = [at for line in trace.events("fence") if (at := line["at"]) > fault_time]
         return min(fences, default=fault_time) if broken else fault_time
 
-    healthy = [end for trace in whole for end in passes_behind(trace, fence_time(trace))]
+    healthy = [end for trace in whole for end in passes_after(trace, fence_time(trace))]
     assert healthy, "healthy pipelines computed nothing"
     for trace in broken:
         fenced = fence_time(trace)
         places = [line["at"] for line in trace.events("assignment") if line["num_layers"]]
         place_time = min((at for at in places if at > fenced), default=inf)
-        returned = [end for end in passes_behind(trace, fenced) if end > place_time]
+        returned = [end for end in passes_after(trace, fenced) if end > place_time]
         assert not returned or min(healthy) < min(returned), (
             "survivors of a broken pipeline were first"
         )

@@ -52,7 +52,7 @@ def change_at_a_checkpoint(
     begin(cluster, go, joining="e")
     handover = Handover(cluster, BOTH, after)
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     handover.wait_until_switched()
     assert takers(cluster, VERSION).keys() == set(range(7)), "layers are not written"
     return handover

@@ -51,7 +51,7 @@ def test_a_tied_embedding_is_followed_by_both_future_owners(tmp_path: Path, zygo
         cluster.train(before)
         handover = Handover(cluster, before, after)
         handover.stage()
-        handover.switch_behind(2, go)
+        handover.switch_after(2, go)
         handover.wait_until_switched()
         cluster.wait_until_finished(*"abde")
         assert cluster.digest(after) == expected.digest

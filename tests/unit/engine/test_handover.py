@@ -10,10 +10,10 @@ import pytest
 from planaria_common.errors import PlanariaError
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.process.telemetry import Trace, Vitals
+from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork
-from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.commit_record import CommitRecord
 
 GENERATION, NEXT, STEP, NUM_STEPS = 3, 4, 6, 9
@@ -70,14 +70,17 @@ class HandoverHarness:
         self.fence.see(NEXT)
         vitals = Vitals(on_change=lambda: None)
         vitals.committed_steps = STEP
-        self.training_state = TrainingState(vitals=vitals, trace=Trace(), num_commits=NUM_STEPS)
-        self.training_state.context, self.training_state.retained_work = context(GENERATION), OLD
+        self.current_training = CurrentTraining(vitals=vitals, trace=Trace(), num_commits=NUM_STEPS)
+        self.current_training.context, self.current_training.retained_work = (
+            context(GENERATION),
+            OLD,
+        )
         resources = SimpleNamespace(fence=self.fence)
         self.joined: list[CommitRecord] = []
         self.handover = Handover(
             builder=SimpleNamespace(resources=resources),  # type: ignore[arg-type]
             job_secret="",
-            training_state=self.training_state,
+            current_training=self.current_training,
             current_groups=CurrentGroups(),
             failure_detector=SimpleNamespace(watch=lambda peers: None),  # type: ignore[arg-type]
             on_join=lambda _, record: self.joined.append(record),
@@ -104,9 +107,9 @@ def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unchanged_pipeline_replaces_its_retained_work(world: HandoverHarness) -> None:
     staged = world.stage()
-    assert world.handover.renew(world.training_state.context, staged, RECORD)  # type: ignore[arg-type]
-    assert world.training_state.retained_work == NEW
-    assert (world.training_state.last_commit, world.training_state.committed_steps) == (
+    assert world.handover.renew(world.current_training.context, staged, RECORD)  # type: ignore[arg-type]
+    assert world.current_training.retained_work == NEW
+    assert (world.current_training.last_commit, world.current_training.committed_steps) == (
         RECORD,
         STEP + 1,
     )
@@ -118,40 +121,40 @@ def test_invariant_4_an_earlier_fence_prevents_the_switch(
     """Also when it comes after the place was looked up."""
     kept, changed = world.stage(), world.stage(keeps_step=False)
     world.fence.see(NEXT + 1)
-    assert not world.handover.renew(world.training_state.context, kept, RECORD)  # type: ignore[arg-type]
+    assert not world.handover.renew(world.current_training.context, kept, RECORD)  # type: ignore[arg-type]
     with pytest.raises(FencedError):
-        world.handover.activate(changed, RECORD)
+        world.handover.replace_context(changed, RECORD)
     assert not kept.is_taken
     assert not changed.is_taken
-    assert world.training_state.retained_work == OLD
+    assert world.current_training.retained_work == OLD
 
 
 def test_invariant_4_a_fence_while_groups_are_built_prevents_the_switch(
     world: HandoverHarness,
 ) -> None:
     """A report that was given at the fence knows nothing of its promise."""
-    world.training_state.context = world.training_state.retained_work = None
+    world.current_training.context = world.current_training.retained_work = None
     world.fence.fence(NEXT + 1)
     with pytest.raises(FencedError):
-        world.training_state.activate(context(NEXT), NEW, world.fence)
-    assert world.training_state.context is None
-    assert world.training_state.retained_work is None
+        world.current_training.begin(context(NEXT), NEW, world.fence)
+    assert world.current_training.context is None
+    assert world.current_training.retained_work is None
 
 
 def test_a_halted_engine_retains_no_work(world: HandoverHarness) -> None:
     staged = world.stage()
-    world.training_state.retained_work = None
-    assert not world.handover.renew(world.training_state.context, staged, RECORD)  # type: ignore[arg-type]
-    assert world.training_state.retained_work is None
+    world.current_training.retained_work = None
+    assert not world.handover.renew(world.current_training.context, staged, RECORD)  # type: ignore[arg-type]
+    assert world.current_training.retained_work is None
 
 
 def test_an_engine_switches_together_with_its_retained_work(world: HandoverHarness) -> None:
     staged = world.stage(keeps_step=False)
-    world.training_state.context = world.training_state.retained_work = None
-    taken = world.handover.activate(staged, RECORD)
-    assert world.training_state.context is taken
-    assert world.training_state.retained_work == NEW
-    assert (world.training_state.last_commit, world.training_state.committed_steps) == (
+    world.current_training.context = world.current_training.retained_work = None
+    taken = world.handover.replace_context(staged, RECORD)
+    assert world.current_training.context is taken
+    assert world.current_training.retained_work == NEW
+    assert (world.current_training.last_commit, world.current_training.committed_steps) == (
         RECORD,
         STEP + 1,
     )
@@ -200,11 +203,11 @@ def test_invariant_4_no_context_is_built_while_the_engine_may_still_commit(
 ) -> None:
     trains: Any = context(GENERATION)
     trains.halt = threading.Event()
-    world.training_state.context = trains
+    world.current_training.context = trains
     with pytest.raises(PlanariaError, match="trains in generation 3, and was not fenced"):
-        world.training_state.require_fenced(world.fence)
+        world.current_training.require_fenced(world.fence)
     trains.halt.set()
-    world.training_state.require_fenced(world.fence)
+    world.current_training.require_fenced(world.fence)
     trains.halt.clear()
     world.fence.fence(NEXT)
-    world.training_state.require_fenced(world.fence)
+    world.current_training.require_fenced(world.fence)

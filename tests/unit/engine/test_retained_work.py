@@ -20,7 +20,7 @@ def test_a_void_attempt_leaves_the_local_sums_and_nothing_else() -> None:
     progress.finished += [3, 5]
     progress.begin_attempt(4)
     progress.launch([0, 1, 2])
-    progress.enter([2], 6)
+    progress.finish([2], 6)
     assert (progress.in_flight, progress.complete) == ({0, 1}, {2: 6})
     assert not progress.is_complete([1, 2], 6)
     assert progress.is_complete([2], 6)

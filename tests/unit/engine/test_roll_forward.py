@@ -62,10 +62,10 @@ def test_a_trainer_applies_a_record_once_and_halts_if_it_cannot(
     monkeypatch.setattr(trainer, "apply_step", note("apply"))
     key = SumsKey(step=6, generation=generation)
     engine: Any = SimpleNamespace(
-        _training_state=SimpleNamespace(
+        _current_training=SimpleNamespace(
             sums=SimpleNamespace(key=key, by_layer={}, view=None),
             retained_work=None,
-            enter_commit=note("commit"),
+            finish_commit=note("commit"),
             retained_after_commit=lambda _: None,
             drop=note("drop"),
         ),
@@ -81,7 +81,7 @@ def test_a_trainer_applies_a_record_once_and_halts_if_it_cannot(
     to_write = trainer.Trainer._apply_record(engine, RECORD)
     assert calls == expected
     assert to_write == ([4] if "apply" in expected else ())
-    assert (engine._training_state.sums is None) == bool(expected)
+    assert (engine._current_training.sums is None) == bool(expected)
 
 
 def test_a_record_survives_the_wire() -> None:

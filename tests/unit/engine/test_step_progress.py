@@ -120,7 +120,7 @@ def test_complete_sums_of_one_generation_are_the_input_of_the_next(cut_off: int)
 def test_a_new_attempt_keeps_what_is_computed_and_nothing_of_the_sums() -> None:
     progress = StepProgress(step=3, generation=1, finished=[0, 2])
     progress.launch([4, 5])
-    progress.enter([5], 6)
+    progress.finish([5], 6)
     assert (progress.in_flight, progress.complete) == ({4}, {5: 6})
     progress.begin_attempt(2)
     assert (progress.generation, progress.finished) == (2, [0, 2])
@@ -131,7 +131,7 @@ def test_a_ledger_knows_what_a_microbatch_takes() -> None:
     """A step that computed nothing, as a follower's, says nothing of it."""
     progress = StepProgress(step=3, generation=1)
     assert progress.usual_microbatch_seconds == 0.0
-    progress = ledger_behind(progress, 1.5)
+    progress = progress_after(progress, 1.5)
     assert (progress.step, progress.generation, progress.finished) == (4, 1, [])
     assert progress.usual_microbatch_seconds == 0.5
     assert progress.next_step(5, 2).usual_microbatch_seconds == 0.5
@@ -139,14 +139,14 @@ def test_a_ledger_knows_what_a_microbatch_takes() -> None:
 
 def test_one_slow_step_means_nothing_and_several_do() -> None:
     """Who is given more for it keeps that until the next plan."""
-    progress = ledger_behind(StepProgress(step=0, generation=1), 1.5)
+    progress = progress_after(StepProgress(step=0, generation=1), 1.5)
     for slow in range(1, NUM_RECENT_STEPS):
-        progress = ledger_behind(progress, 3.0)
+        progress = progress_after(progress, 3.0)
         assert progress.usual_microbatch_seconds == 0.5, slow
-    assert ledger_behind(progress, 3.0).usual_microbatch_seconds == 1.0
+    assert progress_after(progress, 3.0).usual_microbatch_seconds == 1.0
 
 
-def ledger_behind(progress: StepProgress, compute_seconds: float) -> StepProgress:
+def progress_after(progress: StepProgress, compute_seconds: float) -> StepProgress:
     """Return the account after a step of three microbatches that took so long."""
     progress.finished.extend([0, 2, 5])
     progress.compute_seconds = compute_seconds

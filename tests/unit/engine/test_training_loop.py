@@ -27,7 +27,7 @@ class TrainingContext:
 
 def make_loop(**parts: Any) -> TrainingLoop:
     """A loop of the parts that a test needs."""
-    names = ("training_state", "handover", "checkpointer", "vitals", "reporter", "clock")
+    names = ("current_training", "handover", "checkpointer", "vitals", "reporter", "clock")
     return TrainingLoop(
         builder=parts.pop("builder", SimpleNamespace(resources=None)),
         halt=lambda _: None,
@@ -39,8 +39,8 @@ def make_loop(**parts: Any) -> TrainingLoop:
 def test_a_training_context_is_freed_when_another_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sums and buffers would be in use for as long as nothing breaks. Guard: whoever lets the
     loop train has no place in hand."""
-    training_state: Any = SimpleNamespace(context=TrainingContext(), committed_steps=0)
-    first = weakref.ref(training_state.context)
+    current_training: Any = SimpleNamespace(context=TrainingContext(), committed_steps=0)
+    first = weakref.ref(current_training.context)
     in_memory = []
 
     def attempt(context: TrainingContext) -> CommittedStep:
@@ -50,14 +50,14 @@ def test_a_training_context_is_freed_when_another_is_built(monkeypatch: pytest.M
         return CommittedStep(record=RECORD, broken=None)
 
     def go_on(context: TrainingContext, done: CommittedStep) -> TrainingContext:
-        training_state.context = TrainingContext()
-        return training_state.context  # type: ignore[no-any-return]
+        current_training.context = TrainingContext()
+        return current_training.context  # type: ignore[no-any-return]
 
     for name in ("compute", "begin_step"):
         monkeypatch.setattr(training, name, lambda *_: None)
     monkeypatch.setattr(training, "attempt", attempt)
     untold: Any = SimpleNamespace(step_begins=lambda: None)
-    loop = make_loop(training_state=training_state, vitals=training_state, reporter=untold)
+    loop = make_loop(current_training=current_training, vitals=current_training, reporter=untold)
     monkeypatch.setattr(loop, "_go_on", go_on)
     monkeypatch.setattr(loop, "_break_off", lambda *_: None)
     loop.train_from_start()
@@ -82,16 +82,16 @@ def test_an_engine_halted_while_it_copies_for_a_checkpoint_does_not_switch() -> 
         change_at=lambda _: SimpleNamespace(view=view),
         renew=lambda *_: False,
     )
-    training_state: Any = SimpleNamespace(
+    current_training: Any = SimpleNamespace(
         retained_after_commit=lambda _: None,
-        enter_commit=lambda *_: None,
+        finish_commit=lambda *_: None,
         drop=lambda: calls.append("dropped"),
         is_finished=False,
     )
     loop = make_loop(
         builder=SimpleNamespace(resources=SimpleNamespace(fence=fence)),
         handover=handover,
-        training_state=training_state,
+        current_training=current_training,
         checkpointer=SimpleNamespace(announce=lambda *_: [0], take=take),
     )
     context: Any = SimpleNamespace(view=view, halt=halt)

@@ -13,11 +13,11 @@ from torch import Tensor
 from planaria_worker.engine.layers.checkpoint.checkpointer import Checkpointer
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.recovery.staging import StagedChange
-from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step import training_step
 from planaria_worker.engine.step.commit_messages import (
     Decision,
@@ -89,10 +89,10 @@ def keep_gradients_of_a_broken_step(patch: pytest.MonkeyPatch) -> None:
 def retain_work_after_a_roll_forward(patch: pytest.MonkeyPatch) -> None:
     """A straggler goes on in the generation that the commit has ended."""
 
-    def retained_after_commit(self: TrainingState, _: CommitRecord) -> RetainedWork | None:
+    def retained_after_commit(self: CurrentTraining, _: CommitRecord) -> RetainedWork | None:
         return self.retained_work and self.retained_work.after_commit()
 
-    swap(patch, TrainingState.retained_after_commit, retained_after_commit)
+    swap(patch, CurrentTraining.retained_after_commit, retained_after_commit)
 
 
 def activate_by_hearsay(patch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def activate_by_hearsay(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_layers_at_once(patch: pytest.MonkeyPatch) -> None:
-    activate = Handover.activate
+    activate = Handover.replace_context
 
     def activate_and_drop(
         self: Handover, staged_change: StagedChange, record: CommitRecord

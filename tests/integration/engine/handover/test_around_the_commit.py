@@ -46,7 +46,7 @@ def test_an_engine_that_dies_around_the_commit_leaves_one_plan_or_the_other(
     begin(cluster, go, joining="e", failpoints={victim: [fatal]})
     handover = Handover(cluster, BOTH, WITH_E)
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     cluster.wait_until_dead(victim)
     reports = cluster.fence([victim])
     if place == "before_exchange":
@@ -73,7 +73,7 @@ def test_a_joiner_that_dies_after_the_commit_leaves_retained_work_of_the_next_pl
     begin(cluster, go, joining="e", failpoints={"e": [fatal]})
     handover = Handover(cluster, BOTH, WITH_E)
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     for name in "abcd":
         assert handover.switching_result(name).HasField("activated")
     cluster.wait_until_dead("e")
@@ -100,7 +100,7 @@ def test_a_fence_between_the_commit_and_the_switch_finds_no_retained_work(
     begin(cluster, go, failpoints={"c": [waiting]})
     handover = Handover(cluster, BOTH, WITHOUT_D)
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     for name in ("a", "b", "d"):
         handover.switching_result(name)
     reports = fence_while_held(cluster, place, ("a", "b", "c", "d"))
@@ -123,7 +123,7 @@ def test_a_straggler_rolls_forward_and_parks(
     begin(cluster, go, joining="e", failpoints={"b": [waiting]})
     handover = Handover(cluster, BOTH, WITH_E)
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     handover.switching_result("d")
     reports = fence_while_held(cluster, decision, ("a", "b", "c", "d", "e"))
     assert reports["a"].committed_steps == STEP
@@ -148,7 +148,7 @@ def test_a_fence_during_the_update_finds_no_retained_work_of_the_next_plan(
     begin(cluster, go, joining="e", failpoints={"b": [waiting], "e": []})
     handover = Handover(cluster, BOTH, WITH_E)
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     for name in "acd":
         assert handover.switching_result(name).HasField("activated")
     reports = fence_while_held(cluster, update, ("a", "b", "c", "d"))
@@ -170,7 +170,7 @@ def test_an_engine_that_votes_does_not_switch_on_what_a_followed_layer_says(
     handover = Handover(cluster, BOTH, WITHOUT_D)
     handover.prefer("b")
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     for name in "ab":
         assert handover.switching_result(name).HasField("activated")
     cluster.engines["d"].kill()
@@ -197,7 +197,7 @@ def test_layers_that_do_not_arrive_after_the_commit_are_a_fault(
     handover = Handover(cluster, BOTH, WITHOUT_D, rebuild_seconds=1)
     handover.prefer("b")
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     fault = cluster.wait_for_fault("c")
     assert fault.failure.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
     assert fault.generation == handover.generation

@@ -45,7 +45,7 @@ def test_a_node_joins_while_the_others_train(
     copy.touch()
     staged = handover.wait_until_staged()
     assert (staged["e"].bytes > 0, staged["a"].bytes) == (True, 0)
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     handover.wait_until_switched()
     assert cluster.committed_steps == STEP + 1
     finish(cluster, expected, WITH_E)
@@ -60,7 +60,7 @@ def test_a_node_leaves_and_another_takes_over_its_layers(
     handover = Handover(cluster, BOTH, WITHOUT_D)
     staged = handover.stage()
     assert staged["c"].bytes > 0
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     _, left = handover.wait_until_switched()
     assert left["d"].committed_steps == STEP + 1
     assert left["d"].last_commit.next_generation == handover.generation
@@ -78,12 +78,12 @@ def test_plans_change_one_after_the_other(
     begin(cluster, go, joining="e", failpoints={"a": [held(later, STEP + 1)]})
     first = Handover(cluster, BOTH, WITH_E)
     first.stage()
-    first.switch_behind(STEP, go)
+    first.switch_after(STEP, go)
     first.wait_until_switched()
     after = [Pipeline(PAIR, [0, 1, 2], keeps=True), Pipeline([("e", 7)], [3, 4, 5], keeps=True)]
     second = Handover(cluster, WITH_E, after)
     second.stage()
-    second.switch_behind(STEP + 1, later)
+    second.switch_after(STEP + 1, later)
     _, left = second.wait_until_switched()
     assert left.keys() == {"c", "d"}
     assert cluster.committed_steps == STEP + 2
@@ -111,7 +111,7 @@ def test_a_lost_pipeline_is_regrown_without_a_second_stop(
     regrown = [Pipeline([("a", 7)], [0, 1]), Pipeline(OTHER_PAIR, [2, 3, 4, 5], keeps=True)]
     handover = Handover(cluster, finishing, regrown, followers={"a": range(3)})
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     handover.wait_until_switched()
     finish(cluster, expected, regrown)
     assert not handover.has_parked(*"cd")
@@ -125,7 +125,7 @@ def test_a_joiner_needs_no_switch_of_its_own(
     begin(cluster, go, joining="e")
     handover = Handover(cluster, BOTH, WITH_E)
     handover.stage()
-    handover.switch_behind(STEP, go, but="e")
+    handover.switch_after(STEP, go, but="e")
     finish(cluster, expected, WITH_E)
     activated = cluster.ask("e", handover.generation, switch=Switch()).activated
     assert activated.committed_steps == STEP + 1
@@ -139,7 +139,7 @@ def test_after_the_last_step_no_engine_switches(
     cluster.train(BOTH)
     handover = Handover(cluster, BOTH, WITH_E)
     handover.stage()
-    handover.switch_behind(NUM_STEPS - 1, go)
+    handover.switch_after(NUM_STEPS - 1, go)
     finish(cluster, expected, BOTH)
     reports = cluster.quiesce()
     assert not reports["e"].layers
@@ -176,7 +176,7 @@ def test_replicas_are_equal_in_the_default_mode_too(tmp_path: Path, zygote: Zygo
         handover = Handover(cluster, BOTH, WITH_E)
         handover.begin_staging()  # while steps are committed
         handover.wait_until_staged()
-        handover.switch_behind(STEP, go)
+        handover.switch_after(STEP, go)
         handover.wait_until_switched()
         cluster.wait_until_finished(*"abcde")
         cluster.digest(WITH_E)  # all replicas have the same, or it fails
@@ -194,7 +194,7 @@ def test_layers_of_the_old_assignment_are_kept_until_the_first_commit(
     ]
     handover = Handover(cluster, BOTH, shifted)
     handover.stage()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     handover.wait_until_switched()
     reports = cluster.fence()
     assert {x.layer: x.version for x in reports["a"].layers} == dict.fromkeys(range(3), STEP + 1)

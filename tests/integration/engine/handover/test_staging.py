@@ -66,7 +66,7 @@ def test_a_joiner_that_falls_behind_restarts_its_layers(
         cluster.wait_for_step("d", STEP - 1)
         serve.touch()
         handover.wait_until_staged()
-        handover.switch_behind(STEP, go)
+        handover.switch_after(STEP, go)
         handover.wait_until_switched()
         finish(cluster, expected, WITH_E)
         assert "follower_fell_behind" in cluster.engines["a"].log()
@@ -83,7 +83,7 @@ def test_a_joiner_that_dies_in_staging_costs_nothing(
     again.stage()
     reason = handover.staging_result("a").failure.reason
     assert reason == ErrorReason.ERROR_REASON_STALE_GENERATION
-    again.switch_behind(STEP, go)
+    again.switch_after(STEP, go)
     again.wait_until_switched()
     finish(cluster, expected, WITHOUT_D)
     assert not handover.has_parked(*"abc")
@@ -171,7 +171,7 @@ def test_a_stopped_joiner_does_not_hold_up_the_others(
         assert not handover.has_parked(*"abcd")
         return
     handover.wait_until_staged()
-    handover.switch_behind(STEP, go)
+    handover.switch_after(STEP, go)
     for name in "abcd":
         assert handover.switching_result(name).HasField("activated")
     reports = cluster.fence(["e"])

@@ -21,5 +21,5 @@ A change without a loss does not stop training:
                                          else `TrainingLoop.switch`
     step/trainer.py `_join`              an engine that does not vote yet enters at that commit
 
-training_state.py has what all of these change: the context, the retained work, the newest commit.
+current_training.py has what all of these change: the context, the retained work, the newest commit.
 """

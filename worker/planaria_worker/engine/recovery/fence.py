@@ -214,7 +214,7 @@ class Fence:
     def computing(self) -> Iterator[None]:
         """Surround the training thread's passes, and its copies for a checkpoint.
 
-        A halted engine begins no other pass after these, and enters no other context, so callbacks
+        A halted engine begins no other pass after these, and begins no other context, so callbacks
         that wait for it to be halted are called at the beginning.
         """
         with self._lock:

@@ -1,7 +1,7 @@
 """The handover: a change of plan that is staged while training continues, and made at a commit.
 
 The training thread switches to the staged plan between two steps. An unchanged pipeline keeps its
-context, and goes on in the next generation in the same moment in which it enters the commit.
+context, and goes on in the next generation in the same moment in which it notes the commit.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,9 +11,9 @@ from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.plan.activation import Activation, Answer, Builder
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.recovery.staging import StagedAnswer, StagedChange, require_stageable
-from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 
@@ -29,7 +29,7 @@ class Handover:
         *,
         builder: Builder,
         job_secret: str,
-        training_state: TrainingState,
+        current_training: CurrentTraining,
         current_groups: CurrentGroups,
         failure_detector: FailureDetector,
         on_join: OnJoin,
@@ -37,7 +37,7 @@ class Handover:
         self._builder = builder
         self._job_secret = job_secret
         self._fence = builder.resources.fence
-        self._training_state = training_state
+        self._current_training = current_training
         self._current_groups = current_groups
         self._failure_detector = failure_detector
         self._on_join = on_join
@@ -56,8 +56,8 @@ class Handover:
             PlanariaError: it cannot be staged.
         """
         view = self._builder.view(activation)
-        with self._training_state.lock:
-            state = self._training_state
+        with self._current_training.lock:
+            state = self._current_training
             context = state.context if state.has_live_context else None
             require_stageable(activation, view, context)
             self._next = staged_change = StagedChange(
@@ -74,7 +74,7 @@ class Handover:
 
     def unstage(self, generation: int) -> None:
         """Drop a change that was staged in an older generation."""
-        with self._training_state.lock:
+        with self._current_training.lock:
             staged_change = self._next
             if staged_change is None or staged_change.generation >= generation:
                 return
@@ -104,20 +104,20 @@ class Handover:
 
     def watch(self, view: PlanView) -> None:
         """Watch the peers of a new plan, and those of the staged one."""
-        with self._training_state.lock:
+        with self._current_training.lock:
             self._peers = view.peers
             self._watch()
 
     def change_at(self, record: CommitRecord) -> StagedChange | None:
         """Return the change to make at a commit; None: there is none, or the job is finished."""
         staged_change = self._ready(record.next_generation)
-        is_over = self._training_state.ends_after(record.step + 1)
+        is_over = self._current_training.ends_after(record.step + 1)
         return None if staged_change is None or staged_change.is_taken or is_over else staged_change
 
     def renew(
         self, context: TrainingContext, staged_change: StagedChange, record: CommitRecord
     ) -> bool:
-        """Enter a commit after which an unchanged pipeline goes on in the next generation.
+        """Note a commit after which an unchanged pipeline goes on in the next generation.
 
         There is no moment without retained work.
 
@@ -136,21 +136,21 @@ class Handover:
             )
             self._current_groups.hand_over(staged_change.communicators)
 
-        training_state = self._training_state
-        with training_state.lock:
-            if not staged_change.view.keeps_step or training_state.retained_work is None:
+        current_training = self._current_training
+        with current_training.lock:
+            if not staged_change.view.keeps_step or current_training.retained_work is None:
                 return False
             try:
                 self._fence.install(staged_change.generation, change)
             except StaleGenerationError:
                 return False
-            training_state.enter_commit(record, staged_change.retained_work(record.step + 1))
+            current_training.finish_commit(record, staged_change.retained_work(record.step + 1))
             self.watch(staged_change.view)
         context.trace()
         return True
 
-    def activate(self, staged_change: StagedChange, record: CommitRecord) -> TrainingContext:
-        """Enter the context of the staged plan, when its layers have the commit.
+    def replace_context(self, staged_change: StagedChange, record: CommitRecord) -> TrainingContext:
+        """Begin to train in the context of the staged plan, when its layers have the commit.
 
         Raises:
             FencedError: the engine was fenced meanwhile.
@@ -160,18 +160,16 @@ class Handover:
         staged_change.wait_for_layers(version)
 
         def change() -> TrainingContext:
-            self._training_state.note_commit(record)
+            self._current_training.note_commit(record)
             return staged_change.take(version)
 
-        with self._training_state.lock:
+        with self._current_training.lock:
             try:
                 context = self._fence.install(staged_change.generation, change)
             except StaleGenerationError as error:
                 raise FencedError(staged_change.generation, error.newest) from None
             self._current_groups.hand_over(staged_change.communicators, context.pipeline_groups)
-            self._training_state.activate(
-                context, staged_change.retained_work(version), self._fence
-            )
+            self._current_training.begin(context, staged_change.retained_work(version), self._fence)
             self.watch(staged_change.view)
         self._has_switched = True
         return context

@@ -163,7 +163,7 @@ class GradientReduction:
                 self._launch(attempt)
 
     def run(self) -> None:
-        """Reduce every layer, the highest first, and enter it in the step progress when complete.
+        """Reduce every layer, the highest first, and note it in the step progress when complete.
 
         Raises:
             GroupBroken: an owner is gone, or a group was shut; incomplete sums are still local.
@@ -264,7 +264,7 @@ class GradientReduction:
             if value is not None and num_counted == self._num_microbatches:
                 is_lent |= self._sums.put_complete(piece, value)
             if piece.end == self._sums.sums[piece.layer].numel():
-                attempt.progress.enter([piece.layer], num_counted)
+                attempt.progress.finish([piece.layer], num_counted)
         attempt.num_finished += 1
         begun.copy = begun.work = None
         if copy is not None and is_lent:
@@ -378,7 +378,7 @@ class _Attempt:
         return part_of(rank, piece, self.query.holder(piece.layer))
 
     def count(self, layer: int, num_counted: int) -> int:
-        """Enter another piece of a layer; return the least count of all its pieces."""
+        """Count another piece of a layer; return the least count of all its pieces."""
         least = min(num_counted, self.num_counted.get(layer, num_counted))
         self.num_counted[layer] = least
         return least

@@ -12,9 +12,9 @@ from planaria_worker.engine.plan.activation import Activation, Answer, Builder, 
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.process.step_reports import StepReporter
 from planaria_worker.engine.process.telemetry import Vitals
+from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
-from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.training_context import build_context
 from planaria_worker.engine.step.training_loop import TrainingLoop
 from planaria_worker.engine.step.training_thread import TrainingThread
@@ -27,7 +27,7 @@ class Activator:
         self,
         *,
         builder: Builder,
-        training_state: TrainingState,
+        current_training: CurrentTraining,
         current_groups: CurrentGroups,
         handover: Handover,
         loop: TrainingLoop,
@@ -41,7 +41,7 @@ class Activator:
         self._resources = builder.resources
         self._fence = builder.resources.fence
         self._stopwatch = builder.resources.stopwatch
-        self._training_state = training_state
+        self._current_training = current_training
         self._current_groups = current_groups
         self._handover = handover
         self._loop = loop
@@ -71,7 +71,7 @@ class Activator:
         if view.keeps_step:
             return self._accept_kept(activation, view, answer)
         self._builder.require_layers(view, activation.committed_steps)
-        self._training_state.require_fenced(self._fence)
+        self._current_training.require_fenced(self._fence)
         self._halt("the plan changed")
         communicators = self._builder.communicators(activation)
         begun: Future[datetime] = Future()
@@ -101,7 +101,7 @@ class Activator:
             self._current_groups.set_pipeline(())
             self._begin_generation(communicators, activation, view)
 
-        with self._training_state.lock:
+        with self._current_training.lock:
             self._fence.install(activation.generation, change)  # a fence from here on shuts them
             self._handover.watch(view)
         self._builder.start(communicators, view.groups, activation)
@@ -115,10 +115,10 @@ class Activator:
         begun: Future[datetime],
         answer: Answer,
     ) -> None:
-        """Enter a new context, whose groups are being built, and train until the engine must stop.
+        """Train in a new context, whose groups are being built, until the engine must stop.
 
         Raises:
-            FencedError: the engine was fenced before it entered the context.
+            FencedError: the engine was fenced before the context began.
             PlanariaError: the plan cannot be activated.
         """
         try:
@@ -135,22 +135,22 @@ class Activator:
             finally:
                 del begun  # a failure would keep itself
             try:
-                num_groups = self._enter_context(activation, view, communicators)
+                num_groups = self._build_context(activation, view, communicators)
             except GroupBroken as error:
                 raise self._builder.explain(error, activation.generation) from None
             self._stopwatch.lap("rebuild")
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             answer(self._builder.activated(start_time, num_groups, activation.committed_steps))
-            if not self._training_state.is_finished:
+            if not self._current_training.is_finished:
                 self._loop.train_from_start()
 
-    def _enter_context(
+    def _build_context(
         self, activation: Activation, view: PlanView, communicators: Communicators
     ) -> int:
         """Build the new context as soon as its groups are built; return how many groups it has."""
         self._resources.store.keep(view.hosted_layers)
         self._thread.drop_halted()
-        self._training_state.sums = None
+        self._current_training.sums = None
         self._vitals.committed_steps = activation.committed_steps
         groups = communicators.wait()
         step = activation.committed_steps
@@ -163,10 +163,10 @@ class Activator:
             states=self._resources.store.states,
             resumed_step=step if view.is_resuming else None,
         )
-        with self._training_state.lock:
+        with self._current_training.lock:
             self._current_groups.set_pipeline(context.pipeline_groups)
             retained_work = None if view.is_follower else retained_by(activation, view)
-            self._training_state.activate(context, retained_work, self._fence)
+            self._current_training.begin(context, retained_work, self._fence)
         return len(groups)
 
     # The context that is kept: a healthy pipeline finishes its step in another generation.
@@ -175,12 +175,12 @@ class Activator:
         self, activation: Activation, view: PlanView, answer: Answer
     ) -> Callable[[], None]:
         communicators = self._builder.communicators(activation)
-        with self._training_state.lock:
-            context = self._training_state.require_retained_work(
+        with self._current_training.lock:
+            context = self._current_training.require_retained_work(
                 activation, view, self._current_groups, self._fence
             )
             self._begin_generation(communicators, activation, view)
-            self._training_state.retained_work = retained_by(activation, view)
+            self._current_training.retained_work = retained_by(activation, view)
         self._handover.watch(view)
         self._builder.start(communicators, view.sum_groups, activation, answer)
         self._fence.resume()
@@ -194,7 +194,7 @@ class Activator:
         rank of the pipeline does.
         """
         with self._thread.training():
-            if not self._training_state.has_live_context:
+            if not self._current_training.has_live_context:
                 broken = GroupBroken("the pipeline broke before its step went on")
                 awaited.shut(str(broken))
                 self._reporter.report_fault(
@@ -203,7 +203,7 @@ class Activator:
                 return
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._stopwatch.lap("idle")
-            self._training_state.sums = None
+            self._current_training.sums = None
             self._loop.train_renewed(activation.generation, awaited)
 
     def _begin_generation(

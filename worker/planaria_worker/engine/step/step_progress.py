@@ -62,7 +62,7 @@ class StepProgress:
         """Note that the all-reduce of layers has begun."""
         self.in_flight.update(layers)
 
-    def enter(self, layers: Iterable[int], num_counted: int) -> None:
+    def finish(self, layers: Iterable[int], num_counted: int) -> None:
         """Note that the sums of layers are complete."""
         for layer in layers:
             self.in_flight.discard(layer)

@@ -23,12 +23,12 @@ from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.plan.activation import Activation, Answer, Builder
 from planaria_worker.engine.process.step_reports import Listener, StepReporter
 from planaria_worker.engine.process.telemetry import Vitals
+from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.recovery.roll_forward import RollForward, decide_roll_forward
 from planaria_worker.engine.recovery.staging import StagedChange
-from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.activator import Activator
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.step_progress import StepProgress
@@ -57,12 +57,12 @@ class Trainer:
         self._checkpointer = checkpointer
         self._current_groups = CurrentGroups()
         self._reporter = StepReporter(resources, listener, clock)
-        self._training_state = TrainingState(
+        self._current_training = CurrentTraining(
             vitals=vitals, trace=resources.stopwatch.trace, num_commits=resources.job.num_commits
         )
         self._thread = TrainingThread(
             fence=resources.fence,
-            training_state=self._training_state,
+            current_training=self._current_training,
             vitals=vitals,
             stopwatch=resources.stopwatch,
             clock=clock,
@@ -70,14 +70,14 @@ class Trainer:
         self.handover = Handover(
             builder=builder,
             job_secret=job_secret,
-            training_state=self._training_state,
+            current_training=self._current_training,
             current_groups=self._current_groups,
             failure_detector=failure_detector,
             on_join=self._submit_join,
         )
         self._loop = TrainingLoop(
             builder=builder,
-            training_state=self._training_state,
+            current_training=self._current_training,
             handover=self.handover,
             checkpointer=checkpointer,
             vitals=vitals,
@@ -88,7 +88,7 @@ class Trainer:
         )
         self._activator = Activator(
             builder=builder,
-            training_state=self._training_state,
+            current_training=self._current_training,
             current_groups=self._current_groups,
             handover=self.handover,
             loop=self._loop,
@@ -104,17 +104,17 @@ class Trainer:
     @property
     def progress(self) -> StepProgress:
         """The progress of the step in flight, or of the last one."""
-        return self._training_state.progress
+        return self._current_training.progress
 
     @property
     def retained_work(self) -> RetainedWork | None:
         """What the engine keeps of the step in flight; None: its pipeline is broken, or none."""
-        return self._training_state.retained_work
+        return self._current_training.retained_work
 
     @property
     def last_commit(self) -> CommitRecord | None:
         """The newest commit that the engine is a witness of."""
-        return self._training_state.last_commit
+        return self._current_training.last_commit
 
     @property
     def park_time(self) -> datetime:
@@ -152,10 +152,12 @@ class Trainer:
         Returns:
             Whether the pipeline is healthy, and its work retained. Otherwise the engine is halted.
         """
-        training_state = self._training_state
+        current_training = self._current_training
         self._current_groups.retain_idle(lost)
-        with training_state.lock:
-            context = training_state.context if training_state.retained_work is not None else None
+        with current_training.lock:
+            context = (
+                current_training.context if current_training.retained_work is not None else None
+            )
             members = {s.engine_id for s in context.view.pipeline.stages} if context else set()
         if context is None or not self._current_groups.is_pipeline_healthy or members & set(lost):
             self.halt(reason)
@@ -165,7 +167,7 @@ class Trainer:
 
     def halt(self, reason: str) -> None:
         """End whatever the training thread does or waits for; its gradients are dropped."""
-        context = self._training_state.halt()
+        context = self._current_training.halt()
         self._current_groups.shut(reason)
         if context is not None:
             self.submit(self._thread.drop_halted)
@@ -201,9 +203,9 @@ class Trainer:
             self._fence.end()
 
     def _apply_record(self, record: CommitRecord) -> Sequence[int]:
-        """Apply and enter a witness's record; return the layers to copy for a checkpoint."""
-        training_state = self._training_state
-        sums, resources = training_state.sums, self._resources
+        """Commit the step of a witness's record; return the layers to copy for a checkpoint."""
+        current_training = self._current_training
+        sums, resources = current_training.sums, self._resources
         todo = decide_roll_forward(
             record,
             committed_steps=self._vitals.committed_steps,
@@ -217,20 +219,20 @@ class Trainer:
         else:
             apply_step(resources.job, resources.store, resources.feed, sums.by_layer, record)
             to_write = self._checkpointer.announce(sums.view, record.step + 1)
-        training_state.sums = None
+        current_training.sums = None
         self.submit(self._catch_up)  # first: an Activate that follows is submitted after it
-        training_state.enter_commit(record, training_state.retained_after_commit(record))
+        current_training.finish_commit(record, current_training.retained_after_commit(record))
         self._reporter.step_done(record)  # all witnesses may have died before they reported it
-        if training_state.retained_work is None:
-            training_state.drop()
+        if current_training.retained_work is None:
+            current_training.drop()
         self._thread.park()
         return to_write
 
     def _catch_up(self) -> None:
         """Begin the next step after a roll forward, as the witnesses of the commit have done."""
-        training_state = self._training_state
-        is_current = training_state.progress.step == training_state.committed_steps
-        if not training_state.has_live_context or is_current:
+        current_training = self._current_training
+        is_current = current_training.progress.step == current_training.committed_steps
+        if not current_training.has_live_context or is_current:
             return
         self._fence.resume()
         with self._thread.training():
@@ -257,6 +259,6 @@ class Trainer:
         with self._thread.training():
             self._resources.stopwatch.lap("idle")
             self._thread.drop_halted()
-            self._training_state.sums = None
+            self._current_training.sums = None
             if self._loop.switch(staged_change, record) is not None:
                 self._loop.train_from_start()

@@ -1,4 +1,4 @@
-"""The loop over steps: compute, attempt, enter the commit, go on, in this plan or the next one."""
+"""The loop over steps: compute, attempt, note the commit, go on, in this plan or the next one."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -10,10 +10,10 @@ from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.plan.activation import Builder
 from planaria_worker.engine.process.step_reports import StepReporter
 from planaria_worker.engine.process.telemetry import Vitals
+from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.staging import StagedChange
-from planaria_worker.engine.recovery.training_state import TrainingState
 from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 from planaria_worker.engine.step.training_step import (
@@ -32,7 +32,7 @@ class TrainingLoop:
         self,
         *,
         builder: Builder,
-        training_state: TrainingState,
+        current_training: CurrentTraining,
         handover: Handover,
         checkpointer: Checkpointer,
         vitals: Vitals,
@@ -43,7 +43,7 @@ class TrainingLoop:
     ) -> None:
         self._builder = builder
         self._resources = builder.resources
-        self._training_state = training_state
+        self._current_training = current_training
         self._handover = handover
         self._checkpointer = checkpointer
         self._vitals = vitals
@@ -115,7 +115,7 @@ class TrainingLoop:
         self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
         try:
             self._resources.failpoints.hit("switch", record.step)
-            context = self._handover.activate(staged_change, record)
+            context = self._handover.replace_context(staged_change, record)
             if context.view.is_deciding:
                 self._reporter.hold_step(record)
         except Exception as error:
@@ -131,7 +131,7 @@ class TrainingLoop:
         return context
 
     def _context(self) -> TrainingContext:
-        context = self._training_state.context
+        context = self._current_training.context
         assert context is not None  # noqa: S101 - only the training thread drops it
         return context
 
@@ -140,16 +140,18 @@ class TrainingLoop:
         begin_step(context, self._vitals.committed_steps)
 
     def _go_on(self, context: TrainingContext, done: CommittedStep) -> TrainingContext | None:
-        """Enter a commit; return the context of the next step, or None if there is none."""
+        """Note a commit; return the context of the next step, or None if there is none."""
         record, view = done.record, context.view
         self._handover.release_replaced(context)
         staged_change = self._handover.change_at(record) if done.broken is None else None
         is_kept = staged_change is not None and self._handover.renew(context, staged_change, record)
         if not is_kept:
             retained_work = (
-                self._training_state.retained_after_commit(record) if done.broken is None else None
+                self._current_training.retained_after_commit(record)
+                if done.broken is None
+                else None
             )
-            self._training_state.enter_commit(record, retained_work)
+            self._current_training.finish_commit(record, retained_work)
         to_write = self._checkpointer.announce(view, record.step + 1)
         if context.view.is_deciding:
             self._reporter.hold_step(record)  # a fence may come during the copies
@@ -168,10 +170,10 @@ class TrainingLoop:
         if staged_change is not None and not (
             staged_change.view.keeps_step or context.halt.is_set()
         ):
-            self._training_state.drop()
+            self._current_training.drop()
             return self.switch(staged_change, record)
-        if record.ends_generation or self._training_state.is_finished:
-            self._training_state.drop()
+        if record.ends_generation or self._current_training.is_finished:
+            self._current_training.drop()
             return None
         if context.halt.is_set():
             fenced = FencedError(context.generation, self._resources.fence.newest)
@@ -194,7 +196,7 @@ class TrainingLoop:
         if done.cause is not None:
             self._reporter.report_fault(done.cause, context.generation, context.progress.step)
         if context.pipeline is None or context.halt.is_set():
-            self._training_state.drop()
+            self._current_training.drop()
 
     def _break_off(self, error: Exception, context: TrainingContext) -> None:
         """Halt, drop the context and report the error.
@@ -205,5 +207,5 @@ class TrainingLoop:
             if isinstance(error, GroupBroken):
                 self._retain_idle()  # an engine was lost, or a fence came: a new plan will follow
             self._halt(str(error))
-        self._training_state.drop()
+        self._current_training.drop()
         self._reporter.report_fault(error, context.generation, context.progress.step)

@@ -98,7 +98,7 @@ def compute(context: TrainingContext, microbatches: Sequence[int]) -> None:
 def attempt(context: TrainingContext) -> CommittedStep | AbortedAttempt:
     """Reduce the local gradients of all owners, vote on the step, and apply it if it is committed.
 
-    After a commit the fence is not settled: the caller enters the commit in its state first. If the
+    After a commit the fence is not settled: the caller notes the commit in its state first. If the
     next plan of the step is there already, the attempt is aborted at once.
 
     Raises:

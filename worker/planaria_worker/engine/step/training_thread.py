@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
 from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
+from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.recovery.training_state import TrainingState
 
 
 class TrainingThread:
@@ -18,13 +18,13 @@ class TrainingThread:
         self,
         *,
         fence: Fence,
-        training_state: TrainingState,
+        current_training: CurrentTraining,
         vitals: Vitals,
         stopwatch: Stopwatch,
         clock: Clock,
     ) -> None:
         self._fence = fence
-        self._training_state = training_state
+        self._current_training = current_training
         self._vitals = vitals
         self._stopwatch = stopwatch
         self._clock = clock
@@ -52,16 +52,16 @@ class TrainingThread:
 
     def park(self) -> None:
         """Keep what the step in flight could be committed from, and enter PARKED or FINISHED."""
-        self._training_state.keep_sums()
+        self._current_training.keep_sums()
         self.park_time = self._clock.now()
         self._stopwatch.trace.event("rest")
-        is_finished = self._training_state.is_finished
+        is_finished = self._current_training.is_finished
         self._vitals.enter(
             EngineState.ENGINE_STATE_FINISHED if is_finished else EngineState.ENGINE_STATE_PARKED
         )
 
     def drop_halted(self) -> None:
         """Drop a training context that was halted while the thread was parked."""
-        context = self._training_state.context
+        context = self._current_training.context
         if context is not None and context.halt.is_set():
-            self._training_state.drop()
+            self._current_training.drop()

@@ -15,7 +15,7 @@ from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.engine.step.training_context import TrainingContext
 
 
-class TrainingState:
+class CurrentTraining:
     """The training context, the retained work and the newest commit, which change together.
 
     Attributes:
@@ -63,7 +63,7 @@ class TrainingState:
         """Whether the job ends after so many steps."""
         return committed_steps >= self._num_commits
 
-    def activate(
+    def begin(
         self, context: TrainingContext, retained_work: RetainedWork | None, fence: Fence
     ) -> None:
         """Train in a new context from now on.
@@ -76,8 +76,8 @@ class TrainingState:
             self.context, self.retained_work = context, retained_work
         context.trace()
 
-    def enter_commit(self, record: CommitRecord, retained_work: RetainedWork | None) -> None:
-        """Enter a commit, and what is retained after it unless the engine was halted."""
+    def finish_commit(self, record: CommitRecord, retained_work: RetainedWork | None) -> None:
+        """Note a commit, and what is retained after it unless the engine was halted."""
         with self.lock:
             is_halted = self.retained_work is None
             self.note_commit(record)
