@@ -89,10 +89,12 @@ async def test_recoveries(with_job: SqlDatabase) -> None:
     async with with_job.unit_of_work() as work:
         await work.recoveries.save_lost_seconds("job-1", 3, 1.5)
         await work.recoveries.save(replace(RECOVERY, id=3, cause="node_joined"))
-        newest = await work.recoveries.newest("job-1")
         await work.commit()
-    assert newest is not None
-    assert (newest.id, newest.lost_seconds) == (3, 1.5)
+    async with with_job.unit_of_work() as work:
+        page = await work.recoveries.page("job-1", page_size=3, page_token="")
+        unmeasured = await work.recoveries.unmeasured("job-1")
+    assert [each.lost_seconds for each in page.items] == [None, None, 1.5]
+    assert [each.id for each in unmeasured] == [1, 2]
 
     totals = await with_job.totals()
     assert totals.jobs == {JobState.RUNNING: 1}

@@ -235,8 +235,12 @@ class _Recoveries(_Table):
             if (each.job_id, each.id) == (job_id, recovery_id):
                 self.t.recoveries[index] = replace(each, lost_seconds=seconds)
 
-    async def newest(self, job_id: str) -> Recovery | None:
-        return next((r for r in reversed(self.t.recoveries) if r.job_id == job_id), None)
+    async def unmeasured(self, job_id: str) -> Sequence[Recovery]:
+        return [
+            r
+            for r in self.t.recoveries
+            if r.job_id == job_id and r.hit_step is not None and r.lost_seconds is None
+        ]
 
     async def _find(self, job_id: str, recovery_id: int) -> Recovery | None:
         found = (r for r in self.t.recoveries if (r.job_id, r.id) == (job_id, recovery_id))

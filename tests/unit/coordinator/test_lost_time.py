@@ -62,6 +62,27 @@ async def test_a_restart_of_the_coordinator_loses_nothing() -> None:
     await world.stop()
 
 
+@pytest.mark.parametrize("crashes_within_recovery", [True, False])
+async def test_a_restart_after_another_loss_loses_nothing(*, crashes_within_recovery: bool) -> None:
+    """The steps that the first recovery is compared with were not stored before the second loss."""
+    world = await hit_world(2.5)
+    await world.train(3)
+    for agent in world.agents.values():
+        agent.held_kinds.update({"activate"} if crashes_within_recovery else ())
+    await world.kill_node("n1")
+    assert len(world.recoveries) == 2 - crashes_within_recovery
+    await world.crash_coordinator()
+    for agent in world.agents.values():
+        agent.release()
+    await world.reconnect()
+    await world.train(14)
+    await world.coordinator.flush()
+    first, second = world.recoveries
+    assert first.lost_seconds == pytest.approx(2.5)
+    assert second.lost_seconds is not None
+    await world.stop()
+
+
 async def test_the_end_of_the_job_is_the_end_of_the_steps() -> None:
     world = await running_world(4, training={"steps": 8})
     await world.train(2)

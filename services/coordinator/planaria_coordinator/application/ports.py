@@ -169,8 +169,8 @@ class RecoveryRepository(Protocol):
         """Add what is known only some steps after the recovery."""
         ...
 
-    async def newest(self, job_id: str) -> Recovery | None:
-        """Return the newest, None before the first."""
+    async def unmeasured(self, job_id: str) -> Sequence[Recovery]:
+        """List those that have hit a step and have no `lost_seconds`, the oldest first."""
         ...
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:

@@ -200,9 +200,13 @@ class SqlRecoveries:
         )
         write(self._transaction, statement.values(lost_seconds=seconds))
 
-    async def newest(self, job_id: str) -> Recovery | None:
-        query = select(RECOVERIES).where(RECOVERIES.c.job_id == job_id)
-        return await find_first(self._transaction, Recovery, query.order_by(RECOVERIES.c.id.desc()))
+    async def unmeasured(self, job_id: str) -> Sequence[Recovery]:
+        query = select(RECOVERIES).where(
+            RECOVERIES.c.job_id == job_id,
+            RECOVERIES.c.hit_step.is_not(None),
+            RECOVERIES.c.lost_seconds.is_(None),
+        )
+        return await find_all(self._transaction, Recovery, query.order_by(RECOVERIES.c.id))
 
     async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
         return await self._listing.page(

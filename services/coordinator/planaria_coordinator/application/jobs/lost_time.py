@@ -18,12 +18,13 @@ class LostTimeMeter:
     def __init__(self, database: Database, job_id: str) -> None:
         self._database = database
         self._job_id = job_id
-        self._open: dict[int, Recovery] | None = None
+        self._open: dict[int, Recovery] = {}
+        self._is_loaded = False
 
     def note(self, recovery: Recovery) -> None:
         """Have a recovery measured that was stored."""
         if recovery.hit_step is not None:
-            self._open = {**(self._open or {}), recovery.id: recovery}
+            self._open[recovery.id] = recovery
 
     async def measure(self, newest_step: int, *, has_ended: bool) -> bool:
         """Store what has become known; whether something has.
@@ -35,7 +36,7 @@ class LostTimeMeter:
         await self._load()
         due = [
             (each, each.hit_step)
-            for each in (self._open or {}).values()
+            for each in self._open.values()
             if each.hit_step is not None
             and (has_ended or newest_step >= each.hit_step + MIN_WHOLE_STEPS)
         ]
@@ -45,14 +46,13 @@ class LostTimeMeter:
         return has_measured
 
     async def _load(self) -> None:
-        """Go on after a restart: only the newest recovery can still be measured."""
-        if self._open is not None:
+        """After a restart, look again at every recovery that has not been measured."""
+        if self._is_loaded:
             return
         async with self._database.unit_of_work() as work:
-            newest = await work.recoveries.newest(self._job_id)
-        self._open = {}
-        if newest is not None and newest.lost_seconds is None:
-            self.note(newest)
+            for recovery in await work.recoveries.unmeasured(self._job_id):
+                self._open.setdefault(recovery.id, recovery)
+        self._is_loaded = True
 
     async def _measure_one(self, recovery: Recovery, step: int, *, has_ended: bool) -> bool:
         async with self._database.unit_of_work() as work:
@@ -62,6 +62,6 @@ class LostTimeMeter:
             if lost.seconds is not None:
                 await work.recoveries.save_lost_seconds(self._job_id, recovery.id, lost.seconds)
                 await work.commit()
-        if lost.is_final and self._open is not None:
+        if lost.is_final:
             del self._open[recovery.id]
         return lost.seconds is not None
