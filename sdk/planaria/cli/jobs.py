@@ -10,8 +10,8 @@ from planaria import tracking
 from planaria._calls import Call, Calls, list_events
 from planaria._connection import read
 from planaria._words import counted
-from planaria.cli import options
 from planaria.cli.job_report import event_text
+from planaria.cli.options import Address, AsJson, Follow, JobId, list_by_default
 from planaria.cli.output import (
     console,
     evaluation_text,
@@ -20,37 +20,29 @@ from planaria.cli.output import (
     perplexity_of,
     print_json,
     print_table,
+    show,
     state_text,
 )
 from planaria.cli.plans import print_plan
 from planaria.client import Client
-from planaria.models import Job, Recovery, StepMetrics
+from planaria.models import Job, JobPlan, LogLine, Recovery, StepMetrics
 
 app = typer.Typer(help="What was submitted, how it goes, and why.", rich_markup_mode=None)
 
 
-@app.callback(invoke_without_command=True)
-def _list_by_default(
-    context: typer.Context, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
-    if context.invoked_subcommand is None:
-        list_jobs(address, as_json)
-    else:
-        options.hand_down(context, address, as_json=as_json)
-
-
 @app.command("list")
-def list_jobs(address: options.Address = None, as_json: options.AsJson = False) -> None:
+def list_jobs(address: Address = None, as_json: AsJson = False) -> None:
     """List the jobs."""
-    call = Calls.list_jobs()
-    with Client(address) as client:
-        body = client.fetch(call)
-    if as_json:
-        print_json(body)
-        return
+    show(Calls.list_jobs(), address, as_json, _print_jobs)
+
+
+list_by_default(app, list_jobs)
+
+
+def _print_jobs(jobs: tuple[Job, ...]) -> None:
     print_table(
         ("JOB", "NAME", "STATE", "STEP", "LOSS", "TOKENS/S", "SUBMITTED"),
-        (_row(job) for job in read(call, body)),
+        map(_row, jobs),
         empty="no jobs: submit one with `planaria submit JOB.yaml`",
     )
 
@@ -68,7 +60,7 @@ def _row(job: Job) -> tuple[str | Text, ...]:
 
 
 @app.command("track")
-def track(job_id: options.JobId, address: options.Address = None) -> None:
+def track(job_id: JobId, address: Address = None) -> None:
     """Write the steps of a job to what its file names under `metrics`, until it ends."""
     with Client(address) as client:
         count = tracking.track(client, client.get_job(job_id))
@@ -76,17 +68,14 @@ def track(job_id: options.JobId, address: options.Address = None) -> None:
 
 
 @app.command("get")
-def get(
-    job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
+def get(job_id: JobId, address: Address = None, as_json: AsJson = False) -> None:
     """Show a job and the failures it has lived through."""
-    call = Calls.get_job(job_id)
-    with Client(address) as client:
-        body = client.fetch(call)
-        if as_json:
-            print_json(body)
-            return
-        _print_job(read(call, body), client.job_recoveries(job_id))
+
+    def for_people(job: Job) -> None:
+        with Client(address) as client:
+            _print_job(job, client.job_recoveries(job_id))
+
+    show(Calls.get_job(job_id), address, as_json, for_people)
 
 
 def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
@@ -151,49 +140,26 @@ def _recovery_row(recovery: Recovery) -> tuple[str, ...]:
     )
 
 
-def _change(
-    call: Callable[[str], Call[Job]], job_id: str, address: str | None, as_json: bool
-) -> None:
-    with Client(address) as client:
-        body = client.fetch(call(job_id))
-    if as_json:
-        print_json(body)
-        return
-    typer.echo(f"{job_id} {body['state']}")
+def _change(call: Callable[[str], Call[Job]]) -> Callable[..., None]:
+    def change(job_id: JobId, address: Address = None, as_json: AsJson = False) -> None:
+        show(call(job_id), address, as_json, lambda job: typer.echo(f"{job_id} {job.state}"))
+
+    return change
 
 
-@app.command("cancel")
-def cancel(
-    job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
-    """End a job; nothing is written."""
-    _change(Calls.cancel_job, job_id, address, as_json)
-
-
-@app.command("pause")
-def pause(
-    job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
-    """Pause a job after its next commit."""
-    _change(Calls.pause_job, job_id, address, as_json)
-
-
-@app.command("resume")
-def resume(
-    job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
-    """Continue a paused job."""
-    _change(Calls.resume_job, job_id, address, as_json)
+app.command("cancel", help="End a job; nothing is written.")(_change(Calls.cancel_job))
+app.command("pause", help="Pause a job after its next commit.")(_change(Calls.pause_job))
+app.command("resume", help="Continue a paused job.")(_change(Calls.resume_job))
 
 
 @app.command("metrics")
 def metrics(
-    job_id: options.JobId,
+    job_id: JobId,
     evaluations: Annotated[
         bool, typer.Option("--evaluations", help="Only steps that evaluated.")
     ] = False,
-    address: options.Address = None,
-    as_json: options.AsJson = False,
+    address: Address = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the figures of each committed step: loss, evaluation, learning rate, speed."""
     call = Calls.job_metrics(job_id)
@@ -204,9 +170,10 @@ def metrics(
     if as_json:
         print_json(body)
         return
+    steps = read(call, body)
     print_table(
         ("STEP", "LOSS", "EVALUATION", "PERPLEXITY", "LEARNING RATE", "GRADIENT NORM", "TOKENS/S"),
-        (_metrics_row(step) for step in read(call, body)),
+        map(_metrics_row, steps),
         empty="no evaluations yet" if evaluations else "no steps yet",
     )
 
@@ -224,27 +191,20 @@ def _metrics_row(step: StepMetrics) -> tuple[str, ...]:
 
 
 @app.command("logs")
-def logs(
-    job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
+def logs(job_id: JobId, address: Address = None, as_json: AsJson = False) -> None:
     """Print the lines that the job's engines wrote."""
-    call = Calls.job_logs(job_id)
-    with Client(address) as client:
-        body = client.fetch(call)
-    if as_json:
-        print_json(body)
-        return
+    show(Calls.job_logs(job_id), address, as_json, _print_logs)
+
+
+def _print_logs(lines: tuple[LogLine, ...]) -> None:
     out = console()
-    for line in read(call, body):
+    for line in lines:
         out.print(Text(f"{local_time(line.time)} {line.engine_id} {line.text}"))
 
 
 @app.command("events")
 def events(
-    job_id: options.JobId,
-    follow: options.Follow = False,
-    address: options.Address = None,
-    as_json: options.AsJson = False,
+    job_id: JobId, follow: Follow = False, address: Address = None, as_json: AsJson = False
 ) -> None:
     """Print what happened to a job (JSON with --follow: one event a line)."""
     out = console()
@@ -265,19 +225,14 @@ _LAST_EVENTS = frozenset({"job_succeeded", "job_failed", "job_cancelled"})
 
 
 @app.command("plan")
-def plan(
-    job_id: options.JobId, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
+def plan(job_id: JobId, address: Address = None, as_json: AsJson = False) -> None:
     """Show which pipelines run on which nodes, and why."""
-    call = Calls.job_plan(job_id)
-    with Client(address) as client:
-        body: Any = client.fetch(call)
-    if as_json:
-        print_json(body)
-        return
-    answer = read(call, body)
-    if answer.plan is None:
-        typer.echo(f"{job_id} has no plan yet")
-        return
-    typer.echo(f"generation {answer.generation}: {answer.reason}")
-    print_plan(answer.plan)
+
+    def for_people(answer: JobPlan) -> None:
+        if answer.plan is None:
+            typer.echo(f"{job_id} has no plan yet")
+        else:
+            typer.echo(f"generation {answer.generation}: {answer.reason}")
+            print_plan(answer.plan)
+
+    show(Calls.job_plan(job_id), address, as_json, for_people)

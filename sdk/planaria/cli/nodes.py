@@ -6,37 +6,27 @@ import typer
 from rich.text import Text
 
 from planaria._calls import Call, Calls
-from planaria._connection import read
-from planaria.cli import options
-from planaria.cli.output import local_time, print_json, print_table, state_text
+from planaria.cli.options import Address, AsJson, NodeId, list_by_default
+from planaria.cli.output import local_time, print_table, show, state_text
 from planaria.client import Client
 from planaria.models import Node
 
 app = typer.Typer(help="The machines of the cluster.", rich_markup_mode=None)
 
 
-@app.callback(invoke_without_command=True)
-def _list_by_default(
-    context: typer.Context, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
-    if context.invoked_subcommand is None:
-        list_nodes(address, as_json)
-    else:
-        options.hand_down(context, address, as_json=as_json)
-
-
 @app.command("list")
-def list_nodes(address: options.Address = None, as_json: options.AsJson = False) -> None:
+def list_nodes(address: Address = None, as_json: AsJson = False) -> None:
     """List the nodes."""
-    call = Calls.list_nodes()
-    with Client(address) as client:
-        body = client.fetch(call)
-    if as_json:
-        print_json(body)
-        return
+    show(Calls.list_nodes(), address, as_json, _print_nodes)
+
+
+list_by_default(app, list_nodes)
+
+
+def _print_nodes(nodes: tuple[Node, ...]) -> None:
     print_table(
         ("NODE", "STATE", "ADDRESS", "ACCELERATORS", "ENGINES", "AGENT PID", "LAST HEARTBEAT"),
-        (_row(node) for node in read(call, body)),
+        map(_row, nodes),
         empty="no nodes: start one with `planaria-worker --coordinator HOST:PORT`",
     )
 
@@ -54,43 +44,22 @@ def _row(node: Node) -> tuple[str | Text, ...]:
     )
 
 
-def _change(
-    call: Callable[[str], Call[Node]], node_id: str, address: str | None, as_json: bool
-) -> None:
-    with Client(address) as client:
-        body = client.fetch(call(node_id))
-    if as_json:
-        print_json(body)
-        return
-    typer.echo(f"{node_id} {body['state']}")
+def _change(call: Callable[[str], Call[Node]]) -> Callable[..., None]:
+    def change(node_id: NodeId, address: Address = None, as_json: AsJson = False) -> None:
+        show(call(node_id), address, as_json, lambda node: typer.echo(f"{node_id} {node.state}"))
+
+    return change
 
 
-@app.command("drain")
-def drain(
-    node_id: options.NodeId, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
-    """Free a node of its work without losing a microbatch."""
-    _change(Calls.drain_node, node_id, address, as_json)
-
-
-@app.command("cordon")
-def cordon(
-    node_id: options.NodeId, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
-    """Keep new work off a node."""
-    _change(Calls.cordon_node, node_id, address, as_json)
-
-
-@app.command("uncordon")
-def uncordon(
-    node_id: options.NodeId, address: options.Address = None, as_json: options.AsJson = False
-) -> None:
-    """End a cordon or a drain."""
-    _change(Calls.uncordon_node, node_id, address, as_json)
+app.command("drain", help="Free a node of its work without losing a microbatch.")(
+    _change(Calls.drain_node)
+)
+app.command("cordon", help="Keep new work off a node.")(_change(Calls.cordon_node))
+app.command("uncordon", help="End a cordon or a drain.")(_change(Calls.uncordon_node))
 
 
 @app.command("rm")
-def remove(node_id: options.NodeId, address: options.Address = None) -> None:
+def remove(node_id: NodeId, address: Address = None) -> None:
     """Forget a node that is lost or drained."""
     with Client(address) as client:
         client.remove_node(node_id)

@@ -1,7 +1,6 @@
 """Options and arguments that several commands share."""
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -19,8 +18,18 @@ Address = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the REST body and nothing else.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 NodeId = Annotated[str, typer.Argument(metavar="NODE", help="The node's id.")]
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow it until it ends.")]
+
+
+def list_by_default(app: typer.Typer, list_all: Callable[[str | None, bool], None]) -> None:
+    """Let a group of commands list what it is about when no subcommand is given."""
+
+    @app.callback(invoke_without_command=True)
+    def run(context: typer.Context, address: Address = None, as_json: AsJson = False) -> None:
+        if context.invoked_subcommand is None:
+            list_all(address, as_json)
+        else:
+            hand_down(context, address, as_json=as_json)
 
 
 def hand_down(context: typer.Context, address: str | None, *, as_json: bool = False) -> None:

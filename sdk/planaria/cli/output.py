@@ -3,15 +3,20 @@
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from planaria._calls import Call
+from planaria._connection import read
+from planaria.client import Client
 from planaria.models import Job
+
+T = TypeVar("T")
 
 _LARGEST_EXPONENT = 700.0
 
@@ -39,6 +44,18 @@ def console() -> Console:
     if not made.is_terminal:
         made.width = 1_000
     return made
+
+
+def show(
+    call: Call[T], address: str | None, as_json: bool, for_people: Callable[[T], None]
+) -> None:
+    """Send a call and print its answer: the REST body for programs, or as `for_people` does."""
+    with Client(address) as client:
+        body = client.fetch(call)
+    if as_json:
+        print_json(body)
+    else:
+        for_people(read(call, body))
 
 
 def print_json(body: Any) -> None:

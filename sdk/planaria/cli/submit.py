@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +16,13 @@ from planaria._connection import read
 from planaria.aio import AsyncClient
 from planaria.cli import options
 from planaria.cli.job_report import JobReport, Say
-from planaria.cli.output import console, print_error, print_json, print_note
+from planaria.cli.output import console, print_error, print_json, print_note, show
 from planaria.cli.plans import print_plan
 from planaria.client import Client
 from planaria.errors import InvalidArgumentError
 from planaria.job import ImportedSpec, JobSpec
 from planaria.job_file import load_job_file, parse_job
-from planaria.models import Job
+from planaria.models import DryRun, Job
 
 _TRACKING_SECONDS = 30.0
 """How long a job's last metrics may take to be written after its end."""
@@ -53,14 +54,15 @@ def submit(
 ) -> None:
     spec = _spec(path, resume, address)
     if dry_run:
-        _show_plan(spec, resume, address, as_json)
+        call = Calls.plan(spec, resume_job_id=resume)
+        show(call, address, as_json, partial(_print_dry_run, spec))
         return
     if follow:
         tracking.require_installed(spec.metrics)
-    call = Calls.submit(spec, resume_job_id=resume)
+    submission = Calls.submit(spec, resume_job_id=resume)
     with Client(address) as client:
-        body = client.fetch(call)
-    job = read(call, body)
+        body = client.fetch(submission)
+    job = read(submission, body)
     if not as_json:
         _tell_beginning(job)
     if not follow:
@@ -118,14 +120,7 @@ def _tell_beginning(job: Job) -> None:
         print_note(f"training begins from {init_from}")
 
 
-def _show_plan(spec: JobSpec, resume: str | None, address: str | None, as_json: bool) -> None:
-    call = Calls.plan(spec, resume_job_id=resume)
-    with Client(address) as client:
-        body = client.fetch(call)
-    if as_json:
-        print_json(body)
-        return
-    answer = read(call, body)
+def _print_dry_run(spec: JobSpec, answer: DryRun) -> None:
     _tell_beginning(answer.job)
     plan = answer.plan
     if plan is None and isinstance(spec.model, ImportedSpec):
