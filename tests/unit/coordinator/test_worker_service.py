@@ -23,13 +23,13 @@ from planaria.api.worker.v1.worker_service_pb2_grpc import (
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcclient import bearer, open_channel, to_planaria_error
 from planaria_common.grpcserver import GrpcServer
+from planaria_common.messages import from_message, to_message
 from planaria_common.version import PROTOCOL_VERSION
 from planaria_coordinator.application.agents.agent_messages import EngineExited
 from planaria_coordinator.domain.engines import directive as words
 from planaria_coordinator.domain.engines.outcome import Failure, FenceReport, HeldLayer
 from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
 from planaria_coordinator.entrypoints.grpc.worker_service import WorkerServicer
-from planaria_coordinator.messages import from_message, to_message
 from unit.coordinator.simulation import World
 
 if TYPE_CHECKING:  # the generated stub is one class at run time

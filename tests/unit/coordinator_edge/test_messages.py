@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from planaria.api.common.v1 import plan_pb2
 from planaria.api.coordinator.v1 import resources_pb2
 from planaria.api.worker.v1 import report_pb2, worker_service_pb2
+from planaria_common.messages import from_message, to_message
 from planaria_coordinator.application.agents import agent_messages
 from planaria_coordinator.domain.engines import directive, outcome
 from planaria_coordinator.domain.engines.node import EngineSnapshot, Node
@@ -22,7 +23,6 @@ from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.recovery.recovery_record import Recovery
 from planaria_coordinator.entrypoints.grpc.from_agent import result_of
 from planaria_coordinator.entrypoints.grpc.to_agent import PlanMessages, directive_message
-from planaria_coordinator.messages import from_message, to_message
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

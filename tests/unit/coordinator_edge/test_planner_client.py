@@ -23,6 +23,7 @@ from planaria_common.errors import (
     UnavailableError,
 )
 from planaria_common.grpcserver import GrpcServer
+from planaria_common.messages import to_message
 from planaria_coordinator.adapters.planner_client import PlannerClient
 from planaria_coordinator.domain.placement.planner_query import (
     Holding,
@@ -31,7 +32,6 @@ from planaria_coordinator.domain.placement.planner_query import (
     PlanQuery,
     Problem,
 )
-from planaria_coordinator.messages import to_message
 from unit.coordinator_edge.conftest import TOKEN
 from unit.coordinator_edge.fakes import PLAN
 from unit.coordinator_edge.test_scheduler import PROFILE

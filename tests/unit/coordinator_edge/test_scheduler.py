@@ -18,6 +18,7 @@ from planaria.api.coordinator.v1.scheduler_service_pb2_grpc import (
 from planaria_common.errors import InvalidArgumentError
 from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcserver import GrpcServer
+from planaria_common.messages import to_message
 from planaria_coordinator.application.ports import NodesQuestion, PlanQuestion
 from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import (
@@ -29,7 +30,6 @@ from planaria_coordinator.domain.placement.planner_query import (
 from planaria_coordinator.entrypoints.grpc.custom_policy import CustomPolicy
 from planaria_coordinator.entrypoints.grpc.scheduler_service import SchedulerServicer
 from planaria_coordinator.entrypoints.grpc.scheduler_sessions import SchedulerSessions
-from planaria_coordinator.messages import to_message
 from unit.coordinator_edge.conftest import TOKEN
 from unit.coordinator_edge.fakes import PLAN, job, node
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planaria_coordinator import messages
+from planaria_common import messages
 from planaria_coordinator.application import coordinator as application
 from planaria_coordinator.application.agents import declare_lost_nodes, node_updates
 from planaria_coordinator.application.agents.node_registry import NodeEntry

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from planaria.api.common.v1 import profile_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria_common.grpcclient import bearer
 from planaria_common.grpcwire import is_healthy
-from unit.planner.messages import plan_nodes, profile_message, small_problem
+from planaria_common.messages import to_message
+from unit.planner.messages import plan_nodes, small_problem
 from unit.planner.profiles import equal_layers
 
 if TYPE_CHECKING:  # the name exists for type checkers only
@@ -32,7 +34,8 @@ async def test_a_plan_says_how_many_microbatches_fit(
 ) -> None:
     """A layer of 1,000 bytes a node, and 100 bytes for each microbatch in flight; 0: all fit."""
     problem = small_problem(num_microbatches=1, fault_tolerance=0, min_nodes_per_pipeline=4)
-    problem.profile.CopyFrom(profile_message(equal_layers(4, memory_bytes=memory_bytes)))
+    profile = equal_layers(4, memory_bytes=memory_bytes)
+    problem.profile.CopyFrom(to_message(profile, profile_pb2.ModelProfile))
     answer = await planner.Instantiate(
         pb.InstantiateRequest(problem=problem, nodes=plan_nodes(*"abcd"))
     )

@@ -5,12 +5,13 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from planaria.api.common.v1 import plan_pb2
+from planaria.api.common.v1 import plan_pb2, profile_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceStub
 from planaria_common.errors import ErrorReason, PlanariaError, UnavailableError
 from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcwire import is_healthy
+from planaria_common.messages import from_message, to_message
 from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import (
     Candidate,
@@ -19,8 +20,6 @@ from planaria_coordinator.domain.placement.planner_query import (
     PlanQuery,
     Problem,
 )
-from planaria_coordinator.messages import from_message, to_message
-from planaria_coordinator.plan_messages import profile_message
 
 if TYPE_CHECKING:  # the generated stub is one class at run time
     from planaria.api.planner.v1.planner_service_pb2_grpc import PlannerServiceAsyncStub
@@ -169,7 +168,7 @@ def _next_plan(answer: pb.ReconfigureResponse) -> PlanAnswer:
 
 def _problem(problem: Problem) -> pb.Problem:
     return pb.Problem(
-        profile=profile_message(problem.profile),
+        profile=to_message(problem.profile, profile_pb2.ModelProfile),
         num_microbatches=problem.num_microbatches,
         fault_tolerance=problem.fault_tolerance,
         min_nodes_per_pipeline=problem.min_nodes_per_pipeline,

@@ -2,60 +2,28 @@
 
 from collections.abc import Iterable, Sequence
 
-from planaria.api.common.v1 import plan_pb2, profile_pb2
+from planaria.api.common.v1 import plan_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
 from planaria_common.errors import PlanariaError
+from planaria_common.messages import from_message
 from planaria_planner.changes.candidates import RunningPipeline
 from planaria_planner.changes.checks import invalid_argument
 from planaria_planner.changes.contingency_plans import Outcome
 from planaria_planner.changes.inventory import Holdings
 from planaria_planner.changes.reconfigure import Candidate, Reconfiguration
 from planaria_planner.cost.cost_model import Stage
-from planaria_planner.cost.profile import Hardware, Layer, ModelProfile, NodeKind
+from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.plans.nodes import Node
 from planaria_planner.plans.problem import Plan, Problem
 
 
 def problem_from(message: pb.Problem) -> Problem:
     return Problem(
-        profile=profile_from(message.profile),
+        profile=from_message(message.profile, ModelProfile),
         num_microbatches=message.num_microbatches,
         fault_tolerance=message.fault_tolerance,
         min_nodes_per_pipeline=message.min_nodes_per_pipeline,
         max_stage_accelerators=message.max_stage_accelerators or None,
-    )
-
-
-def profile_from(message: profile_pb2.ModelProfile) -> ModelProfile:
-    hardware = message.hardware
-    return ModelProfile(
-        microbatch_size=message.microbatch_size,
-        hardware=Hardware(
-            node_kinds=tuple(
-                NodeKind(
-                    name=kind.name,
-                    accelerators_per_node=kind.accelerators_per_node,
-                    accelerator_memory_bytes=kind.accelerator_memory_bytes,
-                    relative_speed=kind.relative_speed,
-                )
-                for kind in hardware.node_kinds
-            ),
-            intra_node_bytes_per_second=hardware.intra_node_bytes_per_second,
-            inter_node_bytes_per_second=hardware.inter_node_bytes_per_second,
-            link_latency_seconds=hardware.link_latency_seconds,
-        ),
-        layers=tuple(
-            Layer(
-                name=layer.name,
-                forward_seconds=dict(layer.forward_seconds),
-                backward_seconds=dict(layer.backward_seconds),
-                parameter_bytes=layer.parameter_bytes,
-                state_bytes=layer.state_bytes,
-                activation_bytes=layer.activation_bytes,
-                output_bytes=layer.output_bytes,
-            )
-            for layer in message.layers
-        ),
     )
 
 

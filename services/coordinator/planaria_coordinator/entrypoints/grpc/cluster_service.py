@@ -9,10 +9,10 @@ import grpc
 
 from planaria.api.coordinator.v1 import cluster_service_pb2 as pb
 from planaria.api.coordinator.v1 import cluster_service_pb2_grpc, resources_pb2
+from planaria_common.messages import to_message
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
 from planaria_coordinator.entrypoints.streams import until_stopped
-from planaria_coordinator.messages import to_message
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

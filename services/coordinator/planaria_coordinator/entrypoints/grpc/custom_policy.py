@@ -6,9 +6,10 @@ from datetime import timedelta
 
 from google.protobuf.duration_pb2 import Duration
 
-from planaria.api.common.v1 import plan_pb2
+from planaria.api.common.v1 import plan_pb2, profile_pb2
 from planaria.api.coordinator.v1 import resources_pb2
 from planaria.api.coordinator.v1 import scheduler_service_pb2 as pb
+from planaria_common.messages import from_message, to_message
 from planaria_common.words import counted
 from planaria_coordinator.application.ports import (
     NodesDecision,
@@ -22,8 +23,6 @@ from planaria_coordinator.entrypoints.grpc.scheduler_sessions import (
     NoAnswerError,
     SchedulerSessions,
 )
-from planaria_coordinator.messages import from_message, to_message
-from planaria_coordinator.plan_messages import profile_message
 
 
 class CustomPolicy:
@@ -92,7 +91,8 @@ class CustomPolicy:
 
     def _plan_request(self, question: PlanQuestion) -> pb.DecisionRequest:
         request = self._request(question)
-        request.plan_question.profile.CopyFrom(profile_message(question.profile))
+        profile = to_message(question.profile, profile_pb2.ModelProfile)
+        request.plan_question.profile.CopyFrom(profile)
         if question.current is not None:
             request.plan_question.current.CopyFrom(to_message(question.current, plan_pb2.Plan))
         request.plan_question.available_node_ids.extend(question.available_node_ids)

@@ -5,10 +5,10 @@ from typing import get_args
 
 from planaria.api.worker.v1 import report_pb2
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.messages import from_message
 from planaria_coordinator.application.agents.agent_messages import CheckpointReport
 from planaria_coordinator.domain.engines import outcome as outcomes
 from planaria_coordinator.domain.engines.directive import LayerWritten
-from planaria_coordinator.messages import from_message
 
 _OUTCOMES = MappingProxyType(
     {each.__dataclass_fields__["kind"].default: each for each in get_args(outcomes.Outcome)}

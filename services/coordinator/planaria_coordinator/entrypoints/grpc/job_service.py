@@ -10,9 +10,9 @@ import grpc
 from planaria.api.common.v1 import plan_pb2
 from planaria.api.coordinator.v1 import job_service_pb2 as pb
 from planaria.api.coordinator.v1 import job_service_pb2_grpc, resources_pb2
+from planaria_common.messages import from_struct, to_message
 from planaria_coordinator.application.jobs.jobs import Jobs
 from planaria_coordinator.entrypoints.streams import until_stopped
-from planaria_coordinator.messages import from_struct, to_message
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

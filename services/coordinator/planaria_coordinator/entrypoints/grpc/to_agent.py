@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from planaria.api.worker.v1 import directive_pb2
+from planaria_common.messages import to_message
 from planaria_coordinator.domain.engines.directive import Activate, Directive
-from planaria_coordinator.messages import to_message
 
 
 class PlanMessages:

@@ -11,6 +11,7 @@ from planaria.api.worker.v1.worker_service_pb2 import ReportsStored as ProtoRepo
 from planaria.api.worker.v1.worker_service_pb2 import SessionRequest, SessionResponse
 from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.messages import from_message, to_message
 from planaria_coordinator.application.agents.agent_messages import (
     EngineExited,
     EngineFault,
@@ -24,7 +25,6 @@ from planaria_coordinator.application.agents.agent_session import AgentSession
 from planaria_coordinator.application.agents.sessions import Sessions
 from planaria_coordinator.domain.engines.node import EngineSnapshot
 from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
-from planaria_coordinator.messages import from_message, to_message
 
 HELLO_TIMEOUT_SECONDS = 10.0
 

@@ -1,9 +1,10 @@
 """Dataclasses to protobuf messages and back, by field names.
 
-The domain knows no protobuf. Fields match by name, except that the wire says `bytes` for
-`num_bytes`, omits a unit that the type has (`rebuild_timeout` for `rebuild_timeout_seconds`), and
-sends hexadecimal digests as bytes. Callers convert other differences in shape explicitly. Whatever
-is made must be complete: each of its fields has a counterpart in what it is made from.
+Fields match by name, except that the wire says `bytes` for `num_bytes`, omits a unit that the type
+has (`rebuild_timeout` for `rebuild_timeout_seconds`), sends hexadecimal digests as bytes, and has
+seconds by number of accelerators where a dataclass has those of one. Callers convert other
+differences in shape explicitly. Whatever is made must be complete: each of its fields has a
+counterpart in what it is made from.
 """
 
 import dataclasses
@@ -21,15 +22,12 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.struct_pb2 import Struct, Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.engines.node import EngineState
-
 MessageT = TypeVar("MessageT", bound=Message)
 DataT = TypeVar("DataT")
 Convert = Callable[[Any], Any]
 
-_UNSPECIFIED: Mapping[type[StrEnum], StrEnum] = MappingProxyType(
-    {EngineState: EngineState.STARTING, ErrorReason: ErrorReason.INTERNAL}
+_UNSPECIFIED: Mapping[str, str] = MappingProxyType(
+    {"EngineState": "STARTING", "ErrorReason": "INTERNAL"}
 )
 """What a reader makes of an enum that the sender left unset."""
 
@@ -205,6 +203,8 @@ def _converters(annotation: Any, field: FieldDescriptor) -> tuple[Convert, Conve
         return _each(encode), tuple if decode is _same else _each(decode)
     if message_type is None:
         return _scalar_converters(annotation, field)
+    if message_type.GetOptions().map_entry and annotation is float:
+        return lambda seconds: {1: seconds}, lambda seconds: seconds[1]
     if message_type.GetOptions().map_entry:
         _, decode = _converters(get_args(annotation)[1], message_type.fields_by_name["value"])
         return _same, lambda values: {key: decode(value) for key, value in values.items()}
@@ -249,8 +249,8 @@ def _enum_converters(enum: type[StrEnum], descriptor: EnumDescriptor) -> tuple[C
     members: dict[int, StrEnum] = {
         number: enum(name) for name, number in numbers.items() if number != 0
     }
-    if enum in _UNSPECIFIED:
-        members[0] = _UNSPECIFIED[enum]
+    if descriptor.name in _UNSPECIFIED:
+        members[0] = enum(_UNSPECIFIED[descriptor.name])
     return numbers.__getitem__, members.__getitem__
 
 
