@@ -1,4 +1,4 @@
-"""Reads what engines wrote while they ran (`planaria_worker.engine.process.telemetry`)."""
+"""Reads what engines wrote while they ran (`planaria_worker.engine.telemetry`)."""
 
 import json
 from collections.abc import Iterable, Iterator

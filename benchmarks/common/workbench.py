@@ -24,7 +24,7 @@ from benchmarks.common.jobs import write_text
 from benchmarks.common.trace import EngineTrace, read_traces
 from planaria.job import JobSpec
 from planaria.models import Job, Pipeline, Plan, Recovery, StepMetrics
-from planaria_worker.engine.process.telemetry import ENVIRONMENT_VARIABLE
+from planaria_worker.engine.telemetry import ENVIRONMENT_VARIABLE
 
 POLL_SECONDS = 0.1
 QUIET_SECONDS = 1.0

@@ -13,15 +13,14 @@ from benchmarks.overhead.configurations import Configuration
 from benchmarks.overhead.plain import PlainPipeline
 from benchmarks.overhead.reducer import Reducer
 from benchmarks.overhead.torch_schedule import TorchPipeline
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import Communicators, Groups
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan.plan import PipelineAssignment, StageAssignment
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch
-from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.reduction.complete_sums import cut_into_buckets
 from planaria_worker.engine.step.training_context import (
     EngineResources,
@@ -29,6 +28,7 @@ from planaria_worker.engine.step.training_context import (
     build_context,
 )
 from planaria_worker.engine.step.training_step import attempt, begin_step, compute
+from planaria_worker.engine.telemetry import Stopwatch
 from planaria_worker.models.stage import Stage, build_stage, hosted_layers
 from planaria_worker.models.state import LayerState, initial_state
 

@@ -18,7 +18,7 @@ from benchmarks.oracle.from_spec import reference_run
 from planaria.job import JobSpec
 from planaria.models import Job, Recovery
 from planaria_common.priority import AHEAD
-from planaria_worker.engine.process.failpoints import ENVIRONMENT_VARIABLE
+from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE
 from support.pool import Script
 from support.priority import may_come_first
 

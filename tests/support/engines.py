@@ -16,7 +16,7 @@ import pytest
 
 from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.report_pb2 import DirectiveResult, EngineFault, EngineState, StepReport
-from planaria_worker.engine.process.failpoints import ENVIRONMENT_VARIABLE
+from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE
 from planaria_worker.engine_config import EngineConfig, Transport
 from support.engine_zygote import Zygote
 from support.one_engine import TIMEOUT_SECONDS, EngineDiedError, TestEngine

@@ -8,7 +8,7 @@
     fired = pool.wait_for_mark(script, line)
 
 An engine reads the script that was the newest one when it started, and its lines as they come
-(planaria_worker.engine.process.failpoint_script). What engines did and when is in `pool.traces`.
+(planaria_worker.engine.failpoint_script). What engines did and when is in `pool.traces`.
 """
 
 import itertools
@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.common.cluster import Cluster
 from planaria_common.credentials import ensure_token
-from planaria_worker.engine.process.failpoint_script import mark
-from planaria_worker.engine.process.failpoints import ENVIRONMENT_VARIABLE as FAILPOINTS
-from planaria_worker.engine.process.telemetry import ENVIRONMENT_VARIABLE as TRACE
+from planaria_worker.engine.failpoint_script import mark
+from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE as FAILPOINTS
+from planaria_worker.engine.telemetry import ENVIRONMENT_VARIABLE as TRACE
 from support.network import Network
 
 

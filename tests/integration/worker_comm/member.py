@@ -12,6 +12,7 @@ import torch
 
 from integration.worker_comm.bounds import BOUND_SECONDS, GLOO_TIMEOUT_SECONDS
 from integration.worker_comm.storm import Storm
+from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from planaria_worker.engine.groups import (
     Communicators,
     Group,
@@ -22,7 +23,6 @@ from planaria_worker.engine.groups import (
     SumGroup,
 )
 from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
-from planaria_worker.engine.process.failpoints import Failpoint, Failpoints
 from planaria_worker.engine_config import Transport
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers
 

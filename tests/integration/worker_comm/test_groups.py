@@ -9,8 +9,8 @@ import pytest
 
 from integration.worker_comm.conftest import StartRanks
 from integration.worker_comm.ranks import Pending, Rank
+from planaria_worker.engine.failpoints import Action, Failpoint
 from planaria_worker.engine.groups import GroupKind, GroupSpec
-from planaria_worker.engine.process.failpoints import Action, Failpoint
 
 pytestmark = pytest.mark.integration
 

@@ -11,9 +11,9 @@ import pytest
 from integration.worker_comm.bounds import BOUND_SECONDS
 from integration.worker_comm.conftest import StartRanks
 from integration.worker_comm.member import large_layer
-from planaria_worker.engine.groups.failure_detector import FailureDetector
+from planaria_worker.engine.failpoints import Action, Failpoint, Failpoints
 from planaria_worker.engine.layers.copy import CopyInterrupted, LayerFetcher
-from planaria_worker.engine.process.failpoints import Action, Failpoint, Failpoints
+from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from unit.worker_comm.layers import SECRET, same
 
 pytestmark = pytest.mark.integration

@@ -20,8 +20,8 @@ from planaria_coordinator.domain.engines.directive import (
     Switch,
 )
 from planaria_coordinator.domain.engines.outcome import Activated, Committed, Copied, FenceReport
+from planaria_worker.engine.commit_record import CommitRecord as WorkersRecord
 from planaria_worker.engine.recovery.roll_forward import RollForward, SumsKey, decide_roll_forward
-from planaria_worker.engine.step.commit_record import CommitRecord as WorkersRecord
 from unit.coordinator.engine_state import (
     NOON,
     Followed,

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
@@ -17,10 +20,6 @@ from planaria_worker.engine.plan.plan import (
     stage_assignments,
 )
 from planaria_worker.engine.plan.plan_view import view_plan
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch
-from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import (
     EngineResources,
     TrainingContext,
@@ -32,6 +31,7 @@ from planaria_worker.engine.step.training_step import (
     begin_step,
     compute,
 )
+from planaria_worker.engine.telemetry import Stopwatch
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
 from support.memory_groups import MemoryGroup, connect

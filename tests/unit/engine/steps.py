@@ -13,13 +13,13 @@ from typing import cast
 
 import torch
 
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import SumGroup
+from planaria_worker.engine.numerics.accumulate import Piece
 from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch
-from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.engine.reduction.gradient_reduction import GradientReduction
+from planaria_worker.engine.telemetry import Stopwatch
 from unit.engine.plans import pipeline as pipeline_plan
 from unit.engine.plans import untied
 from unit.engine.summing import (

@@ -14,12 +14,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken, GroupSpec
-from planaria_worker.engine.numerics.accumulate import FixedPoint, GradientSums
-from planaria_worker.engine.recovery.fence import FencedError
-from planaria_worker.engine.reduction.complete_sums import Piece
+from planaria_worker.engine.numerics.accumulate import FixedPoint, GradientSums, Piece
 from planaria_worker.engine.reduction.gradient_reduction import GradientReduction
-from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step_progress import StepProgress
 from planaria_worker.models.layout import LayerLayout, TensorLayout
 
 NUM_LAYERS = 3

@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 from planaria_common.clock import SystemClock
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import Communicators, GroupKind, GroupSpec, StoreServer
 from planaria_worker.engine.job import open_job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.plan.activation import Activation, Builder
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch
-from planaria_worker.engine.recovery.fence import Fence
+from planaria_worker.engine.recovery.activation import Activation, Builder
 from planaria_worker.engine.step.training_context import EngineResources
+from planaria_worker.engine.telemetry import Stopwatch
 from support.training_jobs import training_job
 
 HOST = "127.0.0.1"

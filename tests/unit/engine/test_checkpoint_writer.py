@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from planaria_common.errors import PlanariaError
+from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from planaria_worker.engine.job import open_job
 from planaria_worker.engine.layers.checkpoint.checkpointer import Checkpointer, CheckpointPlan
 from planaria_worker.engine.layers.checkpoint.errors import CheckpointError, LateWriterError
@@ -18,7 +19,6 @@ from planaria_worker.engine.layers.checkpoint.layout import layer_file, partial_
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.layers.checkpoint.writer import Part, Writer
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.process.failpoints import Failpoint, Failpoints
 from planaria_worker.models.state import initial_state
 from support.training_jobs import training_job
 

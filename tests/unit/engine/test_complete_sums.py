@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria_worker.engine.numerics.accumulate import Piece
 from planaria_worker.engine.reduction.complete_sums import (
     NOBODY,
     Holder,
     Part,
-    Piece,
     cut_into_buckets,
     find_holder,
     part_of,

@@ -22,14 +22,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.groups import Communicators, GroupBroken, Groups
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
-from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 from planaria_worker.engine.step.training_step import CommittedStep, attempt, begin_step, compute
+from planaria_worker.engine.step_progress import StepProgress
 from support import memory_groups
 from support.memory_groups import MemoryGroup
 from unit.engine.contexts import GENERATION, build_contexts, make_job, run_one_step

@@ -5,9 +5,9 @@ import pytest
 from planaria_common.errors import ErrorReason
 from planaria_worker.engine.data.errors import DataError
 from planaria_worker.engine.groups import GroupBroken
-from planaria_worker.engine.process.faults import fault_of
 from planaria_worker.engine.step.commit_messages import CommitMismatchError, DecisionKind
 from planaria_worker.engine.step.training_step import RefusedStepError
+from planaria_worker.engine.training.faults import fault_of
 
 
 @pytest.mark.parametrize(

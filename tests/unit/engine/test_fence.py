@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from planaria_worker.engine.recovery.fence import Fence, FencedError, StaleGenerationError
+from planaria_worker.engine.fence import Fence, FencedError, StaleGenerationError
 
 
 def test_invariant_4_a_fenced_engine_passes_no_exchange_of_an_older_generation() -> None:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.copy import CommitFeed, CommittedSum
-from planaria_worker.engine.layers.followed_layers import FollowedLayers
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.numerics.accumulate import GradientSums
-from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.recovery.followed_layers import FollowedLayers
 from planaria_worker.engine.step.training_step import apply_step
 from planaria_worker.models.state import SLOTS, initial_state
 from support.training_jobs import training_job

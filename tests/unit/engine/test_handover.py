@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from planaria_common.errors import PlanariaError
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.groups.current_groups import CurrentGroups
-from planaria_worker.engine.process.telemetry import Trace, Vitals
 from planaria_worker.engine.recovery.current_training import CurrentTraining
-from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork
-from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.telemetry import Trace, Vitals
 
 GENERATION, NEXT, STEP, NUM_STEPS = 3, 4, 6, 9
 RECORD = CommitRecord(

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.data.errors import DataError
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence, StaleGenerationError
 from planaria_worker.engine.job import Job, open_job
 from planaria_worker.engine.layers.copy import CommitFeed, LayerFetcher
 from planaria_worker.engine.layers.initial_state import InitialStateFromSeed
 from planaria_worker.engine.layers.layer_store import LayerStore, fill
 from planaria_worker.engine.layers.layer_tasks import LayerTasks, WantedLayers
 from planaria_worker.engine.numerics.accumulate import GradientSums
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.recovery.fence import Fence, StaleGenerationError
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_step import apply_step
 from planaria_worker.models.state import empty_state, initial_state
 from support.training_jobs import training_job

@@ -1,7 +1,7 @@
 """What is kept of a step, and what an attempt that came to nothing leaves of it."""
 
 from planaria_worker.engine.recovery.retained_work import RetainedWork
-from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step_progress import StepProgress
 
 
 def test_a_commit_begins_the_next_step_with_the_regular_microbatches() -> None:

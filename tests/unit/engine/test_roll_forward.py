@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.recovery.roll_forward import (
     RollForward,
     SumsKey,
     decide_roll_forward,
 )
-from planaria_worker.engine.step import trainer
-from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.training import trainer
 
 RECORD = CommitRecord(step=6, generation=3, gradient_norm=1.5, loss=2.25, num_tokens=64)
 

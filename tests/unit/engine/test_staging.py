@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.job import open_job
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.recovery.staging import StagedChange
 from support.training_jobs import training_job
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from planaria_worker.engine.step.step_progress import NUM_RECENT_STEPS, StepProgress
+from planaria_worker.engine.step_progress import NUM_RECENT_STEPS, StepProgress
 from unit.engine.steps import SmallJob
 from unit.engine.summing import MICROBATCHES, NUM_LAYERS, NUM_PIECES
 

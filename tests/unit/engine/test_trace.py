@@ -4,8 +4,8 @@ import json
 from itertools import count
 from pathlib import Path
 
-from planaria_worker.engine.process.telemetry import ENVIRONMENT_VARIABLE, Stopwatch, Trace
-from planaria_worker.engine.recovery.fence import Fence
+from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.telemetry import ENVIRONMENT_VARIABLE, Stopwatch, Trace
 
 
 def traced(folder: Path) -> Trace:

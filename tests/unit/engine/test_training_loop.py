@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import GroupBroken
-from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.step import training_loop as training
-from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.training_loop import TrainingLoop
 from planaria_worker.engine.step.training_step import CommittedStep
+from planaria_worker.engine.training import training_loop as training
+from planaria_worker.engine.training.training_loop import TrainingLoop
 
 RECORD = CommitRecord(step=0, generation=1, gradient_norm=1.0, loss=1.0, num_tokens=1)
 

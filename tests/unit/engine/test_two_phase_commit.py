@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.groups import Groups, SumGroup
 from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.step.commit_link import CommitLink
 from planaria_worker.engine.step.commit_messages import DecisionKind, LayerVote, Message, VoteFormat
 from planaria_worker.engine.step.two_phase_commit import CommitResult, TwoPhaseCommit

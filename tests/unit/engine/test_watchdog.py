@@ -10,9 +10,9 @@ from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.errors import ErrorReason
 from planaria_worker.engine.groups import Group, GroupKind, GroupSpec, Work
 from planaria_worker.engine.groups.transport.backends import Pending
-from planaria_worker.engine.process.faults import Fault
-from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
 from planaria_worker.engine.process.watchdog import LOOKS_PER_DEADLINE, Watchdog
+from planaria_worker.engine.telemetry import Stopwatch, Vitals
+from planaria_worker.engine.training.faults import Fault
 
 
 class Blocked(threading.Event):

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.recovery import roll_forward
-from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.recovery.roll_forward import RollForward, SumsKey
 from planaria_worker.engine.step import commit_messages, training_step
 from planaria_worker.engine.step.commit_messages import (
@@ -20,7 +21,6 @@ from planaria_worker.engine.step.commit_messages import (
     Message,
     VoteFormat,
 )
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.models.state import LayerState
 from unit.guards.guard import Remove, swap
 

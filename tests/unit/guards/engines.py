@@ -10,11 +10,12 @@ from unittest.mock import ANY
 import pytest
 from torch import Tensor
 
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.layers.checkpoint.checkpointer import Checkpointer
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.recovery.current_training import CurrentTraining
-from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.recovery.staging import StagedChange
@@ -25,12 +26,11 @@ from planaria_worker.engine.step.commit_messages import (
     Message,
     VoteFormat,
 )
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.evaluation_pass import EvaluationPass
-from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.engine.step.training_context import TrainingContext
-from planaria_worker.engine.step.training_loop import TrainingLoop
 from planaria_worker.engine.step.two_phase_commit import CommitResult, TwoPhaseCommit
+from planaria_worker.engine.step_progress import StepProgress
+from planaria_worker.engine.training.training_loop import TrainingLoop
 from support.engines import Engines
 from unit.guards.guard import Remove, swap
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planaria_worker.engine.layers.checkpoint import layout, seal
 from planaria_worker.engine.layers.copy import CommittedSum, LayerSource, chunks, stream
-from planaria_worker.engine.layers.followed_layers import FollowedLayers
+from planaria_worker.engine.recovery.followed_layers import FollowedLayers
 from planaria_worker.engine.step.training_step import apply_sum
 from unit.guards.guard import swap
 

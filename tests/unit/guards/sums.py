@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from planaria_worker.engine.numerics.accumulate import GradientSums
+from planaria_worker.engine.numerics.accumulate import GradientSums, Piece
 from planaria_worker.engine.reduction import gradient_reduction
 from planaria_worker.engine.reduction.complete_sum_query import CompleteSumQuery
-from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.engine.reduction.launch_order import LaunchOrder
 from planaria_worker.engine.step.pipeline_stage import PipelineStage, Round
 from planaria_worker.engine.step.stage_links import StageLinks
-from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step_progress import StepProgress
 from unit.guards.guard import swap
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from planaria.cli.main import app
 from planaria.job_file import load_job_file, parse_job
 from planaria_common.errors import ERRORS, ErrorReason
-from planaria_worker.engine.process import failpoints
+from planaria_worker.engine import failpoints
 from support.repository import ROOT
 
 README = ROOT / "README.md"

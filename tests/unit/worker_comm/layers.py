@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.copy import CommitFeed, CopyServer, LayerSource, wire
-from planaria_worker.engine.process.failpoints import Failpoints
 
 HOST = "127.0.0.1"
 SECRET = "the job's secret"

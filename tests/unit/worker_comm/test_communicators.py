@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from planaria_common.errors import PlanariaError, UnavailableError
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import Communicators, GroupKind, GroupSpec, StoreServer
-from planaria_worker.engine.process.failpoints import Failpoints
 
 HOST = "127.0.0.1"
 SPECS = [

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, JobFailedError
 from planaria_coordinator.domain.job.job_run import Limits
+from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from planaria_worker.engine.groups.addresses import parse_address
 from planaria_worker.engine.layers.copy import (
     CopyInterrupted,
@@ -24,7 +25,6 @@ from planaria_worker.engine.layers.copy import (
 )
 from planaria_worker.engine.layers.copy.chunks import receive_tensors
 from planaria_worker.engine.layers.copy.connections import STALL_TIMEOUT_SECONDS
-from planaria_worker.engine.process.failpoints import Failpoint, Failpoints
 from unit.worker_comm.layers import (
     GREETED,
     HOST,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from planaria_common.errors import InvalidArgumentError
-from planaria_worker.engine.process.failpoint_script import mark
-from planaria_worker.engine.process.failpoints import (
+from planaria_worker.engine.failpoint_script import mark
+from planaria_worker.engine.failpoints import (
     ENVIRONMENT_VARIABLE,
     FailpointError,
     Failpoints,
@@ -187,8 +187,8 @@ def test_a_link_to_a_script_is_followed_once(script: Path) -> None:
 
 SCRIPT = """
 import os, sys
-from planaria_worker.engine.process.failpoint_script import mark
-from planaria_worker.engine.process.failpoints import Failpoints
+from planaria_worker.engine.failpoint_script import mark
+from planaria_worker.engine.failpoints import Failpoints
 points = Failpoints.from_environment(os.environ)
 print("before", flush=True)
 points.hit("reduce", step=1)

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.copy import CopyServer, wire
+from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from support.clock import FakeClock
 from unit.worker_comm.layers import HOST, SECRET, MemoryLayers, serve
 

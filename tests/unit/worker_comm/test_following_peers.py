@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.copy import CommitFeed, CommittedSum, LayerFollower, wire
 from planaria_worker.engine.layers.copy.feed import Subscription
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.step.commit_record import CommitRecord
 from unit.worker_comm.layers import SECRET, MemoryLayers, serve
 
 VERSION = 7

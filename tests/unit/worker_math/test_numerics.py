@@ -16,6 +16,7 @@ from planaria_worker.engine.numerics.accumulate import (
     FixedPoint,
     FloatingPoint,
     GradientSums,
+    Piece,
     add_fixed_point_torch,
     choose_accumulation,
     choose_fixed_point,
@@ -23,7 +24,6 @@ from planaria_worker.engine.numerics.accumulate import (
 from planaria_worker.engine.numerics.digest import layer_digest
 from planaria_worker.engine.numerics.loss import loss_units, mean_loss
 from planaria_worker.engine.numerics.norm import global_norm, squared_norm
-from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.models.layout import ALIGNMENT, LayerLayout, TensorLayout
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.transformer import transformer

@@ -15,7 +15,6 @@ from planaria_worker.engine.data.order import SampleOrder
 from planaria_worker.engine.evaluation import Evaluation, make_evaluation
 from planaria_worker.engine.numerics.accumulate import Accumulation, choose_accumulation
 from planaria_worker.engine.numerics.optimizer import AdamWConfig
-from planaria_worker.engine.step.commit_messages import VoteFormat
 from planaria_worker.models.imported import ImportedModelError, import_model
 from planaria_worker.models.layer import Model
 from planaria_worker.models.layout import LayerLayout, layer_layout
@@ -80,16 +79,6 @@ class Job:
     @property
     def tokens_per_step(self) -> int:
         return self.num_microbatches * self.tokens_per_microbatch
-
-    @property
-    def vote_format(self) -> VoteFormat:
-        return VoteFormat(
-            num_layers=self.num_layers,
-            num_microbatches=self.num_microbatches,
-            num_tokens=self.tokens_per_step,
-            is_reproducible=self.is_reproducible,
-            evaluation=None if self.evaluation is None else self.evaluation.plan,
-        )
 
 
 def open_job(

@@ -13,6 +13,7 @@ import time
 import torch
 
 from planaria_common.measurement import LinkMeasurement
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import (
     Communicators,
     GroupKind,
@@ -21,7 +22,6 @@ from planaria_worker.engine.groups import (
     StoreServer,
 )
 from planaria_worker.engine.numerics.pins import pin_numerics
-from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.profiling.timing import timing
 
 _HOST = "127.0.0.1"

@@ -7,21 +7,21 @@ from dataclasses import replace
 import torch
 
 from planaria_common.measurement import StepMeasurement
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import Groups
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan.plan import PipelineAssignment, StageAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch
-from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.step.training_context import (
     EngineResources,
     TrainingContext,
     build_context,
 )
 from planaria_worker.engine.step.training_step import attempt, begin_step, compute
+from planaria_worker.engine.telemetry import Stopwatch
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
 from planaria_worker.profiling.timing import timing

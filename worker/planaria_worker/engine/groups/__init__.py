@@ -9,7 +9,7 @@
 
 Read in this order: group_spec, group, pipeline_link, sum_group; communicators and rendezvous (how
 groups are built); current_groups (which ones an engine has); transport/ (what moves the tensors);
-failure_detector and liveness_beacon (which detect that a peer is dead).
+liveness_beacon (which peers watch: recovery/failure_detector).
 """
 
 from planaria_worker.engine.groups.communicators import Communicators, Groups

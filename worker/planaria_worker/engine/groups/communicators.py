@@ -15,6 +15,7 @@ import torch
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.priority import come_first
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups.group import Group, GroupBroken
 from planaria_worker.engine.groups.group_spec import GroupSpec
 from planaria_worker.engine.groups.pipeline_link import PipelineLink
@@ -22,7 +23,6 @@ from planaria_worker.engine.groups.rendezvous import Rendezvous
 from planaria_worker.engine.groups.sum_group import SumGroup
 from planaria_worker.engine.groups.transport.backends import Connector
 from planaria_worker.engine.groups.transport.choice import open_connector
-from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine_config import Transport
 
 _GRACE_SECONDS = 1.0

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.model_config import ModelConfig
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import LayerFetcher
 from planaria_worker.engine.layers.export import ExportError, export_huggingface, export_safetensors
 from planaria_worker.engine.layers.initial_state import InitialState, initial_layers
 from planaria_worker.engine.layers.layer_store import LayerStore, fill
 from planaria_worker.engine.numerics.digest import layer_digest
-from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.models.state import LayerState, empty_state
 
 Sources = Mapping[int, Sequence[str]]

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine.numerics import kernels
-from planaria_worker.engine.reduction.complete_sums import Piece
 from planaria_worker.models.layout import LayerLayout
 from planaria_worker.models.stage import Leaf
 
@@ -171,6 +170,22 @@ def choose_accumulation(
         num_microbatches=num_microbatches,
         has_tied_weight=has_tied_weight,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a layer's sum that is reduced at once: elements `start` up to `end`.
+
+    A layer is cut alike in every plan, so that its complete part ends between two pieces.
+    """
+
+    layer: int
+    start: int
+    end: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.end - self.start
 
 
 class GradientSums:

@@ -1,1 +1,1 @@
-"""The engine as a process: start, directives, reports, watchdog, failpoints, trace."""
+"""The engine as a process: start, directives, reports, watchdog."""

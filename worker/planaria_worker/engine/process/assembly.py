@@ -6,23 +6,23 @@ from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepared
 from planaria_common.clock import Clock
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import StoreServer
-from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.layers.layer_tasks import LayerTasks
 from planaria_worker.engine.layers.storage import checkpoint_plan
-from planaria_worker.engine.plan.activation import Builder
 from planaria_worker.engine.process.directives import Directives
-from planaria_worker.engine.process.failpoints import Failpoints
 from planaria_worker.engine.process.preparation import Preparation, prepare
 from planaria_worker.engine.process.reports import Reports, ToAgent
-from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
 from planaria_worker.engine.process.watchdog import Watchdog
-from planaria_worker.engine.recovery.fence import Fence
-from planaria_worker.engine.step.trainer import Trainer
+from planaria_worker.engine.recovery.activation import Builder
+from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from planaria_worker.engine.step.training_context import EngineResources
+from planaria_worker.engine.telemetry import Stopwatch, Vitals
+from planaria_worker.engine.training.trainer import Trainer
 from planaria_worker.engine_config import EngineConfig
 
 OPERATION_TIMEOUT_SECONDS = 300.0

@@ -11,11 +11,11 @@ from planaria_common.errors import ErrorReason
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.layers.initial_state import InitialStateFacts
 from planaria_worker.engine.layers.layer_tasks import WantedLayers
-from planaria_worker.engine.plan.activation import Activated, Activation
 from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment, StageAssignment
-from planaria_worker.engine.process.faults import Fault
-from planaria_worker.engine.process.step_reports import StepDone
+from planaria_worker.engine.recovery.activation import Activated, Activation
 from planaria_worker.engine.recovery.staging import Staged
+from planaria_worker.engine.training.faults import Fault
+from planaria_worker.engine.training.step_reports import StepDone
 
 
 def timestamp(time: datetime) -> Timestamp:

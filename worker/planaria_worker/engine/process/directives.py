@@ -29,17 +29,17 @@ from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_common.priority import stand_back
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.layers.copy import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.layers.layer_tasks import LayerTasks
-from planaria_worker.engine.plan.activation import Activated, Activation, Answer
 from planaria_worker.engine.process import convert
-from planaria_worker.engine.process.telemetry import Vitals
-from planaria_worker.engine.recovery.fence import FencedError, StaleGenerationError
+from planaria_worker.engine.recovery.activation import Activated, Activation, Answer
 from planaria_worker.engine.recovery.staging import Staged
-from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.trainer import Trainer
 from planaria_worker.engine.step.training_context import EngineResources
+from planaria_worker.engine.telemetry import Vitals
+from planaria_worker.engine.training.trainer import Trainer
 
 _NUM_REMEMBERED = 1024
 

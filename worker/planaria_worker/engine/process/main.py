@@ -19,10 +19,10 @@ from planaria.api.worker.v1.report_pb2 import DirectiveResult, EngineSnapshot, F
 from planaria_common.clock import SystemClock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import configure_logging, get_logger
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.process.control import Control
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch, Trace, Vitals
-from planaria_worker.engine.recovery.fence import Fence
+from planaria_worker.engine.telemetry import Stopwatch, Trace, Vitals
 from planaria_worker.engine_config import EngineConfig
 
 if TYPE_CHECKING:

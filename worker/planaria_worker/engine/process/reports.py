@@ -14,13 +14,13 @@ from planaria.api.worker.v1.report_pb2 import (
 )
 from planaria_common.clock import Clock
 from planaria_common.logging import get_logger
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.layers.checkpoint import CheckpointError
 from planaria_worker.engine.layers.checkpoint.errors import checkpoint_failed
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.process import convert
-from planaria_worker.engine.process.faults import Fault
-from planaria_worker.engine.process.step_reports import StepDone
-from planaria_worker.engine.recovery.fence import Fence
+from planaria_worker.engine.training.faults import Fault
+from planaria_worker.engine.training.step_reports import StepDone
 from planaria_worker.engine_config import EngineConfig
 
 _log = get_logger("engine")

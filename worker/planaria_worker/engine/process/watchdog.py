@@ -14,8 +14,8 @@ from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.errors import ErrorReason
 from planaria_worker.engine.groups import Communicators
 from planaria_worker.engine.groups.group import Work
-from planaria_worker.engine.process.faults import Fault
-from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
+from planaria_worker.engine.telemetry import Stopwatch, Vitals
+from planaria_worker.engine.training.faults import Fault
 
 LOOKS_PER_DEADLINE = 10
 USUAL_ACTIONS = 10

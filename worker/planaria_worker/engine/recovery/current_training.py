@@ -3,16 +3,16 @@
 import threading
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups.current_groups import CurrentGroups
-from planaria_worker.engine.plan.activation import Activation
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.process.telemetry import Trace, Vitals
-from planaria_worker.engine.recovery.fence import Fence
+from planaria_worker.engine.recovery.activation import Activation
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.recovery.roll_forward import CommittableSums, committable_sums
-from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.engine.step.training_context import TrainingContext
+from planaria_worker.engine.step_progress import StepProgress
+from planaria_worker.engine.telemetry import Trace, Vitals
 
 
 class CurrentTraining:

@@ -7,14 +7,14 @@ context, and goes on in the next generation in the same moment in which it notes
 from collections.abc import Callable, Mapping
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.groups.current_groups import CurrentGroups
-from planaria_worker.engine.groups.failure_detector import FailureDetector
-from planaria_worker.engine.plan.activation import Activation, Answer, Builder
 from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.recovery.activation import Activation, Answer, Builder
 from planaria_worker.engine.recovery.current_training import CurrentTraining
-from planaria_worker.engine.recovery.fence import FencedError, StaleGenerationError
+from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from planaria_worker.engine.recovery.staging import StagedAnswer, StagedChange, require_stageable
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 
 OnJoin = Callable[[StagedChange, CommitRecord], None]

@@ -10,8 +10,8 @@ from enum import Enum, auto
 
 from torch import Tensor
 
+from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import TrainingContext
 
 

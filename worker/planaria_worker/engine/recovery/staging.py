@@ -11,20 +11,20 @@ from datetime import datetime
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.priority import stand_back
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.layers.copy import LayerFollower
-from planaria_worker.engine.layers.followed_layers import FollowedLayers
-from planaria_worker.engine.plan.activation import (
+from planaria_worker.engine.plan.plan_view import PlanView
+from planaria_worker.engine.recovery.activation import (
     Activated,
     Activation,
     Answer,
     Builder,
     retained_by,
 )
-from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.recovery.fence import FencedError
+from planaria_worker.engine.recovery.followed_layers import FollowedLayers
 from planaria_worker.engine.recovery.retained_work import RetainedWork
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import TrainingContext, build_context
 
 

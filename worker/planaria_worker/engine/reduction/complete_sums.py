@@ -14,21 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A part of a layer's sum that is reduced at once: elements `start` up to `end`.
-
-    A layer is cut alike in every plan, so that its complete part ends between two pieces.
-    """
-
-    layer: int
-    start: int
-    end: int
-
-    @property
-    def num_elements(self) -> int:
-        return self.end - self.start
+from planaria_worker.engine.numerics.accumulate import Piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken, SumGroup, Work, own_stream, require_open
-from planaria_worker.engine.numerics.accumulate import GradientSums
+from planaria_worker.engine.numerics.accumulate import GradientSums, Piece
 from planaria_worker.engine.plan.owned_layers import OwnedLayers
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch
-from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.reduction.complete_sum_query import CompleteSumQuery
-from planaria_worker.engine.reduction.complete_sums import Part, Piece, cut_into_buckets, part_of
+from planaria_worker.engine.reduction.complete_sums import Part, cut_into_buckets, part_of
 from planaria_worker.engine.reduction.launch_order import LaunchOrder
-from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step_progress import StepProgress
+from planaria_worker.engine.telemetry import Stopwatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from enum import IntEnum, unique
 import numpy as np
 from numpy.typing import NDArray
 
+from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.evaluation import EvaluationPlan
 from planaria_worker.engine.numerics.loss import mean_loss
 from planaria_worker.engine.numerics.norm import global_norm
-from planaria_worker.engine.step.commit_record import CommitRecord
 
 Message = NDArray[np.int64]
 

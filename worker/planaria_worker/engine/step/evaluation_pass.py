@@ -6,12 +6,12 @@ from functools import partial
 import torch
 
 from planaria_worker.engine.evaluation import Evaluation
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.step.stage_links import StageLinks
 from planaria_worker.engine.step.stage_tokens import load_tokens
-from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step_progress import StepProgress
+from planaria_worker.engine.telemetry import Stopwatch
 from planaria_worker.models.stage import Stage
 
 

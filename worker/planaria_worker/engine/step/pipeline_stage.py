@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups import GroupBroken, PipelineLink
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.loss import summed_cross_entropy
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch
 from planaria_worker.engine.step.evaluation_pass import EvaluationPass
 from planaria_worker.engine.step.schedule import (
     Action,
@@ -26,7 +25,8 @@ from planaria_worker.engine.step.schedule import (
 )
 from planaria_worker.engine.step.stage_links import StageLinks
 from planaria_worker.engine.step.stage_tokens import load_tokens
-from planaria_worker.engine.step.step_progress import StepProgress
+from planaria_worker.engine.step_progress import StepProgress
+from planaria_worker.engine.telemetry import Stopwatch
 from planaria_worker.models.stage import Microbatch, Stage
 
 

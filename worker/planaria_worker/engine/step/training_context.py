@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import Communicators, Groups, PipelineLink, SumGroup
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
@@ -14,14 +16,13 @@ from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.numerics.norm import squared_norm
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.process.telemetry import Stopwatch
-from planaria_worker.engine.recovery.fence import Fence
 from planaria_worker.engine.reduction.gradient_reduction import GradientReduction
 from planaria_worker.engine.step.commit_link import CommitLink
+from planaria_worker.engine.step.commit_messages import VoteFormat
 from planaria_worker.engine.step.pipeline_stage import PipelineStage
-from planaria_worker.engine.step.step_progress import StepProgress
 from planaria_worker.engine.step.two_phase_commit import TwoPhaseCommit
+from planaria_worker.engine.step_progress import StepProgress
+from planaria_worker.engine.telemetry import Stopwatch
 from planaria_worker.models.stage import build_stage
 from planaria_worker.models.state import LayerState
 
@@ -36,6 +37,17 @@ class EngineResources:
     fence: Fence
     stopwatch: Stopwatch
     failpoints: Failpoints
+
+    @property
+    def vote_format(self) -> VoteFormat:
+        job = self.job
+        return VoteFormat(
+            num_layers=job.num_layers,
+            num_microbatches=job.num_microbatches,
+            num_tokens=job.tokens_per_step,
+            is_reproducible=job.is_reproducible,
+            evaluation=None if job.evaluation is None else job.evaluation.plan,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -257,7 +269,7 @@ def _two_phase_commit(
     return TwoPhaseCommit(
         view=view,
         generation=generation,
-        vote_format=resources.job.vote_format,
+        vote_format=resources.vote_format,
         commit_link=commit_link,
         last_ranks_group=groups.get(last_ranks.name) if last_ranks else None,
         fence=resources.fence,

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planaria_common.errors import PlanariaError
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.numerics.loss import loss_units
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update
-from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.step.commit_messages import DecisionKind, LayerVote, Message
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.pipeline_stage import Round
 from planaria_worker.engine.step.training_context import TrainingContext, join_sums
 from planaria_worker.models.state import LayerState
@@ -201,7 +201,7 @@ def _begin_sums(context: TrainingContext, upcoming: Sequence[int] = ()) -> None:
 
 
 def _vote(context: TrainingContext, mark: int) -> Message:
-    job, progress, reduction = context.resources.job, context.progress, context.reduction
+    progress, reduction = context.progress, context.reduction
     squared_norms = {} if reduction is None else reduction.squared_norms
     layers = {
         layer: LayerVote(
@@ -211,7 +211,7 @@ def _vote(context: TrainingContext, mark: int) -> Message:
         )
         for layer, square in squared_norms.items()
     }
-    return job.vote_format.vote(
+    return context.resources.vote_format.vote(
         generation=context.generation,
         step=progress.step,
         mark=mark,
@@ -224,7 +224,7 @@ def _vote(context: TrainingContext, mark: int) -> Message:
 
 
 def _fenced_vote(context: TrainingContext) -> Message:
-    return context.resources.job.vote_format.fenced(
+    return context.resources.vote_format.fenced(
         generation=context.generation, step=context.progress.step
     )
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.fence import Fence, FencedError
 from planaria_worker.engine.groups import GroupBroken, SumGroup, require_open
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.recovery.fence import Fence, FencedError
 from planaria_worker.engine.step.commit_link import CommitLink
 from planaria_worker.engine.step.commit_messages import (
     DECISION_LENGTH,

@@ -9,6 +9,7 @@ from torch import Tensor
 from planaria_common.checkpoints import is_due
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.checkpoint.assignment import layers_to_write
 from planaria_worker.engine.layers.checkpoint.errors import (
     CheckpointError,
@@ -21,7 +22,6 @@ from planaria_worker.engine.layers.checkpoint.seal import Sealed, discard, seal
 from planaria_worker.engine.layers.checkpoint.writer import CheckpointListener, Part, Writer
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.process.failpoints import Failpoints
 
 _MAX_UNWRITTEN = 2
 """Unwritten versions whose copies may be in memory at once; the last version is exempt."""

@@ -15,6 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from planaria_common.logging import get_logger
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.checkpoint.errors import (
     CheckpointError,
     LateWriterError,
@@ -23,7 +24,6 @@ from planaria_worker.engine.layers.checkpoint.errors import (
 from planaria_worker.engine.layers.checkpoint.layer_file import write_layer
 from planaria_worker.engine.layers.checkpoint.layout import layer_file, partial_folder
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
-from planaria_worker.engine.process.failpoints import Failpoints
 
 _LEAST_BYTES_PER_SECOND = 20e6
 """A slower disk counts as hanging."""

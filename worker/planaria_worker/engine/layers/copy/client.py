@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.chunks import RevokedError, receive_tensors
 from planaria_worker.engine.layers.copy.connections import (
@@ -15,7 +16,6 @@ from planaria_worker.engine.layers.copy.connections import (
     STALL_TIMEOUT_SECONDS,
     Connections,
 )
-from planaria_worker.engine.process.failpoints import Failpoints
 
 _MAX_PARALLEL = 4
 

@@ -15,7 +15,7 @@ from typing import Self
 
 from torch import Tensor
 
-from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.commit_record import CommitRecord
 
 NUM_KEPT = 3
 """Sums of a layer that are kept for a slow follower, however large they are."""

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.chunks import receive_tensors
 from planaria_worker.engine.layers.copy.connections import (
@@ -16,8 +18,6 @@ from planaria_worker.engine.layers.copy.connections import (
     Connections,
 )
 from planaria_worker.engine.layers.copy.feed import CommittedSum
-from planaria_worker.engine.process.failpoints import Failpoints
-from planaria_worker.engine.step.commit_record import CommitRecord
 
 _log = get_logger("follower")
 

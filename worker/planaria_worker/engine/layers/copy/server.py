@@ -7,13 +7,13 @@ import threading
 import time
 
 from planaria_common.logging import get_logger
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups.addresses import format_address
 from planaria_worker.engine.groups.liveness_beacon import LivenessBeacon
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.chunks import send_tensors
 from planaria_worker.engine.layers.copy.feed import CommitFeed
 from planaria_worker.engine.layers.copy.stream import CommitStream, LayerSource
-from planaria_worker.engine.process.failpoints import Failpoints
 
 _GREETING_TIMEOUT_SECONDS = 5.0
 _STALL_TIMEOUT_SECONDS = 30.0

@@ -9,10 +9,10 @@ from typing import Protocol
 from torch import Tensor
 
 from planaria_common.logging import get_logger
+from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.chunks import announce_insertion, send_tensors
 from planaria_worker.engine.layers.copy.feed import CommitFeed, CommittedSum, Subscription
-from planaria_worker.engine.process.failpoints import Failpoints
 
 _log = get_logger("copy_server")
 

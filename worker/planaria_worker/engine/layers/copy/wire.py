@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.step.commit_record import CommitRecord
+from planaria_worker.engine.commit_record import CommitRecord
 
 MAGIC = b"planaria"
 GREETING = struct.Struct("<8sB32s")

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
-from planaria_worker.engine.process.telemetry import Stopwatch, Vitals
+from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.recovery.current_training import CurrentTraining
-from planaria_worker.engine.recovery.fence import Fence
+from planaria_worker.engine.telemetry import Stopwatch, Vitals
 
 
 class TrainingThread:

@@ -6,10 +6,10 @@ from datetime import datetime
 
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken, GroupSpec
 from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment, PlanError
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
-from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.step.training_context import EngineResources
 from planaria_worker.engine_config import Transport

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from planaria_worker.engine.process.telemetry import Trace
+from planaria_worker.engine.telemetry import Trace
 
 T = TypeVar("T")
 

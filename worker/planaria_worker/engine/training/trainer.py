@@ -16,25 +16,25 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import SumGroup
 from planaria_worker.engine.groups.current_groups import CurrentGroups
-from planaria_worker.engine.groups.failure_detector import FailureDetector
 from planaria_worker.engine.layers.checkpoint import Checkpointer
-from planaria_worker.engine.plan.activation import Activation, Answer, Builder
-from planaria_worker.engine.process.step_reports import Listener, StepReporter
-from planaria_worker.engine.process.telemetry import Vitals
+from planaria_worker.engine.recovery.activation import Activation, Answer, Builder
 from planaria_worker.engine.recovery.current_training import CurrentTraining
-from planaria_worker.engine.recovery.fence import FencedError
+from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.recovery.roll_forward import RollForward, decide_roll_forward
 from planaria_worker.engine.recovery.staging import StagedChange
-from planaria_worker.engine.step.activator import Activator
-from planaria_worker.engine.step.commit_record import CommitRecord
-from planaria_worker.engine.step.step_progress import StepProgress
-from planaria_worker.engine.step.training_loop import TrainingLoop
 from planaria_worker.engine.step.training_step import apply_step
-from planaria_worker.engine.step.training_thread import TrainingThread
+from planaria_worker.engine.step_progress import StepProgress
+from planaria_worker.engine.telemetry import Vitals
+from planaria_worker.engine.training.activator import Activator
+from planaria_worker.engine.training.step_reports import Listener, StepReporter
+from planaria_worker.engine.training.training_loop import TrainingLoop
+from planaria_worker.engine.training.training_thread import TrainingThread
 
 
 class Trainer:

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from planaria_common.clock import Clock
 from planaria_common.logging import get_logger
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.numerics.optimizer import learning_rate
-from planaria_worker.engine.process.faults import Fault, fault_of
-from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.step.commit_messages import CommitMismatchError
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import EngineResources
+from planaria_worker.engine.training.faults import Fault, fault_of
 
 _log = get_logger("trainer")
 

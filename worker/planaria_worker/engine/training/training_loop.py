@@ -5,16 +5,14 @@ from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
+from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.layers.checkpoint import Checkpointer
-from planaria_worker.engine.plan.activation import Builder
-from planaria_worker.engine.process.step_reports import StepReporter
-from planaria_worker.engine.process.telemetry import Vitals
+from planaria_worker.engine.recovery.activation import Builder
 from planaria_worker.engine.recovery.current_training import CurrentTraining
-from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.staging import StagedChange
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 from planaria_worker.engine.step.training_step import (
     AbortedAttempt,
@@ -23,6 +21,8 @@ from planaria_worker.engine.step.training_step import (
     begin_step,
     compute,
 )
+from planaria_worker.engine.telemetry import Vitals
+from planaria_worker.engine.training.step_reports import StepReporter
 
 
 class TrainingLoop:

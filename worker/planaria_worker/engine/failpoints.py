@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.process.failpoint_script import Line, Script
+from planaria_worker.engine.failpoint_script import Line, Script
 
 ENVIRONMENT_VARIABLE = "PLANARIA_ENGINE_FAILPOINTS"
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from torch import Tensor
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommittedSum
 from planaria_worker.engine.layers.layer_store import fill
-from planaria_worker.engine.step.commit_record import CommitRecord
 from planaria_worker.engine.step.training_step import apply_sum
 from planaria_worker.models.state import LayerState, empty_state
 

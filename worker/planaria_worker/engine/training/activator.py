@@ -6,18 +6,18 @@ from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
+from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.groups.current_groups import CurrentGroups
-from planaria_worker.engine.plan.activation import Activation, Answer, Builder, retained_by
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.process.step_reports import StepReporter
-from planaria_worker.engine.process.telemetry import Vitals
+from planaria_worker.engine.recovery.activation import Activation, Answer, Builder, retained_by
 from planaria_worker.engine.recovery.current_training import CurrentTraining
-from planaria_worker.engine.recovery.fence import FencedError
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.step.training_context import build_context
-from planaria_worker.engine.step.training_loop import TrainingLoop
-from planaria_worker.engine.step.training_thread import TrainingThread
+from planaria_worker.engine.telemetry import Vitals
+from planaria_worker.engine.training.step_reports import StepReporter
+from planaria_worker.engine.training.training_loop import TrainingLoop
+from planaria_worker.engine.training.training_thread import TrainingThread
 
 
 class Activator:

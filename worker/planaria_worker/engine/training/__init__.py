@@ -1,0 +1,1 @@
+"""Training in one engine: the training thread, the loop over steps, and how a plan is activated."""
