@@ -23,6 +23,7 @@ from planaria_coordinator.domain.recovery.transition import (
     Transition,
     TransitionHistory,
 )
+from unit.coordinator.simulation import running_world
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -253,3 +254,53 @@ def test_the_step_that_only_evaluates_is_no_whole_one() -> None:
     known = steps(4, 2.5, 1.0, 1.0, 0.1)
     closing = replace(known[-1], num_tokens=0, loss=None)
     assert lost_time(4, 3, [*known[:-1], closing], has_ended=True).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("lost", "crash_in", "expected"),
+    [
+        (("n0",), Phase.QUIESCING, (0.0, 3.75, 3.75, 8.75, 0.0)),
+        (("n0", "n3"), Phase.QUIESCING, (0.0, 3.75, 3.75, 3.75, 3.75)),
+        (("n0",), Phase.ACTIVATING, (0.0, 0.25, 3.75, 8.75, 0.0)),
+        (("n0", "n3"), Phase.ACTIVATING, (0.0, 0.25, 3.75, 3.75, 3.75)),
+        (("n0",), Phase.SWITCHING, (0.0, 3.25, 3.25, 8.75, 0.0)),
+    ],
+)
+async def test_a_coordinator_that_restarts_counts_on_from_the_fault(
+    lost: tuple[str, ...], crash_in: Phase, expected: tuple[float, ...]
+) -> None:
+    """It dies 1.25 s after the fault for 2 s; half a second later engines do what was held back.
+
+    n1 is fenced 0.25 s after the fault, or when it is released. Engines that are collected again
+    count as fenced again only if they had activated.
+    """
+    num_nodes = 6 if len(lost) == 1 else 4  # pipelines n0-n3, n1-n4, n2-n5; or n0-n2, n1-n3
+    world = await running_world(num_nodes, resources={"min_nodes_per_pipeline": 2})
+    world.begin_step()
+    world.agents["n1"].held_kinds.add("quiesce")
+    for agent in world.agents.values():
+        agent.held_kinds.update({"activate"} if crash_in is Phase.ACTIVATING else ())
+    for node_id in lost:
+        await world.kill_node(node_id)
+    world.clock.advance(0.25)
+    if crash_in is not Phase.QUIESCING:
+        world.agents["n1"].release_kind("quiesce")
+        await world.settle()
+    world.clock.advance(1.0)
+    assert world.run.transition is not None
+    assert world.run.transition.phase is crash_in
+    await world.crash_coordinator()
+    world.clock.advance(2.0)
+    await world.reconnect()
+    world.clock.advance(0.5)
+    for agent in world.agents.values():
+        agent.release()
+    await world.settle()
+    world.clock.advance(4.0)
+    await world.train()
+    (recovery,) = world.recoveries
+    names = ("detect", "fence", "resume", "regrow", "idle")
+    figures = [getattr(recovery, f"{name}_seconds") for name in names]
+    assert figures == pytest.approx(expected)
+    assert recovery.hit_step == 1
+    await world.stop()
