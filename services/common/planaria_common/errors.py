@@ -125,6 +125,12 @@ class InternalError(PlanariaError):
     """A defect of ours."""
 
 
+def invalid(field: str, problem: str, **values: str) -> PlanariaError:
+    """Return the error of a request whose field has a problem; `values` are those it names."""
+    reason = ErrorReason.INVALID_ARGUMENT
+    return PlanariaError(reason, f"{field}: {problem}", {"field": field, **values})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorEntry:
     """How a reason reads on every transport."""

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planaria_common.errors import InvalidArgumentError, PlanariaError
-from planaria_planner.changes.checks import invalid_argument
+from planaria_common.errors import InvalidArgumentError, PlanariaError, invalid
 from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.cost.profile_file import read_profile
 from planaria_planner.display.drawing import draw_plan
@@ -97,18 +96,18 @@ def plotter(path: Path) -> Callable[[Instantiation], None]:
         PlanariaError: INVALID_ARGUMENT for a name of another format, or without matplotlib.
     """
     if path.suffix not in (".svg", ".png"):
-        raise invalid_argument("--plot", f"{path} is neither .svg nor .png")
+        raise invalid("--plot", f"{path} is neither .svg nor .png")
     try:
         from planaria_planner.display.plotting import plot_plan
     except ImportError:
         needed = "matplotlib is not installed: pip install 'planaria[plot]'"
-        raise invalid_argument("--plot", needed) from None
+        raise invalid("--plot", needed) from None
 
     def save(answer: Instantiation) -> None:
         try:
             plot_plan(answer, path)
         except OSError as error:
-            raise invalid_argument("--plot", f"{path}: {error.strerror}") from None
+            raise invalid("--plot", f"{path}: {error.strerror}") from None
 
     return save
 
@@ -125,15 +124,15 @@ def parse_nodes(text: str, profile: ModelProfile) -> tuple[Node, ...]:
         name, equals, number = part.strip().rpartition("=")
         kind = profile.kind_index(name)
         if not number.isdecimal() or (equals and not name) or kind in seen:
-            raise invalid_argument("--nodes", f"{text!r} is not N or KIND=N,KIND=N")
+            raise invalid("--nodes", f"{text!r} is not N or KIND=N,KIND=N")
         seen.add(kind)
         if int(number) + len(pool) > MAX_NODES:
-            raise invalid_argument("--nodes", f"{text!r} is more than {MAX_NODES}")
+            raise invalid("--nodes", f"{text!r} is more than {MAX_NODES}")
         pool.extend(
             Node(node_id=f"{name or 'node'}-{index}", kind=kind) for index in range(int(number))
         )
     if not pool:
-        raise invalid_argument("--nodes", f"{text!r} has no nodes; expected at least 1")
+        raise invalid("--nodes", f"{text!r} has no nodes; expected at least 1")
     return tuple(pool)
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from planaria.job import ImportedSpec, JobSpec
 from planaria.job_file import load_job_file
-from planaria_common.errors import ErrorReason, InvalidArgumentError, PlanariaError
+from planaria_common.errors import ErrorReason, InvalidArgumentError, PlanariaError, invalid
 from planaria_common.measurement import PROFILERS, AcceleratorKind, Measurement, MeasurementPlan
 from planaria_common.model_config import ModelConfig
 from planaria_common.model_sizes import Dtype
@@ -152,9 +152,9 @@ def parse_efficiency(text: str) -> Efficiency:
         try:
             parts[name] = float(number)
         except ValueError:
-            raise _invalid("--efficiency", f"{part!r} is not NAME=PART") from None
+            raise invalid("--efficiency", f"{part!r} is not NAME=PART") from None
         if name not in Efficiency.__dataclass_fields__:
-            raise _invalid("--efficiency", f"unknown part {name!r}; known: compute, memory, link")
+            raise invalid("--efficiency", f"unknown part {name!r}; known: compute, memory, link")
     return Efficiency(**parts)
 
 
@@ -166,7 +166,7 @@ def _measure(
     out: Console,
 ) -> ModelProfile:
     if job is None:
-        raise _invalid("JOB.yaml", "missing; name a job file, or work out with --accelerator NAME")
+        raise invalid("JOB.yaml", "missing; name a job file, or work out with --accelerator NAME")
     spec = load_job_file(job)
     done = [0.0]
     with progress_bar("measuring", lambda: done[-1]):
@@ -218,10 +218,10 @@ def _work_out(workload: Workload, cluster: Cluster, out: Console) -> ModelProfil
 def _workload(job: Path | None, huggingface: Path | None, overrides: Mapping[str, Any]) -> Workload:
     """Return what a job file or a Hugging Face configuration describes."""
     if (job is None) == (huggingface is None):
-        raise _invalid("JOB.yaml", "name a job file or --huggingface CONFIG.json, one of them")
+        raise invalid("JOB.yaml", "name a job file or --huggingface CONFIG.json, one of them")
     if huggingface is not None:
         if "sequence_length" not in overrides:
-            raise _invalid("--sequence-length", "missing; --huggingface needs it")
+            raise invalid("--sequence-length", "missing; --huggingface needs it")
         config = _read_huggingface(huggingface)
         return Workload(config=config, **{"microbatch_size": 1, **overrides})
     spec = load_job_file(cast(Path, job))
@@ -232,11 +232,11 @@ def _workload(job: Path | None, huggingface: Path | None, overrides: Mapping[str
         "reproducible": spec.training.reproducible,
     }
     if isinstance(spec.model, ImportedSpec):
-        raise _invalid(str(job), "model.import_path: the engines measure such a model themselves")
+        raise invalid(str(job), "model.import_path: the engines measure such a model themselves")
     try:
         config = ModelConfig.from_job_file(spec.model.model_dump())
     except ValueError as error:
-        raise _invalid(str(job), str(error)) from None
+        raise invalid(str(job), str(error)) from None
     return Workload(config=config, **{**fields, **overrides})
 
 
@@ -247,9 +247,9 @@ def _read_huggingface(path: Path) -> ModelConfig:
             raise ValueError("not a JSON object")
         return ModelConfig.from_huggingface(values)
     except OSError as error:
-        raise _invalid("--huggingface", f"{path}: cannot be read: {error.strerror}") from None
+        raise invalid("--huggingface", f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise _invalid("--huggingface", f"{path}: {error}") from None
+        raise invalid("--huggingface", f"{path}: {error}") from None
 
 
 def _write(made: ModelProfile, output: Path | None, *, as_json: bool) -> None:
@@ -258,7 +258,7 @@ def _write(made: ModelProfile, output: Path | None, *, as_json: bool) -> None:
         try:
             output.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise _invalid("--output", f"{output}: cannot be written: {error.strerror}") from None
+            raise invalid("--output", f"{output}: cannot be written: {error.strerror}") from None
     if as_json:
         sys.stdout.write(text)
 
@@ -266,12 +266,8 @@ def _write(made: ModelProfile, output: Path | None, *, as_json: bool) -> None:
 def _refuse(options: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
     for name in names:
         if options.get(name) is not None:
-            raise _invalid(f"--{name.replace('_', '-')}", why)
+            raise invalid(f"--{name.replace('_', '-')}", why)
 
 
 def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _invalid(field: str, wrong: str) -> PlanariaError:
-    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{field}: {wrong}", {"field": field})

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import PlanariaError, invalid
 from planaria_worker.engine.failpoint_script import Line, Script
 
 ENVIRONMENT_VARIABLE = "PLANARIA_ENGINE_FAILPOINTS"
@@ -205,5 +205,4 @@ def _index(field: str, value: Any) -> int | None:
 
 
 def _invalid(field: str, what: str) -> PlanariaError:
-    name = ENVIRONMENT_VARIABLE + field
-    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{name}: {what}", {"field": name})
+    return invalid(ENVIRONMENT_VARIABLE + field, what)

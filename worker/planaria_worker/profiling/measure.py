@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from planaria.job import JobSpec
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError, invalid
 from planaria_common.measurement import (
     AcceleratorKind,
     Measurement,
@@ -111,11 +111,8 @@ def _needed_bytes(sizes: Sequence[LayerSize]) -> int:
 
 def _device(kind: AcceleratorKind) -> torch.device:
     if kind == "cuda" and not torch.cuda.is_available():
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT,
-            "--device: cuda: torch finds no CUDA device on this machine; use cpu or auto",
-            {"field": "--device"},
-        )
+        problem = "cuda: torch finds no CUDA device on this machine; use cpu or auto"
+        raise invalid("--device", problem)
     if kind == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", 0)

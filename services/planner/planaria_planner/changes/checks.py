@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import invalid
 from planaria_common.words import counted
 from planaria_planner.changes.candidates import RunningPipeline
 from planaria_planner.changes.inventory import Holdings
 from planaria_planner.plans.problem import Problem
-
-
-def invalid_argument(field: str, wrong: str) -> PlanariaError:
-    """Return the error of a request whose `field` is `wrong`."""
-    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{field}: {wrong}", {"field": field})
 
 
 def check_change(
@@ -24,7 +19,7 @@ def check_change(
     _check_running(problem, running)
     check_holdings(problem, holdings)
     if not 0 <= horizon_seconds < float("inf"):
-        raise invalid_argument("horizon_seconds", f"{horizon_seconds} is not zero or more")
+        raise invalid("horizon_seconds", f"{horizon_seconds} is not zero or more")
 
 
 def _check_running(problem: Problem, running: Sequence[RunningPipeline]) -> None:
@@ -35,27 +30,21 @@ def _check_running(problem: Problem, running: Sequence[RunningPipeline]) -> None
         end, node = 0, 0
         for stage in pipeline.stages:
             if stage.first_layer != end or stage.num_layers < 1:
-                raise invalid_argument(field, f"the stage of layer {end} is missing or comes twice")
+                raise invalid(field, f"the stage of layer {end} is missing or comes twice")
             if stage.node not in (node, node + 1) or stage.node >= len(pipeline.node_ids):
-                raise invalid_argument(
-                    field, f"stages are not in the order of their nodes at {end}"
-                )
+                raise invalid(field, f"stages are not in the order of their nodes at {end}")
             if stage.accelerators not in problem.profile.layers[0].forward_seconds:
-                raise invalid_argument(
+                raise invalid(
                     field, f"the profile has no times for {stage.accelerators} accelerators"
                 )
             end, node = stage.end_layer, stage.node
         if end != problem.profile.num_layers:
-            raise invalid_argument(
-                field, f"its stages cover {end} of {problem.profile.num_layers} layers"
-            )
+            raise invalid(field, f"its stages cover {end} of {problem.profile.num_layers} layers")
         if node + 1 != len(pipeline.node_ids):
-            raise invalid_argument(
-                field, f"{counted(len(pipeline.node_ids), 'node')}, stages on {node + 1}"
-            )
+            raise invalid(field, f"{counted(len(pipeline.node_ids), 'node')}, stages on {node + 1}")
         for node_id in pipeline.node_ids:
             if node_id in seen:
-                raise invalid_argument(field, f"the node {node_id} comes twice")
+                raise invalid(field, f"the node {node_id} comes twice")
             seen.add(node_id)
 
 
@@ -64,7 +53,7 @@ def check_holdings(problem: Problem, holdings: Holdings) -> None:
     for node_id, layers in holdings.items():
         for layer in layers:
             if not 0 <= layer < problem.profile.num_layers:
-                raise invalid_argument(
+                raise invalid(
                     f"holdings[{node_id}]",
                     f"there is no layer {layer}; the model has {problem.profile.num_layers}",
                 )

@@ -10,7 +10,7 @@ import difflib
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import invalid
 from planaria_common.model_sizes import Dtype
 
 
@@ -125,11 +125,7 @@ def find_accelerator(name: str) -> Accelerator:
     nearest = [known for known in ACCELERATORS if name and known.startswith(name.lower())]
     nearest = nearest or difflib.get_close_matches(name.lower(), ACCELERATORS, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {_names()}"
-    raise PlanariaError(
-        ErrorReason.INVALID_ARGUMENT,
-        f"--accelerator: unknown accelerator {name!r}; {hint}",
-        {"field": "--accelerator", "accelerator": name},
-    )
+    raise invalid("--accelerator", f"unknown accelerator {name!r}; {hint}", accelerator=name)
 
 
 def flops_per_second(accelerator: Accelerator, dtype: Dtype) -> float:
@@ -141,11 +137,8 @@ def flops_per_second(accelerator: Accelerator, dtype: Dtype) -> float:
     found = accelerator.flops_per_second.get(dtype)
     if found is None:
         known = " or ".join(accelerator.flops_per_second)
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT,
-            f"--dtype: {accelerator.name} does not compute in {dtype}; use {known}",
-            {"field": "--dtype", "accelerator": accelerator.name},
-        )
+        problem = f"{accelerator.name} does not compute in {dtype}; use {known}"
+        raise invalid("--dtype", problem, accelerator=accelerator.name)
     return found
 
 

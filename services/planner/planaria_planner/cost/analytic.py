@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError, invalid
 from planaria_common.model_config import ModelConfig
 from planaria_common.model_sizes import Dtype, LayerSize, layer_sizes
 from planaria_planner.cost.accelerators import Accelerator, flops_per_second
@@ -42,7 +42,7 @@ class Efficiency:
         for name in ("compute", "memory", "link"):
             value = getattr(self, name)
             if not 0 < value <= 1:
-                raise _invalid("--efficiency", f"{name}={value:g} is not more than 0 and at most 1")
+                raise invalid("--efficiency", f"{name}={value:g} is not more than 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,3 @@ class _Roofline:
         rounds = 2 * math.log2(width)
         moved = 2 * (width - 1) / width * self._hidden_bytes
         return rounds * self._cluster.link_latency_seconds + moved / bandwidth
-
-
-def _invalid(field: str, wrong: str) -> PlanariaError:
-    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{field}: {wrong}", {"field": field})

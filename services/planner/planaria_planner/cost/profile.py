@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError, invalid
 
 SECONDS_LIMIT = 4000.0
 """The most seconds one microbatch may take in all: the dynamic programme counts femtoseconds in
@@ -91,11 +91,8 @@ class ModelProfile:
         if not name:
             return 0
         if name not in names:
-            raise PlanariaError(
-                ErrorReason.INVALID_ARGUMENT,
-                f"nodes: the profile has no kind {name!r}; it has {', '.join(names)}",
-                {"field": "nodes", "kind": name},
-            )
+            problem = f"the profile has no kind {name!r}; it has {', '.join(names)}"
+            raise invalid("nodes", problem, kind=name)
         return names.index(name)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +37,9 @@ def check_nodes(nodes: Sequence[Node]) -> None:
     for node in nodes:
         if not node.node_id or node.node_id in seen:
             wrong = "comes twice" if node.node_id else "is empty"
-            raise PlanariaError(
-                ErrorReason.INVALID_ARGUMENT,
-                f"nodes: the node id {node.node_id!r} {wrong}; ids are unique",
-                {"field": "nodes", "node_id": node.node_id},
-            )
+            problem = f"the node id {node.node_id!r} {wrong}; ids are unique"
+            raise invalid("nodes", problem, node_id=node.node_id)
         seen.add(node.node_id)
         if not 0 < node.relative_speed < float("inf"):
-            raise PlanariaError(
-                ErrorReason.INVALID_ARGUMENT,
-                f"nodes: relative_speed of {node.node_id} is {node.relative_speed};"
-                " it must be positive",
-                {"field": "nodes", "node_id": node.node_id},
-            )
+            speed = f"relative_speed of {node.node_id} is {node.relative_speed}"
+            raise invalid("nodes", f"{speed}; it must be positive", node_id=node.node_id)

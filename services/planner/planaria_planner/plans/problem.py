@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError, invalid
 from planaria_planner.cost.cost_model import PipelineCost, Stage
 from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.plans.objective import iteration_seconds
@@ -55,11 +55,8 @@ class Problem:
 def _within(field: str, value: int, least: int, most: int | None) -> None:
     if value < least or (most is not None and value > most):
         expected = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT,
-            f"{field}: {value} is out of range; expected {expected}",
-            {"field": field, "expected": expected},
-        )
+        problem = f"{value} is out of range; expected {expected}"
+        raise invalid(field, problem, expected=expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

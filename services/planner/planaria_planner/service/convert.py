@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from planaria.api.common.v1 import plan_pb2
 from planaria.api.planner.v1 import planner_service_pb2 as pb
-from planaria_common.errors import PlanariaError
+from planaria_common.errors import PlanariaError, invalid
 from planaria_common.messages import from_message
 from planaria_planner.changes.candidates import RunningPipeline
-from planaria_planner.changes.checks import invalid_argument
 from planaria_planner.changes.contingency_plans import Outcome
 from planaria_planner.changes.inventory import Holdings
 from planaria_planner.changes.reconfigure import Candidate, Reconfiguration
@@ -50,7 +49,7 @@ def _running_pipeline(index: int, message: plan_pb2.Pipeline) -> RunningPipeline
     for number, stage in enumerate(message.stages):
         if not stage.accelerators:
             field = f"pipelines[{index}].stages[{number}].accelerators"
-            raise invalid_argument(field, "empty; a stage runs on at least one")
+            raise invalid(field, "empty; a stage runs on at least one")
         if not node_ids or stage.node_id != node_ids[-1]:
             node_ids.append(stage.node_id)
         stages.append(

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError, invalid
 from planaria_planner.cost.cost_model import CostModel, PipelineCost, Stage, layers_by_node
 from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.progress import step_counter
@@ -94,11 +94,11 @@ def generate_templates(
             the model can be cut into; INVALID_PROFILE when a width was not measured.
     """
     if min_nodes > profile.num_layers:
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT,
-            f"min_nodes_per_pipeline: {min_nodes} is more than the model's"
-            f" {profile.num_layers} layers, of which each node needs one",
-            {"field": "min_nodes_per_pipeline", "expected": f"at most {profile.num_layers}"},
+        raise invalid(
+            "min_nodes_per_pipeline",
+            f"{min_nodes} is more than the model's {profile.num_layers} layers, of which each node"
+            " needs one",
+            expected=f"at most {profile.num_layers}",
         )
     tables = cost_tables(profile, max_width)
     check_layers_fit(profile, tables)

@@ -1,6 +1,6 @@
 """Socket addresses: as text between engines, as (host, port) inside."""
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import invalid
 
 Address = tuple[str, int]
 """Host and port; the host is numeric, IPv4 without the ::ffff: that a dual-stack socket shows."""
@@ -19,11 +19,7 @@ def parse_address(text: str) -> Address:
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT,
-            f"address: {text!r} is not of the form host:port",
-            {"field": "address", "address": text},
-        )
+        raise invalid("address", f"{text!r} is not of the form host:port", address=text)
     return host.strip("[]"), int(port)
 
 

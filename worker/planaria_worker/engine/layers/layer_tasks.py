@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError, invalid
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.job import Job
@@ -104,11 +104,8 @@ class LayerTasks:
                 case "safetensors", _:
                     export_safetensors(path, self.job.model, layers)
                 case _:
-                    raise PlanariaError(
-                        ErrorReason.INVALID_ARGUMENT,
-                        f"output.format: this model cannot be written as {model_format!r}",
-                        {"field": "output.format"},
-                    )
+                    problem = f"this model cannot be written as {model_format!r}"
+                    raise invalid("output.format", problem)
             return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
         except ExportError as error:
             raise PlanariaError(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError, invalid
 from planaria_common.priority import stand_back
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError
@@ -262,11 +262,11 @@ def require_stageable(
         PlanariaError: names the field and what would be right.
     """
     if any(pipeline.changed_microbatches for pipeline in activation.pipelines):
-        raise _unfit(
+        raise invalid(
             "step_microbatches", "a plan that is activated at a commit has no step in flight"
         )
     if any(not addresses for addresses in activation.layers.values()):
-        raise _unfit("layers", "each layer that is followed has a source")
+        raise invalid("layers", "each layer that is followed has a source")
     if view.keeps_step:
         if context is None or context.halt.is_set() or context.view.is_follower:
             raise _not_so("keeps_step", "the engine is in no healthy pipeline")
@@ -277,10 +277,6 @@ def require_stageable(
     if missing:
         names = ", ".join(map(str, sorted(missing)))
         raise _not_so("layers", f"layers {names} are in no step that the engine takes part in")
-
-
-def _unfit(field: str, why: str) -> PlanariaError:
-    return PlanariaError(ErrorReason.INVALID_ARGUMENT, f"{field}: {why}", {"field": field})
 
 
 def _not_so(field: str, why: str) -> PlanariaError:
