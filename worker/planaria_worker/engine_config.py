@@ -5,12 +5,12 @@
 Nothing here imports torch: the agent writes the file, the engine reads it.
 """
 
-import dataclasses
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import LogFormat, LogLevel
@@ -25,6 +25,8 @@ memory."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine is given; it reads no other setting."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
     engine_id: str
     """Given by the coordinator and never reused: `<job>/<node>/<accelerator>/<n>`."""
@@ -75,11 +77,11 @@ class EngineConfig:
     def dump(self, path: Path) -> None:
         """Writes the file so that only its owner can read it: it holds the job's secret."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(dataclasses.asdict(self), file, indent=2)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_FORMAT.dump_json(self, indent=2))
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path) -> "EngineConfig":
         """Reads the file.
 
         Raises:
@@ -87,41 +89,16 @@ class EngineConfig:
                 wrong type; names it.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            return _FORMAT.validate_json(path.read_bytes())
+        except OSError as error:
             raise _invalid("config", f"{path}: {error}") from None
-        if not isinstance(values, dict):
-            raise _invalid("config", f"{path}: expected a JSON object")
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        for name in values.keys() - fields.keys():
-            raise _invalid(name, f"{path}: unknown field {name}")
-        for name, field in fields.items():
-            if name not in values and field.default is dataclasses.MISSING:
-                raise _invalid(name, f"{path}: field {name} is missing")
-        config = cls(**{name: _frozen(value) for name, value in values.items()})
-        config._check(path)
-        return config
-
-    def _check(self, path: Path) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            expected = getattr(field.type, "__name__", "")
-            allowed = get_args(field.type) if get_origin(field.type) is Literal else ()
-            if allowed:
-                fits, expected = value in allowed, " or ".join(map(str, allowed))
-            elif field.type == tuple[int, ...]:
-                fits = type(value) is tuple and all(type(item) is int for item in value)
-                expected = "a list of int"
-            elif field.type is float:
-                fits = isinstance(value, float | int) and not isinstance(value, bool)
-            else:
-                fits = isinstance(value, str | int) and type(value) is field.type
-            if not fits:
-                raise _invalid(field.name, f"{path}: {field.name}: {value!r} is not {expected}")
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"])) or "config"
+            raise _invalid(field, f"{path}: {field}: {first['msg']}") from None
 
 
-def _frozen(value: object) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+_FORMAT = TypeAdapter(EngineConfig)
 
 
 def _invalid(field: str, message: str) -> PlanariaError:

@@ -48,7 +48,7 @@ def test_a_wrong_configuration_is_reported_in_one_line(tmp_path: Path) -> None:
     ended = run_engine(tmp_path, colour="red")
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
-    assert "unknown field colour" in ended.stderr
+    assert "colour: Unexpected" in ended.stderr
 
 
 def test_an_engine_without_an_agent_ends_with_its_lease(tmp_path: Path) -> None:
