@@ -81,7 +81,6 @@ class FakeEngine:
     def _answer(self, directive_id: str, **outcome: Prepared | Copied | Stopped) -> None:
         result = DirectiveResult(
             directive_id=directive_id,
-            engine_id=self._config.engine_id,
             **outcome,  # type: ignore[arg-type]  # one field of the oneof, by its name
         )
         self._control.post(EngineEvent(result=result))

@@ -157,7 +157,6 @@ OUTCOMES: Sequence[Outcome] = (
     Prepared(
         engine=node().engines[0],
         data_digest="d",
-        num_tokens=1,
         fingerprint={"torch": "2.13"},
         measured_layers=(),
     ),

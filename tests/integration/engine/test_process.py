@@ -76,7 +76,6 @@ def test_a_prepared_engine_reports_what_it_found(cluster: EngineCluster) -> None
     assert prepared.engine.state == EngineState.ENGINE_STATE_PARKED
     assert prepared.engine.data_address
     assert prepared.engine.store_address
-    assert prepared.num_tokens > 1000
     assert prepared.fingerprint["threads"] == "1"
     assert [measured.layer for measured in prepared.measured_layers] == list(range(7))
     assert all(measured.forward_seconds > 0 for measured in prepared.measured_layers)
@@ -121,7 +120,6 @@ def test_a_directive_takes_effect_once(cluster: EngineCluster) -> None:
     cluster.quiesce()
     engine.send(quiesce)
     assert cluster.wait_for_result("a", "once") == first
-    assert first.generation < cluster.generation
 
 
 def test_a_plan_that_cannot_be_run_is_refused_by_name(cluster: EngineCluster) -> None:
@@ -192,7 +190,6 @@ def test_a_killed_engine_is_reported_by_its_peers(cluster: EngineCluster) -> Non
         ),
     )
     assert lost.lost_engine_id == cluster.engines["b"].engine_id
-    assert lost.generation == cluster.generation
     cluster.wait_for_state(EngineState.ENGINE_STATE_PARKED, "a")
 
 

@@ -154,9 +154,7 @@ def prepared(engine_id: str) -> Prepared:
         state=EngineState.PARKED,
         data_address=engine_id,
     )
-    return Prepared(
-        engine=snapshot, data_digest="", num_tokens=0, fingerprint={}, measured_layers=()
-    )
+    return Prepared(engine=snapshot, data_digest="", fingerprint={}, measured_layers=())
 
 
 def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:

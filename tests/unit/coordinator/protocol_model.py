@@ -286,8 +286,6 @@ class Model(Engines):
                 result = DirectiveResult(
                     directive_id=pending.directive_id,
                     job_id="job",
-                    engine_id=pending.engine_id,
-                    generation=generation,
                     outcome=_in_full(outcome, pending.engine_id),
                 )
                 signal = ResultArrived(result=result)

@@ -164,7 +164,6 @@ class SimAgent:
         return Prepared(
             engine=engine.snapshot(),
             data_digest=self.data_digest,
-            num_tokens=1000,
             fingerprint=self.fingerprint,
             initial_state=command.initial_state or self.initial_state,
             measured_layers=tuple(
@@ -182,11 +181,7 @@ class SimAgent:
 
     def answer(self, directive: Directive, outcome: Outcome) -> None:
         result = DirectiveResult(
-            directive_id=directive.id,
-            job_id=directive.job_id,
-            engine_id=directive.engine_id,
-            generation=directive.generation,
-            outcome=outcome,
+            directive_id=directive.id, job_id=directive.job_id, outcome=outcome
         )
         self.say(lambda session: session.result(result))
 

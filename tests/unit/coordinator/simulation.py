@@ -349,7 +349,6 @@ class World:
         now: datetime = self.clock.now()
         report = StepReport(
             job_id=engine.job_id,
-            engine_id=engine.id,
             record=record,
             learning_rate=0.1,
             step_seconds=1.0,

@@ -52,13 +52,7 @@ class Talk:
             for pending in self.run.pending.values()
             if (pending.engine_id, pending.kind) == (engine_id, kind)
         )
-        result = DirectiveResult(
-            directive_id=asked.directive_id,
-            job_id="job",
-            engine_id=engine_id,
-            generation=self.run.generation,
-            outcome=outcome,
-        )
+        result = DirectiveResult(directive_id=asked.directive_id, job_id="job", outcome=outcome)
         self.tell(ResultArrived(result=result))
 
 

@@ -141,11 +141,7 @@ class Cluster(RuleBasedStateMachine):
         for engine in agent.engines.values():
             for directive_id, outcome in engine.results.items():
                 result = DirectiveResult(
-                    directive_id=directive_id,
-                    job_id=engine.job_id,
-                    engine_id=engine.id,
-                    generation=1,
-                    outcome=outcome,
+                    directive_id=directive_id, job_id=engine.job_id, outcome=outcome
                 )
                 if session is not None:
                     session.result(result)

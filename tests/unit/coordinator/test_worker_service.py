@@ -101,7 +101,6 @@ async def test_a_hello_is_welcomed_with_the_times_to_go_by() -> None:
         call, first = await greet(stub, hello())
         welcome = first.welcome
         assert welcome.heartbeat_interval.ToTimedelta().total_seconds() == 1.0
-        assert welcome.node_deadline.ToTimedelta().total_seconds() == 3.0
         assert welcome.agent_lease.ToTimedelta().total_seconds() == 10.0
         node = await world.coordinator.cluster.get("n0")
         assert (node.agent_pid, node.accelerator_memory_bytes) == (7, 1 << 34)
@@ -165,8 +164,6 @@ async def test_directives_reach_the_agent_and_their_results_the_job() -> None:
         result = report_pb2.DirectiveResult(
             directive_id=directive.directive_id,
             job_id=directive.job_id,
-            engine_id=directive.engine_id,
-            generation=directive.generation,
             failure=failure,
         )
         await call.write(SessionRequest(result=result))
@@ -335,7 +332,7 @@ def test_every_outcome_is_understood() -> None:
         "failure",
     ]
     for kind, outcome in zip(kinds, outcomes, strict=True):
-        message = report_pb2.DirectiveResult(directive_id="d", job_id="j", engine_id="e")
+        message = report_pb2.DirectiveResult(directive_id="d", job_id="j")
         getattr(message, kind).CopyFrom(outcome)
         result = from_agent.result_of(message)
         assert result.outcome.kind == kind

@@ -245,7 +245,6 @@ class Agent:
             engine_id=handle.engine_id,
             exit_code=exit_code,
             log_tail=last_lines(handle.folder / LOG_FILE, NUM_TAIL_LINES),
-            generation=handle.snapshot.generation,
         )
         exited.detect_time.GetCurrentTime()
         self._note_unprepared(handle)
@@ -258,8 +257,6 @@ class Agent:
             self._results[directive_id] = DirectiveResult(
                 directive_id=directive_id,
                 job_id=handle.config.job_id,
-                engine_id=handle.engine_id,
-                generation=handle.config.generation,
                 failure=_failure(_cannot_start(self._settings.node_id, "its process ended")),
             )
 
@@ -282,8 +279,6 @@ def _result(directive: Directive, **outcome: Any) -> DirectiveResult:
     return DirectiveResult(
         directive_id=directive.directive_id,
         job_id=directive.job_id,
-        engine_id=directive.engine_id,
-        generation=directive.generation,
         **outcome,
     )
 

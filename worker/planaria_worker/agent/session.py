@@ -154,7 +154,6 @@ class Session:
     async def _beat(self, call: "Call", interval_seconds: float) -> None:
         while True:
             beat = Heartbeat(engines=self._node.snapshots())
-            beat.send_time.GetCurrentTime()
             await self._send(call, SessionRequest(heartbeat=beat))
             for lines in self._node.new_log_lines():
                 await self._send(call, SessionRequest(log_lines=lines))

@@ -100,10 +100,9 @@ def staged(result: Staged) -> report_pb2.Staged:
     )
 
 
-def step_report(job_id: str, engine_id: str, done: StepDone) -> report_pb2.StepReport:
+def step_report(job_id: str, done: StepDone) -> report_pb2.StepReport:
     return report_pb2.StepReport(
         job_id=job_id,
-        engine_id=engine_id,
         record=done.record.to_proto(),
         learning_rate=done.learning_rate,
         step_seconds=done.step_seconds,

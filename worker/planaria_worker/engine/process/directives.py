@@ -342,8 +342,6 @@ class Directives:
         result = DirectiveResult(
             directive_id=directive.directive_id,
             job_id=directive.job_id,
-            engine_id=directive.engine_id,
-            generation=directive.generation,
             **outcome,  # type: ignore[arg-type]  # one field of the oneof, by its name
         )
         with self._lock:

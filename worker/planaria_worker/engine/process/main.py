@@ -107,7 +107,7 @@ class EngineProcess:
             self._engine.directives.handle(directive)
             return
         stopped = DirectiveResult(directive_id=directive.directive_id, stopped=Stopped())
-        self._answer(stopped, directive.generation)
+        self._answer(stopped)
         self._stop()
 
     def _snapshot(self) -> EngineSnapshot:
@@ -129,7 +129,7 @@ class EngineProcess:
             result.directive_id = self._config.prepare_directive_id
             with self._lock:
                 self._prepared = result
-                self._answer(result, self._config.generation)
+                self._answer(result)
 
     def _repeat_prepared(self) -> None:
         """Says again what an agent may have died with; while the engine prepares, it is to come."""
@@ -138,10 +138,8 @@ class EngineProcess:
         if prepared is not None:
             self._control.post(EngineEvent(result=prepared))
 
-    def _answer(self, result: DirectiveResult, generation: int) -> None:
+    def _answer(self, result: DirectiveResult) -> None:
         result.job_id = self._config.job_id
-        result.engine_id = self._config.engine_id
-        result.generation = generation
         self._control.post(EngineEvent(result=result))
 
     def _stop(self) -> None:

@@ -55,7 +55,6 @@ class Preparation:
         return Prepared(
             engine=snapshot,
             data_digest=self.config.data_digest,
-            num_tokens=len(self.job.dataset.file.tokens),
             fingerprint=fingerprint(self.job.device.type, self.config.transport),
             measured_layers=[_measured(*item) for item in self.measured.items()],
             model_digest=self.job.model_digest,

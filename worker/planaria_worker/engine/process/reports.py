@@ -50,7 +50,7 @@ class Reports:
         evaluation = record.evaluation_loss
         evaluated = {} if evaluation is None else {"evaluation_loss": round(evaluation, 4)}
         _log.info("step", step=record.step, loss=round(record.loss, 4), **evaluated)
-        report = convert.step_report(self._config.job_id, self._config.engine_id, done)
+        report = convert.step_report(self._config.job_id, done)
         self._to_agent.report(EngineEvent(step_report=report))
 
     def fault(self, generation: int, fault: Fault) -> None:
@@ -68,7 +68,6 @@ class Reports:
             job_id=self._config.job_id,
             engine_id=self._config.engine_id,
             lost_engine_id=lost_engine_id,
-            generation=self._fence.newest,
             detect_time=convert.timestamp(detect_time),
         )
         self._to_agent.post(EngineEvent(peer_lost=lost))

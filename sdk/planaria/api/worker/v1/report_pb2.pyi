@@ -123,8 +123,6 @@ class DirectiveResult(_message.Message):
 
     DIRECTIVE_ID_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
-    ENGINE_ID_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
     FENCE_REPORT_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
@@ -142,10 +140,6 @@ class DirectiveResult(_message.Message):
     """The directive."""
     job_id: _builtins.str
     """The job."""
-    engine_id: _builtins.str
-    """The engine."""
-    generation: _builtins.int
-    """The directive's generation."""
     @_builtins.property
     def prepared(self) -> Global___Prepared:
         """Of Prepare."""
@@ -203,8 +197,6 @@ class DirectiveResult(_message.Message):
         *,
         directive_id: _builtins.str = ...,
         job_id: _builtins.str = ...,
-        engine_id: _builtins.str = ...,
-        generation: _builtins.int = ...,
         prepared: Global___Prepared | None = ...,
         fence_report: Global___FenceReport | None = ...,
         committed: Global___Committed | None = ...,
@@ -221,7 +213,7 @@ class DirectiveResult(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "checkpoint_discarded", b"checkpoint_discarded", "checkpoint_sealed", b"checkpoint_sealed", "checkpoint_taken", b"checkpoint_taken", "committed", b"committed", "copied", b"copied", "digested", b"digested", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "checkpoint_discarded", b"checkpoint_discarded", "checkpoint_sealed", b"checkpoint_sealed", "checkpoint_taken", b"checkpoint_taken", "committed", b"committed", "copied", b"copied", "digested", b"digested", "directive_id", b"directive_id", "engine_id", b"engine_id", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "generation", b"generation", "job_id", b"job_id", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "checkpoint_discarded", b"checkpoint_discarded", "checkpoint_sealed", b"checkpoint_sealed", "checkpoint_taken", b"checkpoint_taken", "committed", b"committed", "copied", b"copied", "digested", b"digested", "directive_id", b"directive_id", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "job_id", b"job_id", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prepared", "fence_report", "committed", "copied", "activated", "digested", "exported", "stopped", "failure", "staged", "checkpoint_taken", "checkpoint_sealed", "checkpoint_discarded"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
@@ -309,7 +301,6 @@ class Prepared(_message.Message):
 
     ENGINE_FIELD_NUMBER: _builtins.int
     DATA_DIGEST_FIELD_NUMBER: _builtins.int
-    NUM_TOKENS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     MEASURED_LAYERS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
@@ -318,8 +309,6 @@ class Prepared(_message.Message):
     TIES_EMBEDDINGS_FIELD_NUMBER: _builtins.int
     data_digest: _builtins.str
     """SHA-256 of the contents of the data and tokenizer files."""
-    num_tokens: _builtins.int
-    """Number of tokens in the data."""
     model_digest: _builtins.str
     """SHA-256 of the source of a model by import path; empty for other models."""
     peak_flops_per_second: _builtins.float
@@ -349,7 +338,6 @@ class Prepared(_message.Message):
         *,
         engine: Global___EngineSnapshot | None = ...,
         data_digest: _builtins.str = ...,
-        num_tokens: _builtins.int = ...,
         fingerprint: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         measured_layers: _abc.Iterable[Global___MeasuredLayer] | None = ...,
         model_digest: _builtins.str = ...,
@@ -359,7 +347,7 @@ class Prepared(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "initial_state", b"initial_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "initial_state", b"initial_state", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "num_tokens", b"num_tokens", "peak_flops_per_second", b"peak_flops_per_second", "ties_embeddings", b"ties_embeddings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_digest", b"data_digest", "engine", b"engine", "fingerprint", b"fingerprint", "initial_state", b"initial_state", "measured_layers", b"measured_layers", "model_digest", b"model_digest", "peak_flops_per_second", b"peak_flops_per_second", "ties_embeddings", b"ties_embeddings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -905,7 +893,6 @@ class EngineExited(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     DETECT_TIME_FIELD_NUMBER: _builtins.int
     LOG_TAIL_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     engine_id: _builtins.str
@@ -914,8 +901,6 @@ class EngineExited(_message.Message):
     """Exit code; negative: the signal that ended it. Absent when the agent did not start the process
     itself and so cannot know.
     """
-    generation: _builtins.int
-    """The generation of the engine."""
     @_builtins.property
     def detect_time(self) -> _timestamp_pb2.Timestamp:
         """When the agent saw it."""
@@ -932,11 +917,10 @@ class EngineExited(_message.Message):
         exit_code: _builtins.int | None = ...,
         detect_time: _timestamp_pb2.Timestamp | None = ...,
         log_tail: _abc.Iterable[_builtins.str] | None = ...,
-        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "detect_time", b"detect_time", "exit_code", b"exit_code"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "detect_time", b"detect_time", "engine_id", b"engine_id", "exit_code", b"exit_code", "generation", b"generation", "job_id", b"job_id", "log_tail", b"log_tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "detect_time", b"detect_time", "engine_id", b"engine_id", "exit_code", b"exit_code", "job_id", b"job_id", "log_tail", b"log_tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015
@@ -953,7 +937,6 @@ class PeerLost(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     LOST_ENGINE_ID_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
     DETECT_TIME_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
@@ -961,8 +944,6 @@ class PeerLost(_message.Message):
     """Who saw it."""
     lost_engine_id: _builtins.str
     """Whose process ended."""
-    generation: _builtins.int
-    """The generation of the engine that saw it."""
     @_builtins.property
     def detect_time(self) -> _timestamp_pb2.Timestamp:
         """When."""
@@ -973,12 +954,11 @@ class PeerLost(_message.Message):
         job_id: _builtins.str = ...,
         engine_id: _builtins.str = ...,
         lost_engine_id: _builtins.str = ...,
-        generation: _builtins.int = ...,
         detect_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["detect_time", b"detect_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detect_time", b"detect_time", "engine_id", b"engine_id", "generation", b"generation", "job_id", b"job_id", "lost_engine_id", b"lost_engine_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detect_time", b"detect_time", "engine_id", b"engine_id", "job_id", b"job_id", "lost_engine_id", b"lost_engine_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1057,7 +1037,6 @@ class StepReport(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     JOB_ID_FIELD_NUMBER: _builtins.int
-    ENGINE_ID_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
@@ -1065,8 +1044,6 @@ class StepReport(_message.Message):
     COMMIT_TIME_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
-    engine_id: _builtins.str
-    """The engine."""
     learning_rate: _builtins.float
     """Learning rate of the step."""
     step_seconds: _builtins.float
@@ -1087,7 +1064,6 @@ class StepReport(_message.Message):
         self,
         *,
         job_id: _builtins.str = ...,
-        engine_id: _builtins.str = ...,
         record: Global___CommitRecord | None = ...,
         learning_rate: _builtins.float = ...,
         step_seconds: _builtins.float = ...,
@@ -1096,7 +1072,7 @@ class StepReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commit_time", b"commit_time", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_time", b"commit_time", "engine_id", b"engine_id", "job_id", b"job_id", "learning_rate", b"learning_rate", "record", b"record", "seconds", b"seconds", "step_seconds", b"step_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_time", b"commit_time", "job_id", b"job_id", "learning_rate", b"learning_rate", "record", b"record", "seconds", b"seconds", "step_seconds", b"step_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

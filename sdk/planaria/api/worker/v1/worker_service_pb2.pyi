@@ -208,7 +208,6 @@ class Welcome(_message.Message):
 
     COORDINATOR_ID_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
-    NODE_DEADLINE_FIELD_NUMBER: _builtins.int
     AGENT_LEASE_FIELD_NUMBER: _builtins.int
     PROGRESS_DEADLINE_FIELD_NUMBER: _builtins.int
     coordinator_id: _builtins.str
@@ -216,10 +215,6 @@ class Welcome(_message.Message):
     @_builtins.property
     def heartbeat_interval(self) -> _duration_pb2.Duration:
         """How often to send a heartbeat."""
-
-    @_builtins.property
-    def node_deadline(self) -> _duration_pb2.Duration:
-        """After how long without a heartbeat the node is declared lost."""
 
     @_builtins.property
     def agent_lease(self) -> _duration_pb2.Duration:
@@ -234,13 +229,12 @@ class Welcome(_message.Message):
         *,
         coordinator_id: _builtins.str = ...,
         heartbeat_interval: _duration_pb2.Duration | None = ...,
-        node_deadline: _duration_pb2.Duration | None = ...,
         agent_lease: _duration_pb2.Duration | None = ...,
         progress_deadline: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "heartbeat_interval", b"heartbeat_interval", "node_deadline", b"node_deadline", "progress_deadline", b"progress_deadline"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "heartbeat_interval", b"heartbeat_interval", "progress_deadline", b"progress_deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval", "node_deadline", b"node_deadline", "progress_deadline", b"progress_deadline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval", "progress_deadline", b"progress_deadline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -274,12 +268,7 @@ class Heartbeat(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEND_TIME_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def send_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was sent."""
-
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[_report_pb2.EngineSnapshot]:
         """The node's engines."""
@@ -287,12 +276,11 @@ class Heartbeat(_message.Message):
     def __init__(
         self,
         *,
-        send_time: _timestamp_pb2.Timestamp | None = ...,
         engines: _abc.Iterable[_report_pb2.EngineSnapshot] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["send_time", b"send_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "send_time", b"send_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

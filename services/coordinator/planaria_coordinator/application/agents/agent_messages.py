@@ -30,7 +30,6 @@ class Welcome:
 
     coordinator_id: str
     heartbeat_interval_seconds: float
-    node_deadline_seconds: float
     agent_lease_seconds: float
     progress_deadline_seconds: float
 
@@ -81,7 +80,6 @@ class StepReport:
     """A step was committed."""
 
     job_id: str
-    engine_id: str
     record: CommitRecord
     learning_rate: float
     step_seconds: float

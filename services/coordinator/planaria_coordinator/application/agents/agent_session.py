@@ -59,7 +59,6 @@ class AgentSession:
         return Welcome(
             coordinator_id=self._state.coordinator_id,
             heartbeat_interval_seconds=options.heartbeat_interval_seconds,
-            node_deadline_seconds=options.node_deadline_seconds,
             agent_lease_seconds=options.agent_lease_seconds,
             progress_deadline_seconds=options.progress_deadline_seconds,
         )

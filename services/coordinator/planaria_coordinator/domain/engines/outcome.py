@@ -29,7 +29,6 @@ class Prepared:
 
     engine: EngineSnapshot
     data_digest: str
-    num_tokens: int
     fingerprint: dict[str, str]
     measured_layers: tuple[MeasuredLayer, ...]
     model_digest: str = ""
@@ -213,6 +212,4 @@ class DirectiveResult:
 
     directive_id: str
     job_id: str
-    engine_id: str
-    generation: int
     outcome: Outcome

@@ -44,8 +44,6 @@ def result_of(message: report_pb2.DirectiveResult) -> outcomes.DirectiveResult:
     return outcomes.DirectiveResult(
         directive_id=message.directive_id,
         job_id=message.job_id,
-        engine_id=message.engine_id,
-        generation=message.generation,
         outcome=_outcome_of(message),
     )
 
