@@ -27,9 +27,9 @@ class TrainingContext:
 
 def make_loop(**parts: Any) -> TrainingLoop:
     """A loop of the parts that a test needs."""
-    names = ("current_training", "handover", "checkpointer", "vitals", "reporter", "clock")
+    names = ("current_training", "handover", "checkpointer", "reporter")
     return TrainingLoop(
-        builder=parts.pop("builder", SimpleNamespace(resources=None)),
+        builder=SimpleNamespace(resources=parts.pop("resources", None), clock=None),  # type: ignore[arg-type]
         halt=lambda _: None,
         retain_idle=lambda: None,
         **{name: parts.get(name) for name in names},  # type: ignore[arg-type]
@@ -39,7 +39,8 @@ def make_loop(**parts: Any) -> TrainingLoop:
 def test_a_training_context_is_freed_when_another_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sums and buffers would be in use for as long as nothing breaks. Guard: whoever lets the
     loop train has no place in hand."""
-    current_training: Any = SimpleNamespace(context=TrainingContext(), committed_steps=0)
+    vitals = SimpleNamespace(committed_steps=0)
+    current_training: Any = SimpleNamespace(context=TrainingContext(), vitals=vitals)
     first = weakref.ref(current_training.context)
     in_memory = []
 
@@ -57,7 +58,7 @@ def test_a_training_context_is_freed_when_another_is_built(monkeypatch: pytest.M
         monkeypatch.setattr(training, name, lambda *_: None)
     monkeypatch.setattr(training, "attempt", attempt)
     untold: Any = SimpleNamespace(step_begins=lambda: None)
-    loop = make_loop(current_training=current_training, vitals=current_training, reporter=untold)
+    loop = make_loop(current_training=current_training, reporter=untold)
     monkeypatch.setattr(loop, "_go_on", go_on)
     monkeypatch.setattr(loop, "_break_off", lambda *_: None)
     loop.train_from_start()
@@ -83,13 +84,14 @@ def test_an_engine_halted_while_it_copies_for_a_checkpoint_does_not_switch() -> 
         renew=lambda *_: False,
     )
     current_training: Any = SimpleNamespace(
+        vitals=None,
         retained_after_commit=lambda _: None,
         finish_commit=lambda *_: None,
         drop=lambda: calls.append("dropped"),
         is_finished=False,
     )
     loop = make_loop(
-        builder=SimpleNamespace(resources=SimpleNamespace(fence=fence)),
+        resources=SimpleNamespace(fence=fence),
         handover=handover,
         current_training=current_training,
         checkpointer=SimpleNamespace(announce=lambda *_: [0], take=take),

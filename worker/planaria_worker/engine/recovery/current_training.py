@@ -24,6 +24,7 @@ class CurrentTraining:
         retained_work: what the engine keeps of the step in flight; None when its pipeline is
             broken, or it has none.
         last_commit: the newest that the engine has made, applied from a record, or switched at.
+        vitals: the state of the engine, and how many steps it has committed.
         sums: what a witness's record could be committed from while the engine is parked.
     """
 
@@ -34,13 +35,13 @@ class CurrentTraining:
         self.last_commit: CommitRecord | None = None
         self.sums: CommittableSums | None = None
         self._last_progress = StepProgress(step=0, generation=0)
-        self._vitals = vitals
+        self.vitals = vitals
         self._trace = trace
         self._num_commits = num_commits
 
     @property
     def committed_steps(self) -> int:
-        return self._vitals.committed_steps
+        return self.vitals.committed_steps
 
     @property
     def progress(self) -> StepProgress:
@@ -93,7 +94,7 @@ class CurrentTraining:
         """Note the newest commit, whichever engine made it."""
         with self.lock:
             self.last_commit = record
-            self._vitals.committed_steps = record.step + 1
+            self.vitals.committed_steps = record.step + 1
 
     def halt(self) -> TrainingContext | None:
         """Drop the retained work; return the context, which ends at its next action."""

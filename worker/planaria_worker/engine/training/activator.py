@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
-from planaria_common.clock import Clock
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.groups.current_groups import CurrentGroups
@@ -14,7 +13,6 @@ from planaria_worker.engine.recovery.activation import Activation, Answer, Build
 from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.step.training_context import build_context
-from planaria_worker.engine.telemetry import Vitals
 from planaria_worker.engine.training.step_reports import StepReporter
 from planaria_worker.engine.training.training_loop import TrainingLoop
 from planaria_worker.engine.training.training_thread import TrainingThread
@@ -32,9 +30,7 @@ class Activator:
         handover: Handover,
         loop: TrainingLoop,
         thread: TrainingThread,
-        vitals: Vitals,
         reporter: StepReporter,
-        clock: Clock,
         halt: Callable[[str], None],
     ) -> None:
         self._builder = builder
@@ -46,9 +42,9 @@ class Activator:
         self._handover = handover
         self._loop = loop
         self._thread = thread
-        self._vitals = vitals
+        self._vitals = current_training.vitals
         self._reporter = reporter
-        self._clock = clock
+        self._clock = builder.clock
         self._halt = halt
 
     def accept(self, activation: Activation, answer: Answer) -> Callable[[], None]:

@@ -61,11 +61,7 @@ class Trainer:
             vitals=vitals, trace=resources.stopwatch.trace, num_commits=resources.job.num_commits
         )
         self._thread = TrainingThread(
-            fence=resources.fence,
-            current_training=self._current_training,
-            vitals=vitals,
-            stopwatch=resources.stopwatch,
-            clock=clock,
+            resources=resources, current_training=self._current_training, clock=clock
         )
         self.handover = Handover(
             builder=builder,
@@ -80,9 +76,7 @@ class Trainer:
             current_training=self._current_training,
             handover=self.handover,
             checkpointer=checkpointer,
-            vitals=vitals,
             reporter=self._reporter,
-            clock=clock,
             halt=self.halt,
             retain_idle=lambda: self._current_groups.retain_idle(()),
         )
@@ -93,9 +87,7 @@ class Trainer:
             handover=self.handover,
             loop=self._loop,
             thread=self._thread,
-            vitals=vitals,
             reporter=self._reporter,
-            clock=clock,
             halt=self.halt,
         )
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
-from planaria_common.clock import Clock
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
@@ -21,7 +20,6 @@ from planaria_worker.engine.step.training_step import (
     begin_step,
     compute,
 )
-from planaria_worker.engine.telemetry import Vitals
 from planaria_worker.engine.training.step_reports import StepReporter
 
 
@@ -35,9 +33,7 @@ class TrainingLoop:
         current_training: CurrentTraining,
         handover: Handover,
         checkpointer: Checkpointer,
-        vitals: Vitals,
         reporter: StepReporter,
-        clock: Clock,
         halt: Callable[[str], None],
         retain_idle: Callable[[], None],
     ) -> None:
@@ -46,9 +42,9 @@ class TrainingLoop:
         self._current_training = current_training
         self._handover = handover
         self._checkpointer = checkpointer
-        self._vitals = vitals
+        self._vitals = current_training.vitals
         self._reporter = reporter
-        self._clock = clock
+        self._clock = builder.clock
         self._halt = halt
         self._retain_idle = retain_idle
 

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.clock import Clock
-from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.recovery.current_training import CurrentTraining
-from planaria_worker.engine.telemetry import Stopwatch, Vitals
+from planaria_worker.engine.step.training_context import EngineResources
 
 
 class TrainingThread:
@@ -17,16 +16,14 @@ class TrainingThread:
     def __init__(
         self,
         *,
-        fence: Fence,
+        resources: EngineResources,
         current_training: CurrentTraining,
-        vitals: Vitals,
-        stopwatch: Stopwatch,
         clock: Clock,
     ) -> None:
-        self._fence = fence
+        self._fence = resources.fence
         self._current_training = current_training
-        self._vitals = vitals
-        self._stopwatch = stopwatch
+        self._vitals = current_training.vitals
+        self._stopwatch = resources.stopwatch
         self._clock = clock
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.park_time = clock.now()
