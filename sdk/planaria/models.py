@@ -40,8 +40,10 @@ class JobStateName(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
 
-
-TERMINAL_STATES = frozenset({JobStateName.SUCCEEDED, JobStateName.FAILED, JobStateName.CANCELLED})
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the job has ended for good."""
+        return self in (JobStateName.SUCCEEDED, JobStateName.FAILED, JobStateName.CANCELLED)
 
 
 class NodeStateName(StrEnum):
@@ -100,7 +102,7 @@ class Job(Body):
     @property
     def is_done(self) -> bool:
         """Whether it has ended, one way or another."""
-        return self.state in TERMINAL_STATES
+        return self.state.is_terminal
 
     @property
     def num_commits(self) -> int:

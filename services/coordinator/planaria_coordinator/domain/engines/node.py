@@ -4,15 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from planaria.models import NodeStateName
 
-class NodeState(StrEnum):
-    """The values of `planaria.api.coordinator.v1.NodeState`, without the prefix."""
-
-    READY = "READY"
-    CORDONED = "CORDONED"
-    DRAINING = "DRAINING"
-    DRAINED = "DRAINED"
-    LOST = "LOST"
+NodeState = NodeStateName
 
 
 class EngineState(StrEnum):

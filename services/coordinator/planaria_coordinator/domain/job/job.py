@@ -2,29 +2,12 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
+from planaria.models import JobStateName
 from planaria_common.errors import ErrorReason
 
-
-class JobState(StrEnum):
-    """The values of `planaria.api.coordinator.v1.JobState`, without the prefix."""
-
-    PENDING = "PENDING"
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    RECOVERING = "RECOVERING"
-    WAITING = "WAITING"
-    PAUSED = "PAUSED"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether the job has ended for good."""
-        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+JobState = JobStateName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
