@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,15 +153,7 @@ def plan_json(answer: Instantiation, other: NextBest | None) -> dict[str, Any]:
                 "num_nodes": len(pipeline.node_ids),
                 "num_microbatches": len(pipeline.microbatches),
                 "iteration_seconds": pipeline.iteration_seconds,
-                "stages": [
-                    {
-                        "first_layer": stage.first_layer,
-                        "num_layers": stage.num_layers,
-                        "node": stage.node,
-                        "accelerators": stage.accelerators,
-                    }
-                    for stage in pipeline.stages
-                ],
+                "stages": [asdict(stage) for stage in pipeline.stages],
             }
             for pipeline in pipelines
         ],
