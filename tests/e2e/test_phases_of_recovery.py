@@ -62,7 +62,7 @@ def pool(shared_pool: Pool) -> Pool:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("phase", ["prepare", "report", "commit", "digest"])
+@pytest.mark.parametrize("phase", ["prepare", "report", "roll_forward", "digest"])
 def test_another_engine_dies_in_a_phase_of_the_recovery(
     pool: Pool, spec: JobSpec, expected: ReferenceResult, phase: str
 ) -> None:
@@ -81,7 +81,7 @@ def test_another_engine_dies_in_a_phase_of_the_recovery(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "phase", ["prepare", "report", "commit", "rebuild", "stage", "switch", "digest"]
+    "phase", ["prepare", "report", "roll_forward", "rebuild", "stage", "switch", "digest"]
 )
 def test_the_coordinator_dies_in_a_phase_of_a_recovery(
     pool: Pool, spec: JobSpec, expected: ReferenceResult, phase: str

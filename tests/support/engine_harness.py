@@ -19,7 +19,6 @@ from google.protobuf.duration_pb2 import Duration
 
 from planaria.api.worker.v1.directive_pb2 import (
     Activate,
-    Commit,
     Copy,
     DigestLayers,
     Export,
@@ -27,6 +26,7 @@ from planaria.api.worker.v1.directive_pb2 import (
     LayerSource,
     PipelineAssignment,
     Quiesce,
+    RollForward,
     StageAssignment,
     Stop,
 )
@@ -187,9 +187,9 @@ class EngineCluster(Engines):
         behind = [n for n, r in reports.items() if r.layers and r.committed_steps == newest - 1]
         for name in behind:
             assert record is not None
-            result = self.ask(name, commit=Commit(record=record))
-            assert result.committed.committed_steps == newest, result
-            for layer in held[name].keys() - set(result.committed.stale_layers):
+            result = self.ask(name, roll_forward=RollForward(record=record))
+            assert result.rolled_forward.committed_steps == newest, result
+            for layer in held[name].keys() - set(result.rolled_forward.stale_layers):
                 held[name][layer] = newest
         self.committed_steps = newest
         return held

@@ -66,7 +66,7 @@ class FakeEngine:
         if kind == "export":
             print("last words", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "commit":
+        if kind == "roll_forward":
             seen, reported = EngineEvent(), EngineEvent()
             seen.peer_lost.lost_engine_id = "peer"
             reported.step_report.record.step = 7

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from planaria.api.worker.v1.directive_pb2 import Commit, Copy, Directive, Export, Prepare, Stop
+from planaria.api.worker.v1.directive_pb2 import Copy, Directive, Export, Prepare, RollForward, Stop
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria.api.worker.v1.worker_service_pb2 import Welcome
 from planaria_common.errors import PlanariaError
@@ -206,7 +206,7 @@ async def test_an_engine_that_says_nothing_is_ended(node: Node) -> None:
 async def test_reports_of_an_engine_reach_the_coordinator(node: Node) -> None:
     await node.coordinator.send(node.prepare(str(node.text)))
     await node.coordinator.next("result")
-    await node.coordinator.send(node.directive("d-commit", commit=Commit()))
+    await node.coordinator.send(node.directive("d-commit", roll_forward=RollForward()))
     assert (await node.coordinator.next("peer_lost")).lost_engine_id == "peer"
 
 
@@ -246,7 +246,7 @@ async def test_reports_come_again_in_the_next_session_until_they_are_stored(node
     """A coordinator that dies with what it was told is told again; a stored report never."""
     await node.coordinator.send(node.prepare(str(node.text)))
     await node.coordinator.next("result")
-    await node.coordinator.send(node.directive("d-commit", commit=Commit()))
+    await node.coordinator.send(node.directive("d-commit", roll_forward=RollForward()))
     report = await node.coordinator.next_request("step_report")
     await node.coordinator.next("result")
     node.coordinator.cut()
@@ -269,7 +269,7 @@ async def test_reports_outlive_the_agent_until_they_are_stored(node: Node) -> No
     """
     await node.coordinator.send(node.prepare(str(node.text)))
     await node.coordinator.next("result")
-    await node.coordinator.send(node.directive("d-commit", commit=Commit()))
+    await node.coordinator.send(node.directive("d-commit", roll_forward=RollForward()))
     report = await node.coordinator.next("step_report")
     await node.coordinator.next("result")
     await node.crash()
@@ -292,7 +292,7 @@ async def test_a_repeated_report_over_the_same_agent_is_forwarded_once(node: Nod
     """The link broke and was opened again: the coordinator hears nothing of it."""
     await node.coordinator.send(node.prepare(str(node.text)))
     pid = (await node.coordinator.next("result")).prepared.engine.pid
-    await node.coordinator.send(node.directive("d-commit", commit=Commit()))
+    await node.coordinator.send(node.directive("d-commit", roll_forward=RollForward()))
     await node.coordinator.next("result")
     (handle,) = node.agent.engines
     with socket.socket(socket.AF_UNIX) as other:

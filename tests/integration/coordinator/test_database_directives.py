@@ -12,7 +12,6 @@ from planaria_coordinator.application.ports import GenerationRecord
 from planaria_coordinator.domain.engines.directive import (
     Activate,
     Command,
-    Commit,
     Copy,
     DigestLayers,
     Export,
@@ -21,6 +20,7 @@ from planaria_coordinator.domain.engines.directive import (
     Prepare,
     Quiesce,
     QuiesceMode,
+    RollForward,
     StageAssignment,
     Stop,
 )
@@ -56,7 +56,7 @@ async def test_the_newest_plan(with_job: SqlDatabase) -> None:
 COMMANDS: Sequence[Command] = (
     Prepare(job_spec="{}", accelerator=0, job_secret="s"),
     Quiesce(mode=QuiesceMode.AT_COMMIT, lost_engine_ids=("x",)),
-    Commit(record=RECORD),
+    RollForward(record=RECORD),
     Copy(layers=(LayerSource(layer=1, addresses=("h:1",)),), version=3, initial_layers=(2,)),
     Activate(
         pipelines=(

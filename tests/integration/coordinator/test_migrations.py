@@ -1,5 +1,6 @@
 """What a database of an older version holds is there behind the migration."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -60,3 +61,45 @@ async def test_the_migration_prunes_what_is_pruned_from_now_on(database_url: str
     assert sorted(left) == ["awaited", "kept", "new"]
     assert known is not None
     assert abs(known.create_time - datetime.now(UTC)) < timedelta(hours=1)
+
+
+def write_as_of_0008(connection: Connection) -> None:
+    command.upgrade(_config(connection), "0008")
+    connection.execute(text(JOB))
+    run = {
+        "pending": {"a": {"kind": "commit"}, "b": {"kind": "copy"}},
+        "transition": {"phase": "COMMITTING", "phase_starts": [["COMMITTING", "12:00"]]},
+    }
+    connection.execute(
+        text("INSERT INTO runs (job_id, run) VALUES ('job-1', :run)"), {"run": json.dumps(run)}
+    )
+    values = {"id": "d", "generation": 20, "state": "RESOLVED"}
+    connection.execute(text(DIRECTIVE), values)
+    connection.execute(
+        text("UPDATE directives SET command = :command, outcome = :outcome"),
+        {"command": '{"kind": "commit"}', "outcome": '{"kind": "committed"}'},
+    )
+
+
+async def test_a_commit_that_was_ordered_is_a_roll_forward(database_url: str) -> None:
+    """A recovery that was interrupted while late engines caught up is understood."""
+    engine = open_engine(parse_database_url(database_url))
+    async with engine.transaction() as transaction:
+        transaction.write(write_as_of_0008)
+        await transaction.commit()
+
+    database = await open_database(database_url, max_log_lines_per_job=1)
+
+    def read(connection: Connection) -> tuple[str, ...]:
+        directive = connection.execute(text("SELECT command, outcome FROM directives")).one()
+        return (*directive, connection.scalars(text("SELECT run FROM runs")).one())
+
+    async with engine.transaction() as transaction:
+        rows = await transaction.run(read)
+    await database.close()
+    await engine.dispose()
+    ordered, outcome, run = (json.loads(r) if isinstance(r, str) else r for r in rows)
+    assert (ordered, outcome) == ({"kind": "roll_forward"}, {"kind": "rolled_forward"})
+    assert run["pending"] == {"a": {"kind": "roll_forward"}, "b": {"kind": "copy"}}
+    phase = "ROLLING_FORWARD"
+    assert run["transition"] == {"phase": phase, "phase_starts": [[phase, "12:00"]]}

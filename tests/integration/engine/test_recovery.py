@@ -16,7 +16,7 @@ from integration.engine.scenarios import (
     WITHOUT_B,
 )
 from planaria.api.common.v1.errors_pb2 import ErrorReason
-from planaria.api.worker.v1.directive_pb2 import Commit, Quiesce
+from planaria.api.worker.v1.directive_pb2 import Quiesce, RollForward
 from planaria.api.worker.v1.report_pb2 import CommitRecord, EngineState
 from support.engine_harness import EngineCluster
 from support.small_plans import Pipeline
@@ -97,10 +97,10 @@ def test_a_rank_without_the_very_sums_of_a_record_says_that_it_is_stale(
     cluster.wait_for_step("d", 0)
     report = cluster.quiesce()["a"]
     record = CommitRecord(step=report.committed_steps, generation=1, num_tokens=288)
-    committed = cluster.ask("a", commit=Commit(record=record)).committed
+    committed = cluster.ask("a", roll_forward=RollForward(record=record)).rolled_forward
     assert committed.committed_steps == report.committed_steps + 1
     assert committed.stale_layers == [0, 1, 2]
-    assert cluster.ask("a", commit=Commit(record=record)).committed == committed
+    assert cluster.ask("a", roll_forward=RollForward(record=record)).rolled_forward == committed
 
 
 def test_a_healthy_job_may_be_fenced_at_any_moment(

@@ -12,16 +12,25 @@ from datetime import datetime
 from planaria_coordinator.domain.engines.directive import (
     Activate,
     Command,
-    Commit,
     CommitRecord,
     Copy,
     Quiesce,
     QuiesceMode,
+    RollForward,
     Switch,
 )
-from planaria_coordinator.domain.engines.outcome import Activated, Committed, Copied, FenceReport
+from planaria_coordinator.domain.engines.outcome import (
+    Activated,
+    Copied,
+    FenceReport,
+    RolledForward,
+)
 from planaria_worker.engine.commit_record import CommitRecord as WorkersRecord
-from planaria_worker.engine.recovery.roll_forward import RollForward, SumsKey, decide_roll_forward
+from planaria_worker.engine.recovery.roll_forward import (
+    RollForwardDecision,
+    SumsKey,
+    decide_roll_forward,
+)
 from unit.coordinator.engine_state import (
     NOON,
     Followed,
@@ -122,7 +131,7 @@ class EngineModel:
         match command:
             case Quiesce():
                 return self._quiesce(member, generation, command)
-            case Commit(record=record):
+            case RollForward(record=record):
                 return self._roll_forward(member, record)
             case Copy():
                 return self._copy(member, command, peers)
@@ -174,10 +183,10 @@ class EngineModel:
             )
         except ValueError as error:
             raise ViolationError(f"{self.id} gets {error} [2]") from error
-        if todo is RollForward.APPLY:
+        if todo is RollForwardDecision.APPLY:
             member = self._committed(member, record.next_generation)
             member = member._replace(is_parked=member.is_parked or record.next_generation > 0)
-        elif todo is RollForward.STALE:
+        elif todo is RollForwardDecision.STALE:
             member = member._replace(
                 is_parked=True,
                 steps=record.step + 1,
@@ -186,7 +195,7 @@ class EngineModel:
                 record=(record.step, record.generation, record.next_generation),
             )
         stale = tuple(h.layer for h in member.held() if h.version != member.steps)
-        return member, Committed(committed_steps=member.steps, stale_layers=stale)
+        return member, RolledForward(committed_steps=member.steps, stale_layers=stale)
 
     def _copy(self, member: Member, command: Copy, peers: Peers) -> After:
         layers = list(member.layers)

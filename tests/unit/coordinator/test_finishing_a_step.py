@@ -246,14 +246,14 @@ async def test_the_last_step_needs_no_new_plan() -> None:
     await world.stop()
 
 
-@pytest.mark.parametrize("kind", ["quiesce", "commit", "activate", ""])
+@pytest.mark.parametrize("kind", ["quiesce", "roll_forward", "activate", ""])
 async def test_a_crash_of_the_coordinator_collects_again_and_keeps_the_step(kind: str) -> None:
     """Whatever was under way, what healthy pipelines have computed stays [7]."""
     world = await pairs()
     for agent in world.agents.values():
         agent.held_kinds.add(kind)
     world.begin_step()
-    if kind == "commit":
+    if kind == "roll_forward":
         world.pass_exchange([world.engine_on("n1"), world.engine_on("n4")])
     await world.kill_node("n0")
     await world.crash_coordinator()

@@ -90,7 +90,7 @@ async def test_the_output_is_written_once_by_one_engine() -> None:
     await world.stop()
 
 
-@pytest.mark.parametrize("kind", ["quiesce", "commit", "digest_layers", "export"])
+@pytest.mark.parametrize("kind", ["quiesce", "roll_forward", "digest_layers", "export"])
 async def test_a_node_lost_while_the_job_finishes_loses_nothing(kind: str) -> None:
     """A failure during finishing opens another transition [5]."""
     world = await running_world(3, training={"steps": 3}, output={"path": "out/model"})

@@ -21,7 +21,7 @@ from unit.coordinator.sim_agent import SimAgent
 from unit.coordinator.simulation import World
 
 NAMES = tuple(f"n{index}" for index in range(5))
-KINDS = ("prepare", "quiesce", "commit", "copy", "activate", "switch")
+KINDS = ("prepare", "quiesce", "roll_forward", "copy", "activate", "switch")
 
 
 class Cluster(RuleBasedStateMachine):

@@ -53,7 +53,7 @@ CAUSES: dict[str, Disturb] = {
 }
 
 
-KINDS = ["prepare", "quiesce", "commit", "copy", "activate"]
+KINDS = ["prepare", "quiesce", "roll_forward", "copy", "activate"]
 
 
 async def lose_another_node(world: World) -> None:

@@ -8,7 +8,6 @@ from planaria.api.worker.v1 import directive_pb2, report_pb2
 from planaria_coordinator.domain.engines.directive import (
     Activate,
     Command,
-    Commit,
     CommitRecord,
     Directive,
     FollowerAssignment,
@@ -16,6 +15,7 @@ from planaria_coordinator.domain.engines.directive import (
     PipelineAssignment,
     Quiesce,
     QuiesceMode,
+    RollForward,
     StageAssignment,
     Switch,
 )
@@ -104,7 +104,7 @@ def test_a_commit_that_ends_the_plan_names_the_next_generation() -> None:
     record = CommitRecord(
         step=4, generation=6, gradient_norm=1.0, loss=1.0, num_tokens=8, next_generation=7
     )
-    message = message_of(Commit(record=record)).commit
+    message = message_of(RollForward(record=record)).roll_forward
     assert message.record.next_generation == 7
     noon = Timestamp()
     noon.FromDatetime(NOON)

@@ -223,7 +223,7 @@ def test_every_command_has_its_message() -> None:
     commands: list[words.Command] = [
         words.Prepare(job_spec="{}", accelerator=1, job_secret="s", forward_flops=(0, 7)),
         words.Quiesce(mode=words.QuiesceMode.AT_COMMIT, lost_engine_ids=("x",)),
-        words.Commit(record=record),
+        words.RollForward(record=record),
         words.Copy(layers=(source,), version=4, initial_layers=(0, 7)),
         words.Activate(
             pipelines=(pipeline,),
@@ -310,7 +310,7 @@ def test_every_outcome_is_understood() -> None:
         report_pb2.FenceReport(
             committed_steps=4, last_commit=record, layers=held, park_time=time, fence_time=time
         ),
-        report_pb2.Committed(committed_steps=4, stale_layers=[1]),
+        report_pb2.RolledForward(committed_steps=4, stale_layers=[1]),
         report_pb2.Copied(bytes=7, layers=held, start_time=time, end_time=time),
         report_pb2.Activated(rebuild_start_time=time, resume_time=time),
         report_pb2.Digested(
@@ -323,7 +323,7 @@ def test_every_outcome_is_understood() -> None:
     kinds = [
         "prepared",
         "fence_report",
-        "committed",
+        "rolled_forward",
         "copied",
         "activated",
         "digested",

@@ -8,7 +8,7 @@ import pytest
 
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.recovery.roll_forward import (
-    RollForward,
+    RollForwardDecision,
     SumsKey,
     decide_roll_forward,
 )
@@ -20,15 +20,15 @@ RECORD = CommitRecord(step=6, generation=3, gradient_norm=1.5, loss=2.25, num_to
 @pytest.mark.parametrize(
     ("committed_steps", "kept", "expected"),
     [
-        (7, None, RollForward.NOTHING),
-        (6, SumsKey(step=6, generation=3), RollForward.APPLY),
-        (6, SumsKey(step=6, generation=2), RollForward.STALE),
-        (6, SumsKey(step=5, generation=3), RollForward.STALE),
-        (6, None, RollForward.STALE),
+        (7, None, RollForwardDecision.NOTHING),
+        (6, SumsKey(step=6, generation=3), RollForwardDecision.APPLY),
+        (6, SumsKey(step=6, generation=2), RollForwardDecision.STALE),
+        (6, SumsKey(step=5, generation=3), RollForwardDecision.STALE),
+        (6, None, RollForwardDecision.STALE),
     ],
 )
 def test_a_record_decides_how_to_roll_forward(
-    committed_steps: int, kept: SumsKey | None, expected: RollForward
+    committed_steps: int, kept: SumsKey | None, expected: RollForwardDecision
 ) -> None:
     assert decide_roll_forward(RECORD, committed_steps=committed_steps, kept=kept) is expected
 

@@ -13,7 +13,7 @@ from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
 from planaria_worker.engine.recovery import roll_forward
-from planaria_worker.engine.recovery.roll_forward import RollForward, SumsKey
+from planaria_worker.engine.recovery.roll_forward import RollForwardDecision, SumsKey
 from planaria_worker.engine.step import commit_messages, training_step
 from planaria_worker.engine.step.commit_messages import (
     Decision,
@@ -80,7 +80,7 @@ def apply_any_sums(patch: pytest.MonkeyPatch) -> None:
 
     def with_any_sums(
         record: CommitRecord, *, committed_steps: int, kept: SumsKey | None
-    ) -> RollForward:
+    ) -> RollForwardDecision:
         same = kept and replace(kept, generation=record.generation)
         return decide(record, committed_steps=committed_steps, kept=same)
 

@@ -58,7 +58,7 @@ def _await_all_but(*ignored: str) -> Remove:
 
 
 decide_on_the_first_report = _await_all_but("quiesce")
-do_not_wait_for_stragglers = _await_all_but("commit")
+do_not_wait_for_stragglers = _await_all_but("roll_forward")
 
 
 def switch_when_the_first_is_ready(patch: pytest.MonkeyPatch) -> None:

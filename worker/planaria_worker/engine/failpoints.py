@@ -34,7 +34,7 @@ FailpointName = Literal[
     "after_exchange",
     "before_update",
     "report",
-    "commit",
+    "roll_forward",
     "rebuild",
     "copy",
     "serve_copy",

@@ -13,7 +13,6 @@ from planaria.api.worker.v1.report_pb2 import (
     CheckpointDiscarded,
     CheckpointSealed,
     CheckpointTaken,
-    Committed,
     Copied,
     Digested,
     DirectiveResult,
@@ -23,6 +22,7 @@ from planaria.api.worker.v1.report_pb2 import (
     HeldLayer,
     IdleGroup,
     LayerDigest,
+    RolledForward,
     Stopped,
 )
 from planaria_common.clock import Clock
@@ -79,7 +79,7 @@ class Directives:
         self._fetchers: dict[LayerFetcher, int] = {}
         self._handlers: dict[str, Callable[[Directive], None]] = {
             "quiesce": self._quiesce,
-            "commit": self._commit,
+            "roll_forward": self._roll_forward,
             "copy": self._copy,
             "activate": self._activate,
             "switch": self._switch,
@@ -171,15 +171,17 @@ class Directives:
         self._failpoints.hit("report", committed_steps)
         self._finish(directive, fence_report=report)
 
-    def _commit(self, directive: Directive) -> None:
-        record = CommitRecord.from_proto(directive.commit.record)
+    def _roll_forward(self, directive: Directive) -> None:
+        record = CommitRecord.from_proto(directive.roll_forward.record)
 
         def answer(stale: Sequence[int]) -> None:
-            committed = Committed(committed_steps=self._vitals.committed_steps, stale_layers=stale)
-            self._finish(directive, committed=committed)
+            rolled_forward = RolledForward(
+                committed_steps=self._vitals.committed_steps, stale_layers=stale
+            )
+            self._finish(directive, rolled_forward=rolled_forward)
 
         def work() -> None:
-            self._failpoints.hit("commit", record.step)
+            self._failpoints.hit("roll_forward", record.step)
             self._trainer.roll_forward(directive.generation, record, answer)
 
         self._trainer.submit(lambda: self._guarded(directive, work))

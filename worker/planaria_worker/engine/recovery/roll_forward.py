@@ -15,7 +15,7 @@ from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.step.training_context import TrainingContext
 
 
-class RollForward(Enum):
+class RollForwardDecision(Enum):
     """What a witness's record asks of an engine."""
 
     NOTHING = auto()
@@ -45,7 +45,7 @@ class CommittableSums:
 
 def decide_roll_forward(
     record: CommitRecord, *, committed_steps: int, kept: SumsKey | None
-) -> RollForward:
+) -> RollForwardDecision:
     """Decide what a witness's record means for an engine that keeps these sums.
 
     Sums of the same step but another generation are not the record's: a step that was aborted and
@@ -55,14 +55,14 @@ def decide_roll_forward(
         ValueError: the record is more than one step ahead, which the protocol excludes.
     """
     if record.step < committed_steps:
-        return RollForward.NOTHING
+        return RollForwardDecision.NOTHING
     if record.step > committed_steps:
         raise ValueError(
             f"record.step: step {record.step} cannot follow {committed_steps} committed steps"
         )
     if kept == SumsKey(step=record.step, generation=record.generation):
-        return RollForward.APPLY
-    return RollForward.STALE
+        return RollForwardDecision.APPLY
+    return RollForwardDecision.STALE
 
 
 def committable_sums(context: TrainingContext, committed_steps: int) -> CommittableSums | None:

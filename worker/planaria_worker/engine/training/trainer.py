@@ -3,7 +3,7 @@
     STARTING -> PARKED                              prepared
     PARKED -> REBUILDING -> TRAINING                a new context: its groups are built first
     REBUILDING -> PARKED                            its groups cannot be built
-    PARKED -> TRAINING                              Activate or Commit, context kept
+    PARKED -> TRAINING                              Activate or RollForward, context kept
     TRAINING -> REBUILDING -> TRAINING              a switch to a staged plan at a commit
     TRAINING -> PARKED | FINISHED                   fenced; the last step is committed
 
@@ -26,7 +26,7 @@ from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.retained_work import RetainedWork
-from planaria_worker.engine.recovery.roll_forward import RollForward, decide_roll_forward
+from planaria_worker.engine.recovery.roll_forward import RollForwardDecision, decide_roll_forward
 from planaria_worker.engine.recovery.staging import StagedChange
 from planaria_worker.engine.step.training_step import apply_step
 from planaria_worker.engine.step_progress import StepProgress
@@ -203,10 +203,10 @@ class Trainer:
             committed_steps=self._vitals.committed_steps,
             kept=None if sums is None else sums.key,
         )
-        if todo is RollForward.NOTHING:
+        if todo is RollForwardDecision.NOTHING:
             return ()
         to_write: Sequence[int] = ()
-        if todo is RollForward.STALE or sums is None:
+        if todo is RollForwardDecision.STALE or sums is None:
             self.halt("its layers are of another step")
         else:
             apply_step(resources.job, resources.store, resources.feed, sums.by_layer, record)

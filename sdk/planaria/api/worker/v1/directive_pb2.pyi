@@ -36,7 +36,6 @@ class Directive(_message.Message):
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     PREPARE_FIELD_NUMBER: _builtins.int
     QUIESCE_FIELD_NUMBER: _builtins.int
-    COMMIT_FIELD_NUMBER: _builtins.int
     COPY_FIELD_NUMBER: _builtins.int
     ACTIVATE_FIELD_NUMBER: _builtins.int
     DIGEST_LAYERS_FIELD_NUMBER: _builtins.int
@@ -46,6 +45,7 @@ class Directive(_message.Message):
     WRITE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     SEAL_CHECKPOINT_FIELD_NUMBER: _builtins.int
     DISCARD_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    ROLL_FORWARD_FIELD_NUMBER: _builtins.int
     directive_id: _builtins.str
     """Unique; results carry it."""
     job_id: _builtins.str
@@ -61,10 +61,6 @@ class Directive(_message.Message):
     @_builtins.property
     def quiesce(self) -> Global___Quiesce:
         """Stop at a safe place and report."""
-
-    @_builtins.property
-    def commit(self) -> Global___Commit:
-        """Apply a step that another engine has already committed."""
 
     @_builtins.property
     def copy(self) -> Global___Copy:
@@ -102,6 +98,10 @@ class Directive(_message.Message):
     def discard_checkpoint(self) -> Global___DiscardCheckpoint:
         """Remove an incomplete checkpoint."""
 
+    @_builtins.property
+    def roll_forward(self) -> Global___RollForward:
+        """Apply a step that another engine has already committed."""
+
     def __init__(
         self,
         *,
@@ -111,7 +111,6 @@ class Directive(_message.Message):
         engine_id: _builtins.str = ...,
         prepare: Global___Prepare | None = ...,
         quiesce: Global___Quiesce | None = ...,
-        commit: Global___Commit | None = ...,
         copy: Global___Copy | None = ...,
         activate: Global___Activate | None = ...,
         digest_layers: Global___DigestLayers | None = ...,
@@ -121,12 +120,13 @@ class Directive(_message.Message):
         write_checkpoint: Global___WriteCheckpoint | None = ...,
         seal_checkpoint: Global___SealCheckpoint | None = ...,
         discard_checkpoint: Global___DiscardCheckpoint | None = ...,
+        roll_forward: Global___RollForward | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "discard_checkpoint", b"discard_checkpoint", "export", b"export", "prepare", b"prepare", "quiesce", b"quiesce", "seal_checkpoint", b"seal_checkpoint", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "copy", b"copy", "digest_layers", b"digest_layers", "discard_checkpoint", b"discard_checkpoint", "export", b"export", "prepare", b"prepare", "quiesce", b"quiesce", "roll_forward", b"roll_forward", "seal_checkpoint", b"seal_checkpoint", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "commit", b"commit", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "discard_checkpoint", b"discard_checkpoint", "engine_id", b"engine_id", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "seal_checkpoint", b"seal_checkpoint", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "discard_checkpoint", b"discard_checkpoint", "engine_id", b"engine_id", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "roll_forward", b"roll_forward", "seal_checkpoint", b"seal_checkpoint", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["prepare", "quiesce", "commit", "copy", "activate", "digest_layers", "export", "stop", "switch", "write_checkpoint", "seal_checkpoint", "discard_checkpoint"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["prepare", "quiesce", "copy", "activate", "digest_layers", "export", "stop", "switch", "write_checkpoint", "seal_checkpoint", "discard_checkpoint", "roll_forward"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -242,9 +242,9 @@ class Quiesce(_message.Message):
 Global___Quiesce: _TypeAlias = Quiesce  # noqa: Y015
 
 @_typing.final
-class Commit(_message.Message):
+class RollForward(_message.Message):
     """Applies the step of a commit record, from the sums that the engine still has. Answered with
-    Committed; layers without complete sums are reported as stale.
+    RolledForward; layers without complete sums are reported as stale.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -265,7 +265,7 @@ class Commit(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Commit: _TypeAlias = Commit  # noqa: Y015
+Global___RollForward: _TypeAlias = RollForward  # noqa: Y015
 
 @_typing.final
 class Copy(_message.Message):

@@ -125,7 +125,6 @@ class DirectiveResult(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
     FENCE_REPORT_FIELD_NUMBER: _builtins.int
-    COMMITTED_FIELD_NUMBER: _builtins.int
     COPIED_FIELD_NUMBER: _builtins.int
     ACTIVATED_FIELD_NUMBER: _builtins.int
     DIGESTED_FIELD_NUMBER: _builtins.int
@@ -136,6 +135,7 @@ class DirectiveResult(_message.Message):
     CHECKPOINT_TAKEN_FIELD_NUMBER: _builtins.int
     CHECKPOINT_SEALED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_DISCARDED_FIELD_NUMBER: _builtins.int
+    ROLLED_FORWARD_FIELD_NUMBER: _builtins.int
     directive_id: _builtins.str
     """The directive."""
     job_id: _builtins.str
@@ -147,10 +147,6 @@ class DirectiveResult(_message.Message):
     @_builtins.property
     def fence_report(self) -> Global___FenceReport:
         """Of Quiesce."""
-
-    @_builtins.property
-    def committed(self) -> Global___Committed:
-        """Of Commit."""
 
     @_builtins.property
     def copied(self) -> Global___Copied:
@@ -192,6 +188,10 @@ class DirectiveResult(_message.Message):
     def checkpoint_discarded(self) -> Global___CheckpointDiscarded:
         """Of DiscardCheckpoint."""
 
+    @_builtins.property
+    def rolled_forward(self) -> Global___RolledForward:
+        """Of RollForward."""
+
     def __init__(
         self,
         *,
@@ -199,7 +199,6 @@ class DirectiveResult(_message.Message):
         job_id: _builtins.str = ...,
         prepared: Global___Prepared | None = ...,
         fence_report: Global___FenceReport | None = ...,
-        committed: Global___Committed | None = ...,
         copied: Global___Copied | None = ...,
         activated: Global___Activated | None = ...,
         digested: Global___Digested | None = ...,
@@ -210,12 +209,13 @@ class DirectiveResult(_message.Message):
         checkpoint_taken: Global___CheckpointTaken | None = ...,
         checkpoint_sealed: Global___CheckpointSealed | None = ...,
         checkpoint_discarded: Global___CheckpointDiscarded | None = ...,
+        rolled_forward: Global___RolledForward | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "checkpoint_discarded", b"checkpoint_discarded", "checkpoint_sealed", b"checkpoint_sealed", "checkpoint_taken", b"checkpoint_taken", "committed", b"committed", "copied", b"copied", "digested", b"digested", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "checkpoint_discarded", b"checkpoint_discarded", "checkpoint_sealed", b"checkpoint_sealed", "checkpoint_taken", b"checkpoint_taken", "copied", b"copied", "digested", b"digested", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "outcome", b"outcome", "prepared", b"prepared", "rolled_forward", b"rolled_forward", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "checkpoint_discarded", b"checkpoint_discarded", "checkpoint_sealed", b"checkpoint_sealed", "checkpoint_taken", b"checkpoint_taken", "committed", b"committed", "copied", b"copied", "digested", b"digested", "directive_id", b"directive_id", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "job_id", b"job_id", "outcome", b"outcome", "prepared", b"prepared", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated", b"activated", "checkpoint_discarded", b"checkpoint_discarded", "checkpoint_sealed", b"checkpoint_sealed", "checkpoint_taken", b"checkpoint_taken", "copied", b"copied", "digested", b"digested", "directive_id", b"directive_id", "exported", b"exported", "failure", b"failure", "fence_report", b"fence_report", "job_id", b"job_id", "outcome", b"outcome", "prepared", b"prepared", "rolled_forward", b"rolled_forward", "staged", b"staged", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prepared", "fence_report", "committed", "copied", "activated", "digested", "exported", "stopped", "failure", "staged", "checkpoint_taken", "checkpoint_sealed", "checkpoint_discarded"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prepared", "fence_report", "copied", "activated", "digested", "exported", "stopped", "failure", "staged", "checkpoint_taken", "checkpoint_sealed", "checkpoint_discarded", "rolled_forward"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -634,7 +634,7 @@ class CommitRecord(_message.Message):
 Global___CommitRecord: _TypeAlias = CommitRecord  # noqa: Y015
 
 @_typing.final
-class Committed(_message.Message):
+class RolledForward(_message.Message):
     """A step was applied."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -659,7 +659,7 @@ class Committed(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Committed: _TypeAlias = Committed  # noqa: Y015
+Global___RolledForward: _TypeAlias = RolledForward  # noqa: Y015
 
 @_typing.final
 class Copied(_message.Message):

@@ -108,11 +108,11 @@ class Quiesce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class RollForward:
     """Apply a step that another engine has already committed."""
 
     record: CommitRecord
-    kind: Literal["commit"] = "commit"
+    kind: Literal["roll_forward"] = "roll_forward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,7 @@ class Stop:
 Command = (
     Prepare
     | Quiesce
-    | Commit
+    | RollForward
     | Copy
     | Activate
     | Switch

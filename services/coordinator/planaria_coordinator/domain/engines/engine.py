@@ -39,7 +39,7 @@ def node_of(engine_id: str) -> str:
 DirectiveKind = Literal[
     "prepare",
     "quiesce",
-    "commit",
+    "roll_forward",
     "copy",
     "activate",
     "switch",

@@ -83,12 +83,12 @@ class FenceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class RolledForward:
     """A step was applied."""
 
     committed_steps: int
     stale_layers: tuple[int, ...]
-    kind: Literal["committed"] = "committed"
+    kind: Literal["rolled_forward"] = "rolled_forward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class Failure:
 Outcome = (
     Prepared
     | FenceReport
-    | Committed
+    | RolledForward
     | Copied
     | Activated
     | Staged

@@ -40,7 +40,6 @@ from planaria_coordinator.domain.engines.outcome import (
     CheckpointDiscarded,
     CheckpointSealed,
     CheckpointTaken,
-    Committed,
     Copied,
     Digested,
     DirectiveResult,
@@ -48,6 +47,7 @@ from planaria_coordinator.domain.engines.outcome import (
     Failure,
     FenceReport,
     Prepared,
+    RolledForward,
     Staged,
 )
 from planaria_coordinator.domain.engines.preparing import on_prepared, prepare_failed
@@ -98,7 +98,7 @@ from planaria_coordinator.domain.recovery.broken_communication import (
     restart_disturbance,
 )
 from planaria_coordinator.domain.recovery.copy_layers import copy_failed, on_copied
-from planaria_coordinator.domain.recovery.fencing import fence_reported, on_committed
+from planaria_coordinator.domain.recovery.fencing import fence_reported, on_rolled_forward
 from planaria_coordinator.domain.recovery.handover import (
     on_engine_left,
     on_staged,
@@ -253,8 +253,8 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
                 on_engine_left(turn, pending, outcome)
             else:
                 fence_reported(turn, pending, outcome)
-        case Committed(), "commit":
-            on_committed(turn, pending, outcome)
+        case RolledForward(), "roll_forward":
+            on_rolled_forward(turn, pending, outcome)
         case Copied(), "copy":
             on_copied(turn, pending, outcome)
         case Activated(), "activate":
@@ -287,8 +287,8 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
     match pending.kind:
         case "prepare":
             prepare_failed(turn, turn.run.engines[pending.engine_id], failure)
-        case "commit":
-            on_committed(turn, pending, None)
+        case "roll_forward":
+            on_rolled_forward(turn, pending, None)
         case "copy" if failure.reason in (ErrorReason.INIT_UNUSABLE, ErrorReason.INIT_MISMATCH):
             fail(turn, failure.reason, failure.message, failure.metadata)
         case "copy":

@@ -8,9 +8,14 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.checkpoint.checkpoint_protocol import fill_gaps
-from planaria_coordinator.domain.engines.directive import Commit, CommitRecord, Quiesce, QuiesceMode
+from planaria_coordinator.domain.engines.directive import (
+    CommitRecord,
+    Quiesce,
+    QuiesceMode,
+    RollForward,
+)
 from planaria_coordinator.domain.engines.engine import Pending
-from planaria_coordinator.domain.engines.outcome import Committed, FenceReport
+from planaria_coordinator.domain.engines.outcome import FenceReport, RolledForward
 from planaria_coordinator.domain.job.end_of_training import begin_digesting
 from planaria_coordinator.domain.job.ending import fail, park
 from planaria_coordinator.domain.job.job import JobState
@@ -186,7 +191,9 @@ def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:
 
 
 def _roll_forward(turn: Turn, record: CommitRecord, late: tuple[str, ...]) -> None:
-    turn.enter(Phase.COMMITTING, f"{len(late)} engines apply step {record.step} from its record")
+    turn.enter(
+        Phase.ROLLING_FORWARD, f"{len(late)} engines apply step {record.step} from its record"
+    )
     turn.emit(
         "step_rolled_forward",
         f"step {record.step} was committed by some engines: {len(late)} others apply it now",
@@ -196,22 +203,22 @@ def _roll_forward(turn: Turn, record: CommitRecord, late: tuple[str, ...]) -> No
     for engine_id in late:
         turn.send(
             turn.run.engines[engine_id],
-            Commit(record=record),
+            RollForward(record=record),
             allow_seconds=turn.limits.directive_seconds,
         )
 
 
-def on_committed(turn: Turn, pending: Pending, outcome: Committed | None) -> None:
+def on_rolled_forward(turn: Turn, pending: Pending, outcome: RolledForward | None) -> None:
     """An engine applied the step, but for stale layers; None: it could not at all."""
     transition = turn.transition
     if outcome is not None and outcome.committed_steps == transition.target_steps:
         fresh = _rolled_forward(turn, pending.engine_id, outcome)
         turn.note(holdings={**transition.holdings, pending.engine_id: fresh})
-    if not turn.is_awaiting("commit"):
+    if not turn.is_awaiting("roll_forward"):
         version_reached(turn)
 
 
-def _rolled_forward(turn: Turn, engine_id: str, outcome: Committed) -> tuple[int, ...]:
+def _rolled_forward(turn: Turn, engine_id: str, outcome: RolledForward) -> tuple[int, ...]:
     """Return its layers of version T*: of those it had, the ones that it has summed.
 
     Layers left from an older assignment have no sums, and are of no use any more.
