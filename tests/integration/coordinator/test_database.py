@@ -8,6 +8,7 @@ from integration.coordinator.conftest import MAX_LOG_LINES
 from integration.coordinator.rows import draft
 from planaria_common.errors import ErrorReason, InvalidArgumentError
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.job.job import JobError, JobState
 from unit.coordinator_edge.fakes import NOON, job, node
@@ -67,10 +68,10 @@ async def test_jobs_are_listed_newest_first(database: SqlDatabase) -> None:
     async with database.unit_of_work() as work:
         for number in range(5):
             await work.jobs.add(job(f"job-{number}"))
-        first = await work.jobs.page(page_size=2, page_token="")
+        first = await work.jobs.page(PageRequest(page_size=2))
         await work.jobs.add(job("job-5"))
-        second = await work.jobs.page(page_size=2, page_token=first.next_page_token)
-        third = await work.jobs.page(page_size=2, page_token=second.next_page_token)
+        second = await work.jobs.page(PageRequest(page_size=2, page_token=first.next_page_token))
+        third = await work.jobs.page(PageRequest(page_size=2, page_token=second.next_page_token))
 
     pages = [[j.id for j in page.items] for page in (first, second, third)]
     assert pages == [["job-4", "job-3"], ["job-2", "job-1"], ["job-0"]]
@@ -80,7 +81,7 @@ async def test_jobs_are_listed_newest_first(database: SqlDatabase) -> None:
 async def test_a_full_last_page_is_the_last(with_job: SqlDatabase) -> None:
     """No empty page follows."""
     async with with_job.unit_of_work() as work:
-        assert (await work.jobs.page(page_size=1, page_token="")).next_page_token == ""
+        assert (await work.jobs.page(PageRequest(page_size=1))).next_page_token == ""
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1.5", "\N{FULLWIDTH DIGIT NINE}", "9" * 30, "'; --"])
@@ -88,7 +89,7 @@ async def test_foreign_page_tokens_are_refused(database: SqlDatabase, token: str
     """The error names page_token."""
     async with database.unit_of_work() as work:
         with pytest.raises(InvalidArgumentError) as raised:
-            await work.jobs.page(page_size=1, page_token=token)
+            await work.jobs.page(PageRequest(page_size=1, page_token=token))
     assert raised.value.metadata["field"] == "page_token"
 
 

@@ -20,6 +20,7 @@ from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.schema import METADATA
 from planaria_coordinator.adapters.database.sqlite import SqliteEngine
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.domain.job.job import LogLine
 from unit.coordinator_edge.fakes import NOON, job
 
@@ -153,7 +154,7 @@ async def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
 
     async with database.unit_of_work() as work:
         assert await work.jobs.get("job-1") == job()
-        assert (await work.log_lines.page("job-1", page_size=1, page_token="")).items == ()
+        assert (await work.log_lines.page("job-1", PageRequest(page_size=1))).items == ()
     await database.close()
 
 

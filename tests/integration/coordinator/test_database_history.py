@@ -9,6 +9,7 @@ import pytest
 from integration.coordinator.conftest import MAX_LOG_LINES
 from integration.coordinator.rows import draft, line, metrics
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import RequestRecord
 from planaria_coordinator.application.statistics import RecoveryTotals
 from planaria_coordinator.domain.job.job import JobState
@@ -81,9 +82,11 @@ async def test_recoveries(with_job: SqlDatabase) -> None:
         await work.recoveries.save(replace(RECOVERY, id=2, nodes_lost=()))
         await work.recoveries.save(replace(RECOVERY, id=2))
         await work.recoveries.save(replace(RECOVERY, id=3, cause="node_joined"))
-        page = await work.recoveries.page("job-1", page_size=2, page_token="")
+        page = await work.recoveries.page("job-1", PageRequest(page_size=2))
         assert page.items == (RECOVERY, replace(RECOVERY, id=2))
-        rest = await work.recoveries.page("job-1", page_size=2, page_token=page.next_page_token)
+        rest = await work.recoveries.page(
+            "job-1", PageRequest(page_size=2, page_token=page.next_page_token)
+        )
         assert [recovery.id for recovery in rest.items] == [3]
         await work.commit()
     async with with_job.unit_of_work() as work:
@@ -91,7 +94,7 @@ async def test_recoveries(with_job: SqlDatabase) -> None:
         await work.recoveries.save(replace(RECOVERY, id=3, cause="node_joined"))
         await work.commit()
     async with with_job.unit_of_work() as work:
-        page = await work.recoveries.page("job-1", page_size=3, page_token="")
+        page = await work.recoveries.page("job-1", PageRequest(page_size=3))
         unmeasured = await work.recoveries.unmeasured("job-1")
     assert [each.lost_seconds for each in page.items] == [None, None, 1.5]
     assert [each.id for each in unmeasured] == [1, 2]
@@ -119,7 +122,7 @@ async def test_a_step_is_recorded_once(with_job: SqlDatabase) -> None:
         await work.step_metrics.add([metrics(0), metrics(1)])
         await work.step_metrics.add([replace(metrics(1), loss=9.0), metrics(2)])
         await work.step_metrics.add([])
-        page = await work.step_metrics.page("job-1", page_size=10, page_token="")
+        page = await work.step_metrics.page("job-1", PageRequest(page_size=10))
         assert page.items == (metrics(0), metrics(1), metrics(2))
         assert await work.step_metrics.newest("job-1", 2) == [metrics(1), metrics(2)]
         assert await work.step_metrics.since("job-1", 1, 1) == [metrics(1)]
@@ -132,8 +135,8 @@ async def test_logs_are_bounded_per_job(database: SqlDatabase) -> None:
         await work.jobs.add(job("job-2"))
         await work.log_lines.append([line(1), line(1, "job-2"), line(2)])
         await work.log_lines.append([line(number) for number in range(3, 20)])
-        page = await work.log_lines.page("job-1", page_size=100, page_token="")
-        other = await work.log_lines.page("job-2", page_size=100, page_token="")
+        page = await work.log_lines.page("job-1", PageRequest(page_size=100))
+        other = await work.log_lines.page("job-2", PageRequest(page_size=100))
 
     expected = range(20 - MAX_LOG_LINES, 20)
     assert [found.sequence for found in page.items] == list(expected)
@@ -145,7 +148,7 @@ async def test_logs_take_any_text(with_job: SqlDatabase) -> None:
     """Engines may write NUL bytes, which PostgreSQL's text cannot hold."""
     async with with_job.unit_of_work() as work:
         await work.log_lines.append([replace(line(1), text="a\0b")])
-        page = await work.log_lines.page("job-1", page_size=1, page_token="")
+        page = await work.log_lines.page("job-1", PageRequest(page_size=1))
     assert page.items[0].text == "a\N{REPLACEMENT CHARACTER}b"
 
 

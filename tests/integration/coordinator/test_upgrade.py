@@ -16,6 +16,7 @@ from planaria_coordinator.adapters.database.columns import Document
 from planaria_coordinator.adapters.database.engine import open_engine, parse_database_url
 from planaria_coordinator.adapters.database.migrate import _config
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.domain.engines.directive import Command, Copy, Prepare
 from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.job import JobState
@@ -108,7 +109,7 @@ async def test_directives_and_rows_of_the_job_are_read(upgraded: SqlDatabase) ->
     run = await stored_run(upgraded)
     async with upgraded.unit_of_work() as work:
         pending = await work.directives.pending()
-        recoveries = await work.recoveries.page(JOB_ID, page_size=10, page_token="")
+        recoveries = await work.recoveries.page(JOB_ID, PageRequest(page_size=10))
         job = await work.jobs.get(JOB_ID)
     await upgraded.close()
 
@@ -176,7 +177,7 @@ async def test_older_recoveries_have_no_figures_that_they_did_not_have(
 ) -> None:
     ((count,),) = old.execute("SELECT count(*) FROM recoveries")
     async with upgraded.unit_of_work() as work:
-        page = await work.recoveries.page(JOB_ID, page_size=100, page_token="")
+        page = await work.recoveries.page(JOB_ID, PageRequest(page_size=100))
     await upgraded.close()
     assert len(page.items) == count
     for each in page.items:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import (
     GenerationRecord,
     Page,
@@ -103,12 +104,11 @@ class _Table:
         self.t = tables
 
 
-def _page(items: Sequence[T], page_size: int, page_token: str) -> Page[T]:
-    start = int(page_token or 0)
-    more = len(items) > start + page_size
+def _page(items: Sequence[T], page: PageRequest) -> Page[T]:
+    start, end = page.position(), page.position() + page.page_size
     return Page(
-        items=tuple(items[start : start + page_size]),
-        next_page_token=str(start + page_size) if more else "",
+        items=tuple(items[start:end]),
+        next_page_token=str(end) if len(items) > end else "",
     )
 
 
@@ -124,8 +124,8 @@ class _Jobs(_Table):
         assert job.id in self.t.jobs
         self.t.jobs[job.id] = job
 
-    async def page(self, *, page_size: int, page_token: str) -> Page[Job]:
-        return _page(list(self.t.jobs.values())[::-1], page_size, page_token)
+    async def page(self, page: PageRequest) -> Page[Job]:
+        return _page(list(self.t.jobs.values())[::-1], page)
 
     async def unfinished(self) -> Sequence[Job]:
         return [job for job in self.t.jobs.values() if not job.state.is_terminal]
@@ -246,9 +246,9 @@ class _Recoveries(_Table):
         found = (r for r in self.t.recoveries if (r.job_id, r.id) == (job_id, recovery_id))
         return next(found, None)
 
-    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
+    async def page(self, job_id: str, page: PageRequest) -> Page[Recovery]:
         found = [r for r in self.t.recoveries if r.job_id == job_id]
-        return _page(found, page_size, page_token)
+        return _page(found, page)
 
 
 class _Steps(_Table):
@@ -256,9 +256,9 @@ class _Steps(_Table):
         for step in metrics:
             self.t.steps.setdefault((step.job_id, step.step), step)
 
-    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[StepMetrics]:
+    async def page(self, job_id: str, page: PageRequest) -> Page[StepMetrics]:
         found = [s for (job, _), s in sorted(self.t.steps.items()) if job == job_id]
-        return _page(found, page_size, page_token)
+        return _page(found, page)
 
     async def since(self, job_id: str, step: int, limit: int) -> Sequence[StepMetrics]:
         found = [s for (job, _), s in sorted(self.t.steps.items()) if job == job_id]
@@ -274,9 +274,9 @@ class _Lines(_Table):
             number = 1 + sum(known.job_id == line.job_id for known in self.t.lines)
             self.t.lines.append(replace(line, sequence=number))
 
-    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[LogLine]:
+    async def page(self, job_id: str, page: PageRequest) -> Page[LogLine]:
         found = [line for line in self.t.lines if line.job_id == job_id]
-        return _page(found, page_size, page_token)
+        return _page(found, page)
 
 
 class _Requests(_Table):

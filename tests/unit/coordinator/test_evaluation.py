@@ -1,5 +1,6 @@
 """A job that evaluates: one commit more than it has steps, and the result in what users read."""
 
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.checkpoint_world import announce, checkpoint_events, write, writers
 from unit.coordinator.simulation import World, running_world
@@ -32,7 +33,7 @@ async def test_steps_tell_what_they_evaluated_and_the_last_one_is_no_step_of_tra
     job = await world.job()
     assert (job.state, job.step, job.steps) == (JobState.SUCCEEDED, 3, 3)
     assert (job.loss, job.evaluation_step, job.evaluation_loss) == (1 / 3, 3, 0.5)
-    page = await world.coordinator.jobs.metrics(world.job_id)
+    page = await world.coordinator.jobs.metrics(world.job_id, PageRequest())
     assert [(each.step, each.loss, each.evaluation_loss) for each in page.items] == [
         (0, 1.0, 2.0),
         (1, 0.5, None),

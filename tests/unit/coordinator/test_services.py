@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import pytest
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents.agent_messages import LogLines
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import (
     NodesDecision,
     NodesQuestion,
@@ -175,7 +177,10 @@ async def test_a_job_that_is_not_there_is_not_found() -> None:
     world = World()
     await world.start(1)
     jobs = world.coordinator.jobs
-    for read in (jobs.get, jobs.plan, jobs.metrics, jobs.recoveries, jobs.logs, jobs.cancel):
+    lists = (
+        partial(read, page=PageRequest()) for read in (jobs.metrics, jobs.recoveries, jobs.logs)
+    )
+    for read in (jobs.get, jobs.plan, jobs.cancel, *lists):
         with pytest.raises(PlanariaError) as caught:
             await read("job-0")
         assert caught.value.reason is ErrorReason.JOB_NOT_FOUND
@@ -188,9 +193,11 @@ async def test_the_steps_are_listed_once_each_though_every_pipeline_reports_them
     world = await running_world(3)
     await world.train(4)
     await world.coordinator.flush()
-    page = await world.coordinator.jobs.metrics(world.job_id, page_size=3)
+    page = await world.coordinator.jobs.metrics(world.job_id, PageRequest(page_size=3))
     assert [metrics.step for metrics in page.items] == [0, 1, 2]
-    rest = await world.coordinator.jobs.metrics(world.job_id, page_token=page.next_page_token)
+    rest = await world.coordinator.jobs.metrics(
+        world.job_id, PageRequest(page_token=page.next_page_token)
+    )
     assert [metrics.step for metrics in rest.items] == [3, 4]
     job = await world.job()
     assert job.loss == pytest.approx(1 / 5)
@@ -210,7 +217,7 @@ async def test_a_watcher_that_was_cut_off_misses_no_event() -> None:
     assert not waiting.done()
     await world.kill_node("n1")
     assert (await waiting).sequence == following[-1].sequence + 1
-    page = await events.list(job_id=world.job_id, page_size=2)
+    page = await events.list(PageRequest(page_size=2), job_id=world.job_id)
     assert [event.type for event in page.items] == ["job_submitted", "job_starting"]
     assert page.next_page_token == str(page.items[-1].sequence)
     await rest.aclose()  # type: ignore[attr-defined]
@@ -343,7 +350,7 @@ async def test_log_lines_of_engines_are_kept_in_order() -> None:
     )
     agent.say(lambda session: session.log_lines(lines))
     await world.coordinator.flush()
-    page = await world.coordinator.jobs.logs(world.job_id)
+    page = await world.coordinator.jobs.logs(world.job_id, PageRequest())
     assert [(line.sequence, line.text) for line in page.items] == [(1, "first"), (2, "second")]
     await world.stop()
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.domain.engines.outcome import MeasuredLayer
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.utilization import counted_flops, model_flops_utilization
@@ -66,7 +67,7 @@ async def test_utilization_is_known_for_a_step_reported_after_a_loss() -> None:
     await world.settle()
     await world.train()
     await world.coordinator.flush()
-    page = await world.coordinator.jobs.metrics(world.job_id)
+    page = await world.coordinator.jobs.metrics(world.job_id, PageRequest())
     flops = 3 * sum(counted_flops(world.run)) * world.run.requirements.num_microbatches
     accelerators = [flops / (1e3 * (each.model_flops_utilization or 0)) for each in page.items]
     assert [each.generation for each in page.items] == [1, 1, 2]

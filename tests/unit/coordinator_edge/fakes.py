@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.jobs.jobs import JobView, Submission
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.application.statistics import RecoveryTotals, Totals
 from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState, Node, NodeState
@@ -116,17 +117,9 @@ def event(sequence: int, *, job_id: str = "job-1", **changes: Any) -> Event:
     return replace(made, **changes)
 
 
-def position_of(page_token: str) -> int:
-    if page_token and not (page_token.isascii() and page_token.isdecimal()):
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT, "page_token: not one of ours", {"field": "page_token"}
-        )
-    return int(page_token or 0)
-
-
-def page_of(items: Sequence[ItemT], page_size: int, page_token: str) -> Page[ItemT]:
-    start = position_of(page_token)
-    end = start + (page_size or 100)
+def page_of(items: Sequence[ItemT], page: PageRequest) -> Page[ItemT]:
+    start = page.position()
+    end = start + (page.page_size or 100)
     return Page(items=tuple(items[start:end]), next_page_token=str(end) if end < len(items) else "")
 
 
@@ -160,8 +153,8 @@ class FakeJobs:
             )
         return self.stored[job_id]
 
-    async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Job]:
-        return page_of(list(self.stored.values()), page_size, page_token)
+    async def list(self, page: PageRequest) -> Page[Job]:
+        return page_of(list(self.stored.values()), page)
 
     def unfinished(self) -> tuple[Job, ...]:
         return tuple(job for job in self.stored.values() if not job.state.is_terminal)
@@ -186,9 +179,7 @@ class FakeJobs:
             job_id=job_id, generation=2, cause="start", open_time=NOON, plan=PLAN, reason="fastest"
         )
 
-    async def metrics(
-        self, job_id: str, *, page_size: int = 0, page_token: str = ""
-    ) -> Page[StepMetrics]:
+    async def metrics(self, job_id: str, page: PageRequest) -> Page[StepMetrics]:
         steps = [
             StepMetrics(
                 job_id=job_id,
@@ -203,16 +194,14 @@ class FakeJobs:
             )
             for number in range(3)
         ]
-        return page_of(steps, page_size, page_token)
+        return page_of(steps, page)
 
-    async def recoveries(
-        self, job_id: str, *, page_size: int = 0, page_token: str = ""
-    ) -> Page[Recovery]:
-        return page_of([RECOVERY], page_size, page_token)
+    async def recoveries(self, job_id: str, page: PageRequest) -> Page[Recovery]:
+        return page_of([RECOVERY], page)
 
-    async def logs(self, job_id: str, *, page_size: int = 0, page_token: str = "") -> Page[LogLine]:
+    async def logs(self, job_id: str, page: PageRequest) -> Page[LogLine]:
         line = LogLine(job_id=job_id, engine_id="e", time=NOON, text="hello", sequence=1)
-        return page_of([line], page_size, page_token)
+        return page_of([line], page)
 
     async def watch(self, job_id: str) -> AsyncIterator[JobView]:
         found = await self.get(job_id)
@@ -225,8 +214,8 @@ class FakeCluster:
         self.stored = {"a": node("a"), "b": node("b", engines=(), state=NodeState.LOST)}
         self.changes: list[tuple[str, str, str]] = []
 
-    async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Node]:
-        return page_of(list(self.stored.values()), page_size, page_token)
+    async def list(self, page: PageRequest) -> Page[Node]:
+        return page_of(list(self.stored.values()), page)
 
     def all(self) -> tuple[Node, ...]:
         return tuple(self.stored.values())
@@ -271,12 +260,10 @@ class FakeEvents:
         self._added.set()
         self._added = asyncio.Event()
 
-    async def list(
-        self, *, job_id: str = "", page_size: int = 0, page_token: str = ""
-    ) -> Page[Event]:
-        after = position_of(page_token)
+    async def list(self, page: PageRequest, *, job_id: str = "") -> Page[Event]:
+        after = page.position()
         found = [e for e in self.stored if e.sequence > after and job_id in ("", e.job_id)]
-        size = page_size or 1000
+        size = page.page_size or 1000
         more = len(found) > size
         return Page(
             items=tuple(found[:size]), next_page_token=str(found[size - 1].sequence) if more else ""
@@ -287,7 +274,7 @@ class FakeEvents:
         try:
             while True:
                 added = self._added
-                page = await self.list(job_id=job_id, page_token=str(after_sequence))
+                page = await self.list(PageRequest(page_token=str(after_sequence)), job_id=job_id)
                 for found in page.items:
                     after_sequence = found.sequence
                     yield found

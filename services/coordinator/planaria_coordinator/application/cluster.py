@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from planaria_coordinator.application.paging import page_size_of
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import Page
 from planaria_coordinator.application.state import SharedState, wrong_state
 from planaria_coordinator.domain.engines.node import Node, NodeState
@@ -19,10 +19,10 @@ class Cluster:
     def __init__(self, state: SharedState) -> None:
         self._state = state
 
-    async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Node]:
+    async def list(self, page: PageRequest) -> Page[Node]:
         """List nodes by id with their engines; 1,000 by default."""
-        size = page_size_of(page_size, default=1000)
-        nodes = [node for node in self._state.nodes.views() if node.id > page_token]
+        size = page.or_default(1000).page_size
+        nodes = [node for node in self._state.nodes.views() if node.id > page.page_token]
         token = nodes[size - 1].id if len(nodes) > size else ""
         return Page(items=tuple(nodes[:size]), next_page_token=token)
 

@@ -2,14 +2,12 @@
 
 from collections.abc import AsyncIterator
 
-from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_coordinator.application.paging import page_size_of
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import Page
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.job.event import Event
 
 _WATCH_PAGE_SIZE = 500
-_MAX_DIGITS = 18  # of a 64-bit number
 
 
 class Events:
@@ -18,17 +16,14 @@ class Events:
     def __init__(self, state: SharedState) -> None:
         self._state = state
 
-    async def list(
-        self, *, job_id: str = "", page_size: int = 0, page_token: str = ""
-    ) -> Page[Event]:
+    async def list(self, page: PageRequest, *, job_id: str = "") -> Page[Event]:
         """List events, the oldest first; of one job unless `job_id` is ""; 1,000 by default.
 
         A page token is the sequence number of the last event seen.
         """
-        after = _sequence(page_token)
-        size = page_size_of(page_size, default=1000)
+        size = page.or_default(1000).page_size
         async with self._state.database.unit_of_work() as work:
-            found = await work.events.after(after, job_id=job_id, limit=size + 1)
+            found = await work.events.after(page.position(), job_id=job_id, limit=size + 1)
         items = tuple(found[:size])
         token = str(items[-1].sequence) if len(found) > size else ""
         return Page(items=items, next_page_token=token)
@@ -49,15 +44,3 @@ class Events:
                 after_sequence = event.sequence
             if len(found) < _WATCH_PAGE_SIZE:
                 await self._state.event_changes.beyond(count)
-
-
-def _sequence(page_token: str) -> int:
-    if not page_token:
-        return 0
-    if not page_token.isascii() or not page_token.isdigit() or len(page_token) > _MAX_DIGITS:
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT,
-            f"page_token must come from the page before, not {page_token[:40]!r}",
-            {"field": "page_token", "expected": "a token of the page before"},
-        )
-    return int(page_token)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.domain.engines.outcome import Outcome
@@ -71,7 +72,7 @@ class JobRepository(Protocol):
         """Replace a job that exists."""
         ...
 
-    async def page(self, *, page_size: int, page_token: str) -> Page[Job]:
+    async def page(self, page: PageRequest) -> Page[Job]:
         """List jobs, the newest first."""
         ...
 
@@ -173,7 +174,7 @@ class RecoveryRepository(Protocol):
         """List those that have hit a step and have no `lost_seconds`, the oldest first."""
         ...
 
-    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
+    async def page(self, job_id: str, page: PageRequest) -> Page[Recovery]:
         """List by id, the oldest first."""
         ...
 
@@ -185,7 +186,7 @@ class StepMetricsRepository(Protocol):
         """Insert; a (job, step) that exists already is left as it is."""
         ...
 
-    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[StepMetrics]:
+    async def page(self, job_id: str, page: PageRequest) -> Page[StepMetrics]:
         """List by step, the oldest first."""
         ...
 
@@ -205,7 +206,7 @@ class LogLineRepository(Protocol):
         """Add lines of any number of jobs; each gets its job's next sequence number."""
         ...
 
-    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[LogLine]:
+    async def page(self, job_id: str, page: PageRequest) -> Page[LogLine]:
         """List by sequence, the oldest first."""
         ...
 

@@ -32,6 +32,7 @@ from planaria_coordinator.adapters.database.schema import (
     STEP_METRICS,
 )
 from planaria_coordinator.adapters.database.transaction import Transaction
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.engines.outcome import Outcome
@@ -67,10 +68,8 @@ class SqlJobs:
         row = {**row_of(job, JOBS), "row_id": job.id}
         write(self._transaction, updating(JOBS.c.id), [row])
 
-    async def page(self, *, page_size: int, page_token: str) -> Page[Job]:
-        return await self._listing.page(
-            self._transaction, page_size=page_size, page_token=page_token
-        )
+    async def page(self, page: PageRequest) -> Page[Job]:
+        return await self._listing.page(self._transaction, page)
 
     async def unfinished(self) -> Sequence[Job]:
         query = select(JOBS).where(JOBS.c.state.not_in(_TERMINAL)).order_by(JOBS.c.position)
@@ -208,13 +207,8 @@ class SqlRecoveries:
         )
         return await find_all(self._transaction, Recovery, query.order_by(RECOVERIES.c.id))
 
-    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[Recovery]:
-        return await self._listing.page(
-            self._transaction,
-            RECOVERIES.c.job_id == job_id,
-            page_size=page_size,
-            page_token=page_token,
-        )
+    async def page(self, job_id: str, page: PageRequest) -> Page[Recovery]:
+        return await self._listing.page(self._transaction, page, RECOVERIES.c.job_id == job_id)
 
 
 class SqlStepMetrics:
@@ -231,13 +225,8 @@ class SqlStepMetrics:
         rows = [row_of(each, STEP_METRICS) for each in metrics]
         insert_or_ignore(self._transaction, STEP_METRICS, rows)
 
-    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[StepMetrics]:
-        return await self._listing.page(
-            self._transaction,
-            STEP_METRICS.c.job_id == job_id,
-            page_size=page_size,
-            page_token=page_token,
-        )
+    async def page(self, job_id: str, page: PageRequest) -> Page[StepMetrics]:
+        return await self._listing.page(self._transaction, page, STEP_METRICS.c.job_id == job_id)
 
     async def since(self, job_id: str, step: int, limit: int) -> Sequence[StepMetrics]:
         query = (
@@ -301,10 +290,5 @@ class SqlLogLines:
 
         self._transaction.write(append)
 
-    async def page(self, job_id: str, *, page_size: int, page_token: str) -> Page[LogLine]:
-        return await self._listing.page(
-            self._transaction,
-            LOG_LINES.c.job_id == job_id,
-            page_size=page_size,
-            page_token=page_token,
-        )
+    async def page(self, job_id: str, page: PageRequest) -> Page[LogLine]:
+        return await self._listing.page(self._transaction, page, LOG_LINES.c.job_id == job_id)

@@ -23,8 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import ReturningInsert
 
-from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.adapters.database.transaction import Transaction
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import Page
 
 RecordT = TypeVar("RecordT")
@@ -173,36 +173,20 @@ class Listing(Generic[RecordT]):
     newest_first: bool = False
 
     async def page(
-        self,
-        transaction: Transaction,
-        *conditions: ColumnElement[bool],
-        page_size: int,
-        page_token: str,
+        self, transaction: Transaction, page: PageRequest, *conditions: ColumnElement[bool]
     ) -> Page[RecordT]:
         """Return the page that a token names; the first one for the empty token.
 
         Raises:
             InvalidArgumentError: the token is not one of ours.
         """
-        query = select(self.table).where(*conditions).limit(page_size + 1)
-        if page_token:
-            last = _position(page_token)
+        query = select(self.table).where(*conditions).limit(page.page_size + 1)
+        if page.page_token:
+            last = page.position()
             query = query.where(self.order < last if self.newest_first else self.order > last)
         query = query.order_by(self.order.desc() if self.newest_first else self.order)
         rows = await transaction.run(lambda connection: connection.execute(query).all())
-        shown = rows[:page_size]
-        return Page(
-            items=tuple(record_of(self.record_type, row) for row in shown),
-            next_page_token=str(shown[-1]._mapping[self.order]) if len(rows) > page_size else "",
-        )
-
-
-def _position(page_token: str) -> int:
-    if not (page_token.isascii() and page_token.isdecimal() and len(page_token) <= 18):
-        raise PlanariaError(
-            ErrorReason.INVALID_ARGUMENT,
-            f"page_token {page_token[:40]!r} is not one that this server gave: "
-            "pass next_page_token of the page before",
-            {"field": "page_token", "actual": page_token[:40]},
-        )
-    return int(page_token)
+        shown = rows[: page.page_size]
+        token = str(shown[-1]._mapping[self.order]) if len(rows) > page.page_size else ""
+        items = tuple(record_of(self.record_type, row) for row in shown)
+        return Page(items=items, next_page_token=token)

@@ -9,7 +9,7 @@ from planaria.job import JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.words import counted_of
 from planaria_coordinator.application.jobs.submission import read_job_spec, requirements_of
-from planaria_coordinator.application.paging import page_size_of
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.application.requests import Request
 from planaria_coordinator.application.state import SharedState, wrong_state
@@ -222,14 +222,13 @@ class Jobs:
             raise _not_found(job_id)
         return job
 
-    async def list(self, *, page_size: int = 0, page_token: str = "") -> Page[Job]:
+    async def list(self, page: PageRequest) -> Page[Job]:
         """List jobs, the newest first; 100 by default, at most 1,000."""
-        size = page_size_of(page_size, default=100)
         async with self._state.database.unit_of_work() as work:
-            page = await work.jobs.page(page_size=size, page_token=page_token)
+            found = await work.jobs.page(page.or_default(100))
         actors = self._state.actors
-        items = tuple(actors[job.id].view() if job.id in actors else job for job in page.items)
-        return Page(items=items, next_page_token=page.next_page_token)
+        items = tuple(actors[job.id].view() if job.id in actors else job for job in found.items)
+        return Page(items=items, next_page_token=found.next_page_token)
 
     def unfinished(self) -> tuple[Job, ...]:
         """Return every job that has not ended, as it is now; asks no database."""
@@ -242,30 +241,23 @@ class Jobs:
         async with self._state.database.unit_of_work() as work:
             return await work.generations.newest_planned(job_id)
 
-    async def metrics(
-        self, job_id: str, *, page_size: int = 0, page_token: str = ""
-    ) -> Page[StepMetrics]:
+    async def metrics(self, job_id: str, page: PageRequest) -> Page[StepMetrics]:
         """List committed steps, the oldest first; 1,000 by default."""
         await self.get(job_id)
-        size = page_size_of(page_size, default=1000)
         async with self._state.database.unit_of_work() as work:
-            return await work.step_metrics.page(job_id, page_size=size, page_token=page_token)
+            return await work.step_metrics.page(job_id, page.or_default(1000))
 
-    async def recoveries(
-        self, job_id: str, *, page_size: int = 0, page_token: str = ""
-    ) -> Page[Recovery]:
+    async def recoveries(self, job_id: str, page: PageRequest) -> Page[Recovery]:
         """List recoveries, the oldest first; 100 by default."""
         await self.get(job_id)
-        size = page_size_of(page_size, default=100)
         async with self._state.database.unit_of_work() as work:
-            return await work.recoveries.page(job_id, page_size=size, page_token=page_token)
+            return await work.recoveries.page(job_id, page.or_default(100))
 
-    async def logs(self, job_id: str, *, page_size: int = 0, page_token: str = "") -> Page[LogLine]:
+    async def logs(self, job_id: str, page: PageRequest) -> Page[LogLine]:
         """List lines that the job's engines wrote, the oldest first; 1,000 by default."""
         await self.get(job_id)
-        size = page_size_of(page_size, default=1000)
         async with self._state.database.unit_of_work() as work:
-            return await work.log_lines.page(job_id, page_size=size, page_token=page_token)
+            return await work.log_lines.page(job_id, page.or_default(1000))
 
     async def watch(self, job_id: str) -> AsyncIterator[JobView]:
         """Yield the job as it is now, then each time it changes, until it has ended.

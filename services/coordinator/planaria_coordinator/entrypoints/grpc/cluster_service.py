@@ -9,9 +9,10 @@ import grpc
 
 from planaria.api.coordinator.v1 import cluster_service_pb2 as pb
 from planaria.api.coordinator.v1 import cluster_service_pb2_grpc, resources_pb2
-from planaria_common.messages import to_message
+from planaria_common.messages import from_message, to_message
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.events import Events
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.entrypoints.streams import until_stopped
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -28,7 +29,7 @@ class ClusterServicer(cluster_service_pb2_grpc.ClusterServiceServicer):
     async def ListNodes(
         self, request: pb.ListNodesRequest, _context: Context
     ) -> pb.ListNodesResponse:
-        page = await self._cluster.list(page_size=request.page_size, page_token=request.page_token)
+        page = await self._cluster.list(from_message(request, PageRequest))
         nodes = [to_message(node, resources_pb2.Node) for node in page.items]
         return pb.ListNodesResponse(nodes=nodes, next_page_token=page.next_page_token)
 
@@ -64,9 +65,7 @@ class ClusterServicer(cluster_service_pb2_grpc.ClusterServiceServicer):
     async def ListEvents(
         self, request: pb.ListEventsRequest, _context: Context
     ) -> pb.ListEventsResponse:
-        page = await self._events.list(
-            job_id=request.job_id, page_size=request.page_size, page_token=request.page_token
-        )
+        page = await self._events.list(from_message(request, PageRequest), job_id=request.job_id)
         events = [to_message(event, resources_pb2.Event) for event in page.items]
         return pb.ListEventsResponse(events=events, next_page_token=page.next_page_token)
 

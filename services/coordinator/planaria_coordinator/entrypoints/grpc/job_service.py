@@ -10,8 +10,9 @@ import grpc
 from planaria.api.common.v1 import plan_pb2
 from planaria.api.coordinator.v1 import job_service_pb2 as pb
 from planaria.api.coordinator.v1 import job_service_pb2_grpc, resources_pb2
-from planaria_common.messages import from_struct, to_message
+from planaria_common.messages import from_message, from_struct, to_message
 from planaria_coordinator.application.jobs.jobs import Jobs
+from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.entrypoints.streams import until_stopped
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -42,7 +43,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         )
 
     async def ListJobs(self, request: pb.ListJobsRequest, _context: Context) -> pb.ListJobsResponse:
-        page = await self._jobs.list(page_size=request.page_size, page_token=request.page_token)
+        page = await self._jobs.list(from_message(request, PageRequest))
         jobs = [to_message(job, resources_pb2.Job) for job in page.items]
         return pb.ListJobsResponse(jobs=jobs, next_page_token=page.next_page_token)
 
@@ -77,18 +78,14 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     async def ListJobMetrics(
         self, request: pb.ListJobMetricsRequest, _context: Context
     ) -> pb.ListJobMetricsResponse:
-        page = await self._jobs.metrics(
-            request.job_id, page_size=request.page_size, page_token=request.page_token
-        )
+        page = await self._jobs.metrics(request.job_id, from_message(request, PageRequest))
         metrics = [to_message(each, resources_pb2.StepMetrics) for each in page.items]
         return pb.ListJobMetricsResponse(metrics=metrics, next_page_token=page.next_page_token)
 
     async def ListJobRecoveries(
         self, request: pb.ListJobRecoveriesRequest, _context: Context
     ) -> pb.ListJobRecoveriesResponse:
-        page = await self._jobs.recoveries(
-            request.job_id, page_size=request.page_size, page_token=request.page_token
-        )
+        page = await self._jobs.recoveries(request.job_id, from_message(request, PageRequest))
         recoveries = [to_message(each, resources_pb2.Recovery) for each in page.items]
         return pb.ListJobRecoveriesResponse(
             recoveries=recoveries, next_page_token=page.next_page_token
@@ -97,9 +94,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     async def ListJobLogs(
         self, request: pb.ListJobLogsRequest, _context: Context
     ) -> pb.ListJobLogsResponse:
-        page = await self._jobs.logs(
-            request.job_id, page_size=request.page_size, page_token=request.page_token
-        )
+        page = await self._jobs.logs(request.job_id, from_message(request, PageRequest))
         lines = [to_message(line, resources_pb2.LogLine) for line in page.items]
         return pb.ListJobLogsResponse(lines=lines, next_page_token=page.next_page_token)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
@@ -13,9 +13,8 @@ from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.events import Events
 from planaria_coordinator.application.jobs.jobs import Jobs
+from planaria_coordinator.application.paging import MAX_PAGE_SIZE, PageRequest
 from planaria_coordinator.application.statistics import Statistics
-
-MAX_PAGE_SIZE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +60,17 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
 ClusterDep = Annotated[Cluster, Depends(_cluster)]
 EventsDep = Annotated[Events, Depends(_events)]
 
-PageSize = Annotated[
-    int, Query(ge=0, le=MAX_PAGE_SIZE, description="At most so many; 0 for the default.")
-]
-PageToken = Annotated[str, Query(max_length=64, description="next_page_token of the page before.")]
+
+def _page(
+    page_size: Annotated[
+        int, Query(ge=0, le=MAX_PAGE_SIZE, description="At most so many; 0 for the default.")
+    ] = 0,
+    page_token: Annotated[
+        str, Query(max_length=64, description="next_page_token of the page before.")
+    ] = "",
+) -> PageRequest:
+    return PageRequest(page_size=page_size, page_token=page_token)
+
+
+PageDep = Annotated[PageRequest, Depends(_page)]
 AfterSequence = Annotated[int, Query(ge=0, lt=2**63, description="Only events after this one.")]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
@@ -17,8 +18,7 @@ from planaria_coordinator.entrypoints.http.dependencies import (
     AfterSequence,
     EventsDep,
     JobsDep,
-    PageSize,
-    PageToken,
+    PageDep,
     ProvidedDep,
 )
 from planaria_coordinator.entrypoints.streams import until_stopped
@@ -44,19 +44,17 @@ async def list_events(
     request: Request,
     events: EventsDep,
     provided: ProvidedDep,
+    page: PageDep,
     job_id: Annotated[str, Query(max_length=64, description="Only events of this job.")] = "",
     after_sequence: AfterSequence = 0,
-    page_size: PageSize = 0,
-    page_token: PageToken = "",
     last_event_id: LastEventId = None,
 ) -> Page[Event] | StreamingResponse:
     """List events, the oldest first, or follow them as server-sent events."""
     if wants_stream(request):
         after = resume_point(last_event_id, after_sequence)
         return stream(events.watch(after_sequence=after, job_id=job_id), provided.stopping)
-    return await events.list(
-        job_id=job_id, page_size=page_size, page_token=page_token or str(after_sequence)
-    )
+    page = replace(page, page_token=page.page_token or str(after_sequence))
+    return await events.list(page, job_id=job_id)
 
 
 @router.get("/jobs/{job_id}/events", response_model=lists.EventList, responses=_RESPONSES)
@@ -66,16 +64,13 @@ async def list_job_events(
     jobs: JobsDep,
     events: EventsDep,
     provided: ProvidedDep,
+    page: PageDep,
     after_sequence: AfterSequence = 0,
-    page_size: PageSize = 0,
-    page_token: PageToken = "",
     last_event_id: LastEventId = None,
 ) -> Page[Event] | StreamingResponse:
     """List a job's events, the oldest first, or follow them as server-sent events."""
     await jobs.get(job_id)
-    return await list_events(
-        request, events, provided, job_id, after_sequence, page_size, page_token, last_event_id
-    )
+    return await list_events(request, events, provided, page, job_id, after_sequence, last_event_id)
 
 
 def wants_stream(request: Request) -> bool:

@@ -8,7 +8,7 @@ from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.recovery.recovery_record import Recovery
 from planaria_coordinator.entrypoints.http import lists
-from planaria_coordinator.entrypoints.http.dependencies import JobsDep, PageSize, PageToken
+from planaria_coordinator.entrypoints.http.dependencies import JobsDep, PageDep
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
@@ -39,11 +39,9 @@ async def create_job(
 
 
 @router.get("", response_model=lists.JobList)
-async def list_jobs(
-    jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
-) -> Page[Job]:
+async def list_jobs(jobs: JobsDep, page: PageDep) -> Page[Job]:
     """List jobs, the newest first; 100 by default."""
-    return await jobs.list(page_size=page_size, page_token=page_token)
+    return await jobs.list(page)
 
 
 @router.get("/{job_id}", response_model=models.Job)
@@ -77,24 +75,18 @@ async def get_job_plan(job_id: str, jobs: JobsDep) -> GenerationRecord | models.
 
 
 @router.get("/{job_id}/metrics", response_model=lists.MetricsList)
-async def list_job_metrics(
-    job_id: str, jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
-) -> Page[StepMetrics]:
+async def list_job_metrics(job_id: str, jobs: JobsDep, page: PageDep) -> Page[StepMetrics]:
     """List the committed steps, the oldest first; 1,000 by default."""
-    return await jobs.metrics(job_id, page_size=page_size, page_token=page_token)
+    return await jobs.metrics(job_id, page)
 
 
 @router.get("/{job_id}/recoveries", response_model=lists.RecoveryList)
-async def list_job_recoveries(
-    job_id: str, jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
-) -> Page[Recovery]:
+async def list_job_recoveries(job_id: str, jobs: JobsDep, page: PageDep) -> Page[Recovery]:
     """List the recoveries, the oldest first; 100 by default."""
-    return await jobs.recoveries(job_id, page_size=page_size, page_token=page_token)
+    return await jobs.recoveries(job_id, page)
 
 
 @router.get("/{job_id}/logs", response_model=lists.LogLineList)
-async def list_job_logs(
-    job_id: str, jobs: JobsDep, page_size: PageSize = 0, page_token: PageToken = ""
-) -> Page[LogLine]:
+async def list_job_logs(job_id: str, jobs: JobsDep, page: PageDep) -> Page[LogLine]:
     """List lines that the job's engines wrote, the oldest first; 1,000 by default."""
-    return await jobs.logs(job_id, page_size=page_size, page_token=page_token)
+    return await jobs.logs(job_id, page)

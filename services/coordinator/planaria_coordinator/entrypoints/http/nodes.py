@@ -6,7 +6,7 @@ from planaria import models
 from planaria_coordinator.application.ports import Page
 from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.entrypoints.http import lists
-from planaria_coordinator.entrypoints.http.dependencies import ClusterDep, PageSize, PageToken
+from planaria_coordinator.entrypoints.http.dependencies import ClusterDep, PageDep
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 
@@ -14,11 +14,9 @@ _NO_CHANGE = models.Change()
 
 
 @router.get("", response_model=lists.NodeList)
-async def list_nodes(
-    cluster: ClusterDep, page_size: PageSize = 0, page_token: PageToken = ""
-) -> Page[Node]:
+async def list_nodes(cluster: ClusterDep, page: PageDep) -> Page[Node]:
     """List nodes by id; 1,000 by default."""
-    return await cluster.list(page_size=page_size, page_token=page_token)
+    return await cluster.list(page)
 
 
 @router.get("/{node_id}", response_model=models.Node)
