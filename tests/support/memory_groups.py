@@ -9,11 +9,11 @@ from typing import cast
 from torch import Tensor
 
 from planaria_worker.engine.groups import (
+    DataParallelGroup,
     GroupBroken,
     Groups,
     GroupSpec,
     PipelineLink,
-    SumGroup,
 )
 
 TIMEOUT_SECONDS = 60.0
@@ -45,7 +45,7 @@ class _Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySum:
+class MemoryAllReduce:
     """An all-reduce under way."""
 
     shared: _Shared
@@ -69,7 +69,7 @@ class MemorySum:
 
 
 class MemoryGroup:
-    """One rank's end; the part of `PipelineLink` and `SumGroup` that a step uses."""
+    """One rank's end; the part of `PipelineLink` and `DataParallelGroup` that a step uses."""
 
     is_shut = False
 
@@ -104,14 +104,14 @@ class MemoryGroup:
     def all_reduce(self, tensor: Tensor) -> None:
         self.iall_reduce(tensor).wait()
 
-    def iall_reduce(self, tensor: Tensor) -> MemorySum:
+    def iall_reduce(self, tensor: Tensor) -> MemoryAllReduce:
         shared = self._shared
         with shared.changed:
             parts = shared.sums.setdefault(self._num_sums, {})
             parts[self.rank] = tensor.clone()
             shared.changed.notify_all()
         self._num_sums += 1
-        return MemorySum(shared=shared, tensor=tensor, parts=parts)
+        return MemoryAllReduce(shared=shared, tensor=tensor, parts=parts)
 
 
 def connect(
@@ -122,13 +122,13 @@ def connect(
     groups: dict[str, Groups] = {}
     for engine_id, own in specs.items():
         links: dict[str, PipelineLink] = {}
-        sums: dict[str, SumGroup] = {}
+        sums: dict[str, DataParallelGroup] = {}
         for spec in own:
             common = shared.setdefault(spec.name, _Shared(len(spec.members)))
             end = kind(common, spec.rank(engine_id))
             if spec.kind.is_link:
                 links[spec.name] = cast(PipelineLink, end)
             else:
-                sums[spec.name] = cast(SumGroup, end)
-        groups[engine_id] = Groups(links=links, sums=sums)
+                sums[spec.name] = cast(DataParallelGroup, end)
+        groups[engine_id] = Groups(links=links, data_parallel=sums)
     return groups

@@ -15,12 +15,12 @@ from integration.worker_comm.storm import Storm
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
 from planaria_worker.engine.groups import (
     Communicators,
+    DataParallelGroup,
     Group,
     GroupBroken,
     GroupSpec,
     PipelineLink,
     StoreServer,
-    SumGroup,
 )
 from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
 from planaria_worker.engine_config import Transport
@@ -102,20 +102,20 @@ class Member:
     def _link(self, generation: str, name: str) -> PipelineLink:
         return self.sets[generation].groups.links[name]
 
-    def _sum_group(self, generation: str, name: str) -> SumGroup:
-        return self.sets[generation].groups.sums[name]
+    def _data_parallel_group(self, generation: str, name: str) -> DataParallelGroup:
+        return self.sets[generation].groups.data_parallel[name]
 
     def _group(self, generation: str, name: str) -> Group[Any]:
         return next(group for group in self.sets[generation].groups.all if group.name == name)
 
     def all_reduce(self, generation: str, group: str, values: list[float], dtype: str) -> list[Any]:
         tensor = torch.tensor(values, dtype=getattr(torch, dtype), device=self.device)
-        self._sum_group(generation, group).all_reduce(tensor)
+        self._data_parallel_group(generation, group).all_reduce(tensor)
         return self._arrived(tensor, generation, group)
 
     def all_reduce_many(self, generation: str, group: str, count: int, size: int) -> float:
         tensors = [torch.full((size,), float(index), device=self.device) for index in range(count)]
-        works = [self._sum_group(generation, group).iall_reduce(t) for t in tensors]
+        works = [self._data_parallel_group(generation, group).iall_reduce(t) for t in tensors]
         for work in works:
             work.wait()
         return sum(float(tensor[0]) for tensor in tensors)
@@ -126,7 +126,7 @@ class Member:
         """Median seconds of products of matrices, of a sum, and of both at once."""
         total = torch.zeros(num_elements, device=self.device)
         matrix = torch.ones((size, size), device=self.device)
-        sums = self._sum_group(generation, group)
+        sums = self._data_parallel_group(generation, group)
 
         def compute() -> None:
             for _ in range(8):

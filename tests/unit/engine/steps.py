@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.groups import SumGroup
+from planaria_worker.engine.groups import DataParallelGroup
 from planaria_worker.engine.numerics.accumulate import Piece
 from planaria_worker.engine.plan.plan import PipelineAssignment
 from planaria_worker.engine.plan.plan_view import view_plan
@@ -177,7 +177,7 @@ class SmallJob:
             groups = {spec.name: Meeting(spec, engine, hall) for spec in view.owner_groups}
             engine.reduction = GradientReduction(
                 view=view,
-                groups=cast(dict[str, SumGroup], groups),
+                groups=cast(dict[str, DataParallelGroup], groups),
                 sums=engine.sums,
                 squared_norm=lambda _layer, total: float(total.sum()),
                 device=torch.device("cpu"),

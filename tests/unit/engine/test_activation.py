@@ -61,7 +61,7 @@ def test_a_follower_waits_as_long_as_the_passes_of_others_take(tmp_path: Path) -
         return communicators
 
     begun = [begin("follower"), begin("computes")]
-    follower, computes = [communicators.wait().sums["sums"] for communicators in begun]
+    follower, computes = [communicators.wait().data_parallel["sums"] for communicators in begun]
     late = threading.Timer(PASS_SECONDS, lambda: computes.all_reduce(torch.ones(1)))
     late.start()
     total = torch.zeros(1)

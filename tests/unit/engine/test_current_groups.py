@@ -7,12 +7,12 @@ import pytest
 
 from planaria_worker.engine.groups import (
     Communicators,
+    DataParallelGroup,
     GroupBroken,
     GroupKind,
     Groups,
     GroupSpec,
     PipelineLink,
-    SumGroup,
 )
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 
@@ -60,7 +60,8 @@ class FakeCommunicators:
         links = {n: g for n, g in self.by_name.items() if g.spec.kind.is_link}
         sums = {n: g for n, g in self.by_name.items() if not g.spec.kind.is_link}
         return Groups(
-            links=cast(dict[str, PipelineLink], links), sums=cast(dict[str, SumGroup], sums)
+            links=cast(dict[str, PipelineLink], links),
+            data_parallel=cast(dict[str, DataParallelGroup], sums),
         )
 
     def adopt(self, sums: Mapping[str, FakeGroup]) -> None:
@@ -126,7 +127,7 @@ def test_a_pipeline_that_is_kept_outlives_its_generation(
     links.hand_over(new.communicators)
     links.shut_retired("the plan changed")
     assert (old.shut, new.shut) == ((False, True), (False, False))
-    links.shut_sums("fenced")
+    links.shut_data_parallel("fenced")
     assert (old.shut, new.shut) == ((False, True), (True, True))
     assert links.is_pipeline_healthy
     links.shut("halted")
@@ -152,7 +153,7 @@ def test_a_lost_peer_ends_a_retired_pipeline(links: CurrentGroups, old: Generati
     assert old.pipeline.is_shut
 
 
-@pytest.mark.parametrize("end", [CurrentGroups.shut_sums, CurrentGroups.shut])
+@pytest.mark.parametrize("end", [CurrentGroups.shut_data_parallel, CurrentGroups.shut])
 def test_a_fence_shuts_what_was_retired(
     links: CurrentGroups, old: Generation, end: "object"
 ) -> None:
@@ -231,7 +232,9 @@ class TestRetainIdle:
         links.retain_idle([])
         wanted = [spec("owners-3", "other", "b", "a"), spec("owners-0", "a", "b")]
         new = Generation("a", "b")
-        names = links.begin(new.communicators, sums=wanted, kept={"1/last-ranks", "1/forward-0"})
+        names = links.begin(
+            new.communicators, data_parallel=wanted, kept={"1/last-ranks", "1/forward-0"}
+        )
         assert set(names) == {"owners-3"}
         assert new.fake.by_name["owners-3"].group_id == "1/last-ranks"
         assert old.shut == (False, True)
@@ -245,7 +248,7 @@ class TestRetainIdle:
         links.retain_idle([])
         wanted = [spec("owners-0", "a", "b"), spec("last-ranks", "a", "b")]
         new = FakeCommunicators()
-        links.begin(cast(Communicators, new), sums=wanted, kept={"1/z", "1/y"})
+        links.begin(cast(Communicators, new), data_parallel=wanted, kept={"1/z", "1/y"})
         ids = {name: group.group_id for name, group in new.by_name.items()}
         assert ids == {"owners-0": "1/y", "last-ranks": "1/z"}
 
@@ -261,7 +264,9 @@ class TestRetainIdle:
             spec("owners-3", "c", "b", "a"),
             GroupSpec(name="last-ranks", members=("c", "a", "b"), kind=GroupKind.VOTE_SUM),
         ]
-        links.begin(cast(Communicators, new), sums=wanted, kept={"1/last-ranks", "1/owners-2"})
+        links.begin(
+            cast(Communicators, new), data_parallel=wanted, kept={"1/last-ranks", "1/owners-2"}
+        )
         assert new.by_name == {"owners-3": owners.heir, "last-ranks": brief.heir}
 
     def test_a_group_that_not_all_members_kept_is_rebuilt(
@@ -269,7 +274,7 @@ class TestRetainIdle:
     ) -> None:
         links.retain_idle([])
         new = FakeCommunicators()
-        links.begin(cast(Communicators, new), sums=[spec("last-ranks", "a", "b", "other")])
+        links.begin(cast(Communicators, new), data_parallel=[spec("last-ranks", "a", "b", "other")])
         assert new.by_name == {}
         assert old.shut == (False, True)
 
@@ -285,7 +290,7 @@ class TestRetainIdle:
         links.peer_lost("other")
         wanted = [spec("owners-2", "a", "b"), spec("owners-0", "a", "b", "other")]
         new = FakeCommunicators()
-        links.begin(cast(Communicators, new), sums=wanted, kept={"1/kept", "1/lost"})
+        links.begin(cast(Communicators, new), data_parallel=wanted, kept={"1/kept", "1/lost"})
         assert new.reason == "a retained group is lost: group lost: ended"
         assert kept.heir is not None
         assert kept.heir.is_shut

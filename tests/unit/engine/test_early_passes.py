@@ -101,7 +101,7 @@ class Awaited:
     def wait(self) -> Groups:
         if self._are_lost:
             raise GroupBroken("another pipeline was lost")
-        return Groups(links={}, sums={})
+        return Groups(links={}, data_parallel={})
 
 
 class Crew:

@@ -32,7 +32,7 @@ from planaria_worker.engine.step.training_step import (
 )
 from planaria_worker.models.stage import Microbatch, build_stage
 from planaria_worker.models.state import initial_state
-from support.memory_groups import MemoryGroup, MemorySum
+from support.memory_groups import MemoryAllReduce, MemoryGroup
 from unit.engine.contexts import (
     build_contexts,
     make_job,
@@ -70,7 +70,7 @@ class WatchedGroup(MemoryGroup):
 
     when_begun: Callable[[], None]
 
-    def iall_reduce(self, tensor: Tensor) -> MemorySum:
+    def iall_reduce(self, tensor: Tensor) -> MemoryAllReduce:
         if tensor.dim() == 1:  # else it says what is whole
             self.when_begun()
         return super().iall_reduce(tensor)
@@ -163,7 +163,7 @@ def test_the_first_sum_begins_within_the_last_backward_pass(
         at_first.setdefault(context.view.engine_id, at_last[context.view.engine_id])
 
     for context in contexts:
-        for group in context.sum_groups:
+        for group in context.data_parallel_groups:
             cast(WatchedGroup, group).when_begun = partial(note, context)
     is_early = [
         at_first[context.view.engine_id] == context.progress.finished[:-1]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
-from planaria_worker.engine.groups import Groups, SumGroup
+from planaria_worker.engine.groups import DataParallelGroup, Groups
 from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment
 from planaria_worker.engine.plan.plan_view import PlanView, view_plan
 from planaria_worker.engine.step.commit_link import CommitLink
@@ -85,7 +85,7 @@ class Rank:
             generation=generation,
             vote_format=form,
             commit_link=self.line,
-            last_ranks_group=cast(SumGroup, self.last_ranks) if self.last_ranks else None,
+            last_ranks_group=cast(DataParallelGroup, self.last_ranks) if self.last_ranks else None,
             fence=fence,
             device=torch.device("cpu"),
             failpoints=Failpoints(),
@@ -156,7 +156,7 @@ def meet_last_ranks(all_ranks: Sequence[Rank]) -> None:
     groups = connect({e: [spec] for e, spec in specs.items() if spec is not None}, CountingGroup)
     for rank in all_ranks:
         spec = specs[rank.view.engine_id]
-        group = groups[rank.view.engine_id].sums[spec.name] if spec is not None else None
+        group = groups[rank.view.engine_id].data_parallel[spec.name] if spec is not None else None
         rank.last_ranks = cast(CountingGroup | None, group)
 
 

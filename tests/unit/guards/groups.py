@@ -6,16 +6,16 @@ import pytest
 
 from planaria_coordinator.domain.engines.outcome import FenceReport
 from planaria_coordinator.domain.recovery import activation
-from planaria_worker.engine.groups import GroupSpec, SumGroup, current_groups
+from planaria_worker.engine.groups import DataParallelGroup, GroupSpec, current_groups
 from unit.guards.guard import swap
 
 
 def retain_busy_groups(patch: pytest.MonkeyPatch) -> None:
-    def retain(self: SumGroup) -> bool:
+    def retain(self: DataParallelGroup) -> bool:
         self._is_retained = True
         return not self.is_shut
 
-    swap(patch, SumGroup.retain, retain)
+    swap(patch, DataParallelGroup.retain, retain)
 
 
 def retain_groups_that_some_name(patch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def retain_groups_that_some_name(patch: pytest.MonkeyPatch) -> None:
 
 
 def use_vote_groups_for_gradients(patch: pytest.MonkeyPatch) -> None:
-    def is_for(spec: GroupSpec, group: SumGroup) -> bool:
+    def is_for(spec: GroupSpec, group: DataParallelGroup) -> bool:
         return set(group.members) == set(spec.members)
 
     swap(patch, current_groups._is_for, is_for)

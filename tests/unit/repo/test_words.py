@@ -30,6 +30,7 @@ BANNED = {
     r"\banew\b": "again",
     r"\bbeside\b": "next to, while, in addition to",
     r"\bverdicts?\b": "decision",
+    r"\bsum[ _]groups?\b|\bSumGroup": "data-parallel group",
 }
 """What not to write, and what to write instead; docs/reference/glossary.md has the terms."""
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from planaria_worker.engine.groups import GroupBroken, GroupKind, GroupSpec, SumGroup, Work
-from planaria_worker.engine.groups.transport.backends import SumBackend
+from planaria_worker.engine.groups import DataParallelGroup, GroupBroken, GroupKind, GroupSpec, Work
+from planaria_worker.engine.groups.transport.backends import AllReduceBackend
 from planaria_worker.engine.groups.transport.gloo import GlooBackend
-from planaria_worker.engine.groups.transport.host_memory import HostMemorySum
+from planaria_worker.engine.groups.transport.host_memory import HostMemoryAllReduce
 
 BOUND_SECONDS = 30.0
 
@@ -99,11 +99,11 @@ def group(
     request: pytest.FixtureRequest,
     fake: FakeProcessGroup,
     ends: tuple[socket.socket, socket.socket],
-) -> Iterator[SumGroup]:
-    backend: SumBackend = GlooBackend(Handle(fake), [ends[0].dup()], BOUND_SECONDS)
+) -> Iterator[DataParallelGroup]:
+    backend: AllReduceBackend = GlooBackend(Handle(fake), [ends[0].dup()], BOUND_SECONDS)
     if request.param == "gloo_via_host":
-        backend = HostMemorySum(backend)
-    made = SumGroup(
+        backend = HostMemoryAllReduce(backend)
+    made = DataParallelGroup(
         group_id="1/group",
         spec=GroupSpec(name="g", kind=GroupKind.GRADIENT_SUM, members=("0", "1")),
         rank=0,
@@ -115,7 +115,7 @@ def group(
     made.shut()
 
 
-def start(group: SumGroup) -> Work:
+def start(group: DataParallelGroup) -> Work:
     return group.iall_reduce(torch.zeros(1))
 
 
@@ -134,7 +134,7 @@ def wait_in_thread(work: Work) -> tuple[threading.Thread, list[str]]:
 
 
 def test_a_thread_waiting_for_a_lost_operation_is_woken(
-    fake: FakeProcessGroup, group: SumGroup
+    fake: FakeProcessGroup, group: DataParallelGroup
 ) -> None:
     """gloo may never end an operation whose connection was cut. Guard: no wait within gloo is
     without a way out (`_poll`)."""
@@ -151,7 +151,7 @@ def test_a_thread_waiting_for_a_lost_operation_is_woken(
 
 def test_a_lost_end_of_a_connection_is_noticed(
     fake: FakeProcessGroup,
-    group: SumGroup,
+    group: DataParallelGroup,
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     """gloo may not tell that a peer has shut its end. Guard: `_poll` asks the kernel."""
@@ -167,7 +167,7 @@ def test_a_lost_end_of_a_connection_is_noticed(
 
 def test_data_sent_before_the_end_is_received(
     fake: FakeProcessGroup,
-    group: SumGroup,
+    group: DataParallelGroup,
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     """A peer sends its last message and shuts its end: the message still counts."""
@@ -183,7 +183,7 @@ def test_data_sent_before_the_end_is_received(
 
 def test_a_failure_shuts_the_group(
     fake: FakeProcessGroup,
-    group: SumGroup,
+    group: DataParallelGroup,
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     """And so wakes the neighbours. Guard: `Group._broken`, and that shutting cuts."""
@@ -199,7 +199,7 @@ def test_a_failure_shuts_the_group(
 
 
 def test_a_finished_operation_may_be_waited_for_again(
-    fake: FakeProcessGroup, group: SumGroup
+    fake: FakeProcessGroup, group: DataParallelGroup
 ) -> None:
     work = start(group)
     thread, raised = wait_in_thread(work)
@@ -211,7 +211,7 @@ def test_a_finished_operation_may_be_waited_for_again(
     assert not group.is_shut
 
 
-def test_a_wait_is_bounded(fake: FakeProcessGroup, group: SumGroup) -> None:
+def test_a_wait_is_bounded(fake: FakeProcessGroup, group: DataParallelGroup) -> None:
     group._timeout_seconds = 0.1
     work = start(group)
     with pytest.raises(GroupBroken, match=r"timed out after 0\.1 s"):
@@ -219,7 +219,7 @@ def test_a_wait_is_bounded(fake: FakeProcessGroup, group: SumGroup) -> None:
     assert group.is_shut
 
 
-def test_a_refused_start_breaks_the_group(fake: FakeProcessGroup, group: SumGroup) -> None:
+def test_a_refused_start_breaks_the_group(fake: FakeProcessGroup, group: DataParallelGroup) -> None:
     def refuse() -> None:
         raise RuntimeError("pair is closed")
 
@@ -228,13 +228,15 @@ def test_a_refused_start_breaks_the_group(fake: FakeProcessGroup, group: SumGrou
         group.all_reduce(torch.zeros(1))
 
 
-def test_a_wrong_tensor_costs_nothing(group: SumGroup) -> None:
+def test_a_wrong_tensor_costs_nothing(group: DataParallelGroup) -> None:
     with pytest.raises(ValueError, match="group g: all-reduce: the tensor is not contiguous"):
         group.all_reduce(torch.zeros(2, 2).t())
     assert not group.is_shut
 
 
-def test_a_shut_group_is_dropped_elsewhere(fake: FakeProcessGroup, group: SumGroup) -> None:
+def test_a_shut_group_is_dropped_elsewhere(
+    fake: FakeProcessGroup, group: DataParallelGroup
+) -> None:
     """Dropping a process group waits for its threads, of which one may be stuck: neither the thread
     that shuts nor one that is just starting an operation may be the last to hold it. Guard:
     `Group._drop` waits for the start."""
@@ -260,7 +262,7 @@ class TestRetain:
     """A group outlives its generation where nothing was under way in it."""
 
     def test_nothing_starts_in_it_until_it_is_reopened(
-        self, group: SumGroup, fake: FakeProcessGroup
+        self, group: DataParallelGroup, fake: FakeProcessGroup
     ) -> None:
         assert group.retain()
         with pytest.raises(GroupBroken, match="retained by a fence"):
@@ -275,7 +277,7 @@ class TestRetain:
         taken.shut()
 
     def test_a_shut_group_can_no_longer_be_used(
-        self, group: SumGroup, fake: FakeProcessGroup
+        self, group: DataParallelGroup, fake: FakeProcessGroup
     ) -> None:
         """Guard: a group of its own for each generation. Its training thread may be on its way."""
         group.retain()
@@ -288,7 +290,7 @@ class TestRetain:
         taken.shut()
 
     def test_not_while_something_is_under_way(
-        self, group: SumGroup, fake: FakeProcessGroup
+        self, group: DataParallelGroup, fake: FakeProcessGroup
     ) -> None:
         """Until it was waited for: only then did everybody begin it."""
         work = start(group)
@@ -298,19 +300,21 @@ class TestRetain:
         work.wait()
         assert group.retain()
 
-    def test_not_while_something_starts(self, group: SumGroup, fake: FakeProcessGroup) -> None:
+    def test_not_while_something_starts(
+        self, group: DataParallelGroup, fake: FakeProcessGroup
+    ) -> None:
         """Guard: the lock of those who start."""
         seen: list[bool] = []
         fake.launch = lambda: seen.append(group.retain())
         start(group)
         assert seen == [False]
 
-    def test_not_when_it_is_shut(self, group: SumGroup) -> None:
+    def test_not_when_it_is_shut(self, group: DataParallelGroup) -> None:
         group.shut_unless_retained("fenced")
         assert group.is_shut
         assert not group.retain()
 
-    def test_a_lost_member_ends_it(self, group: SumGroup) -> None:
+    def test_a_lost_member_ends_it(self, group: DataParallelGroup) -> None:
         group.retain()
         group.shut("a member was lost")
         assert group.is_shut

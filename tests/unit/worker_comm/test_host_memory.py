@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine.groups import (
+    DataParallelGroup,
     GroupBroken,
     GroupKind,
     GroupSpec,
     PipelineLink,
-    SumGroup,
     Work,
 )
 from planaria_worker.engine.groups.transport.backends import Pending
-from planaria_worker.engine.groups.transport.host_memory import HostMemoryLink, HostMemorySum
+from planaria_worker.engine.groups.transport.host_memory import HostMemoryAllReduce, HostMemoryLink
 
 BOUND_SECONDS = 30.0
 
@@ -27,7 +27,7 @@ class Ends:
     """Both kinds of group over one backend."""
 
     link: PipelineLink
-    sums: SumGroup
+    sums: DataParallelGroup
 
     def shut(self, reason: str) -> None:
         self.link.shut(reason)
@@ -107,11 +107,11 @@ def ends(backend: FakeBackend) -> Ends:
             backend=HostMemoryLink(backend),
             timeout_seconds=BOUND_SECONDS,
         ),
-        sums=SumGroup(
+        sums=DataParallelGroup(
             group_id="1/sums",
             spec=GroupSpec(name="sums", kind=GroupKind.GRADIENT_SUM, members=members),
             rank=0,
-            backend=HostMemorySum(backend),
+            backend=HostMemoryAllReduce(backend),
             timeout_seconds=BOUND_SECONDS,
         ),
     )

@@ -16,11 +16,11 @@ from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import HashStore
 
 from planaria_worker.engine.groups import (
+    DataParallelGroup,
     GroupBroken,
     GroupKind,
     GroupSpec,
     PipelineLink,
-    SumGroup,
 )
 
 BOUND_SECONDS = 30.0
@@ -132,7 +132,7 @@ def connect(nccl: ModuleType, rank: int, size: int, *, step: int | None = None) 
     """A link whose messages go `step` ranks, or sums."""
     device = torch.device("cpu")
     if step is None:
-        connector = nccl.NcclSumConnector(device, BOUND_SECONDS)
+        connector = nccl.NcclAllReduceConnector(device, BOUND_SECONDS)
     else:
         connector = nccl.NcclLinkConnector(device, BOUND_SECONDS, step=step)
     return connector.connect(HashStore(), rank, [""] * size, timeout_seconds=BOUND_SECONDS)
@@ -150,8 +150,8 @@ def link(nccl: ModuleType) -> PipelineLink:
 
 
 @pytest.fixture
-def sums(nccl: ModuleType) -> SumGroup:
-    return SumGroup(
+def sums(nccl: ModuleType) -> DataParallelGroup:
+    return DataParallelGroup(
         group_id="1/sums",
         spec=GroupSpec(name="sums", kind=GroupKind.GRADIENT_SUM, members=("0", "1")),
         rank=0,
@@ -221,7 +221,7 @@ def test_connecting_can_be_cut(
 ) -> None:
     """Even where the abort takes long. Guard: the wait looks at the connector's own event."""
     monkeypatch.setattr(fake, "is_complete", False)
-    connector = nccl.NcclSumConnector(torch.device("cpu"), BOUND_SECONDS)
+    connector = nccl.NcclAllReduceConnector(torch.device("cpu"), BOUND_SECONDS)
     thread, raised = in_thread(
         lambda: connector.connect(HashStore(), 0, ["", ""], timeout_seconds=BOUND_SECONDS)
     )
@@ -241,7 +241,7 @@ def test_a_connector_that_was_cut_before_connects_nothing(
     nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "is_complete", False)
-    connector = nccl.NcclSumConnector(torch.device("cpu"), BOUND_SECONDS)
+    connector = nccl.NcclAllReduceConnector(torch.device("cpu"), BOUND_SECONDS)
     connector.cut()
     with pytest.raises(RuntimeError, match="cut while it connected"):
         connector.connect(HashStore(), 0, ["", ""], timeout_seconds=BOUND_SECONDS)
@@ -252,7 +252,7 @@ def test_peers_that_do_not_come_in_time(
     nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "is_complete", False)
-    connector = nccl.NcclSumConnector(torch.device("cpu"), BOUND_SECONDS)
+    connector = nccl.NcclAllReduceConnector(torch.device("cpu"), BOUND_SECONDS)
     with pytest.raises(RuntimeError, match="timed out"):
         connector.connect(HashStore(), 0, ["", ""], timeout_seconds=0.01)
     assert fake.made[0].is_aborting.wait(BOUND_SECONDS)
@@ -276,7 +276,9 @@ def test_shutting_a_group_does_not_wait_for_the_abort(
     fake.made[0].may_abort.set()
 
 
-def test_an_aborted_operation_is_not_complete(sums: SumGroup, fake: type[FakeProcessGroup]) -> None:
+def test_an_aborted_operation_is_not_complete(
+    sums: DataParallelGroup, fake: type[FakeProcessGroup]
+) -> None:
     """NCCL ends it without an error, whatever is in the tensor. Guard: the wait looks whether the
     group was shut."""
     work = sums.iall_reduce(torch.zeros(1))
@@ -286,7 +288,7 @@ def test_an_aborted_operation_is_not_complete(sums: SumGroup, fake: type[FakePro
 
 
 def test_an_nccl_error_breaks_the_group(
-    sums: SumGroup, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
+    sums: DataParallelGroup, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "is_complete", False)
     work = sums.iall_reduce(torch.zeros(1))

@@ -16,16 +16,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from planaria_worker.engine.groups import (
+    DataParallelGroup,
     GroupBroken,
     GroupKind,
     GroupSpec,
     PipelineLink,
-    SumGroup,
     Work,
 )
+from planaria_worker.engine.groups.transport.tcp_all_reduce import TcpAllReduce
 from planaria_worker.engine.groups.transport.tcp_connector import TcpConnector
 from planaria_worker.engine.groups.transport.tcp_link import TcpLink
-from planaria_worker.engine.groups.transport.tcp_sum import TcpSum
 
 HOST = "127.0.0.1"
 BOUND_SECONDS = 30.0
@@ -36,7 +36,7 @@ LARGE = 6_000_000
 
 Links = list[PipelineLink]
 BuildLinks = Callable[[int], Links]
-Chain = list[SumGroup]
+Chain = list[DataParallelGroup]
 BuildChain = Callable[[int], Chain]
 
 
@@ -106,11 +106,11 @@ def build_chain(elsewhere: ThreadPoolExecutor) -> Iterator[BuildChain]:
     built: Chain = []
 
     def build(size: int) -> Chain:
-        connectors = [TcpConnector(HOST, BOUND_SECONDS, TcpSum) for _ in range(size)]
+        connectors = [TcpConnector(HOST, BOUND_SECONDS, TcpAllReduce) for _ in range(size)]
         members = tuple(map(str, range(size)))
         spec = GroupSpec(name="votes", kind=GroupKind.VOTE_SUM, members=members)
         chain = [
-            SumGroup(
+            DataParallelGroup(
                 group_id="1/votes",
                 spec=spec,
                 rank=rank,
@@ -257,7 +257,7 @@ def send_too_much(group: PipelineLink) -> None:
     group.send(torch.zeros(LARGE), 1)
 
 
-def sum_up(group: SumGroup) -> None:
+def sum_up(group: DataParallelGroup) -> None:
     group.all_reduce(torch.zeros(4))
 
 
@@ -267,7 +267,7 @@ def test_a_shut_ends_every_wait(
     build_links: BuildLinks,
     build_chain: BuildChain,
     elsewhere: ThreadPoolExecutor,
-    wait: Callable[[PipelineLink | SumGroup], None],
+    wait: Callable[[PipelineLink | DataParallelGroup], None],
     by: int,
 ) -> None:
     """Guard: `Neighbour.cut` ends the connections."""

@@ -85,7 +85,7 @@ def _context(job: Job) -> TrainingContext:
         view=view,
         generation=_GENERATION,
         step=0,
-        groups=Groups(links={}, sums={}),
+        groups=Groups(links={}, data_parallel={}),
         states=store.states,
     )
 

@@ -16,11 +16,11 @@ import torch
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.priority import come_first
 from planaria_worker.engine.failpoints import Failpoints
+from planaria_worker.engine.groups.data_parallel_group import DataParallelGroup
 from planaria_worker.engine.groups.group import Group, GroupBroken
 from planaria_worker.engine.groups.group_spec import GroupSpec
 from planaria_worker.engine.groups.pipeline_link import PipelineLink
 from planaria_worker.engine.groups.rendezvous import Rendezvous
-from planaria_worker.engine.groups.sum_group import SumGroup
 from planaria_worker.engine.groups.transport.backends import Connector
 from planaria_worker.engine.groups.transport.choice import open_connector
 from planaria_worker.engine_config import Transport
@@ -34,14 +34,14 @@ class Groups:
     """The groups of a generation that are ready, by name."""
 
     links: Mapping[str, PipelineLink]
-    sums: Mapping[str, SumGroup]
+    data_parallel: Mapping[str, DataParallelGroup]
 
     def __len__(self) -> int:
-        return len(self.links) + len(self.sums)
+        return len(self.links) + len(self.data_parallel)
 
     @property
     def all(self) -> tuple[Group[Any], ...]:
-        return *self.links.values(), *self.sums.values()
+        return *self.links.values(), *self.data_parallel.values()
 
 
 class Communicators:
@@ -77,7 +77,7 @@ class Communicators:
         self._lock = threading.Lock()
         self._shut = threading.Event()
         self._links: dict[str, PipelineLink] = {}
-        self._sums: dict[str, SumGroup] = {}
+        self._data_parallel: dict[str, DataParallelGroup] = {}
         self._connectors: list[Connector[Any]] = []
         self._outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._deadline = 0.0
@@ -87,11 +87,11 @@ class Communicators:
     def groups(self) -> Groups:
         """The groups that are ready."""
         with self._lock:
-            return Groups(links=dict(self._links), sums=dict(self._sums))
+            return Groups(links=dict(self._links), data_parallel=dict(self._data_parallel))
 
-    def adopt(self, sums: Mapping[str, SumGroup]) -> None:
+    def adopt(self, groups: Mapping[str, DataParallelGroup]) -> None:
         """Take over groups of an earlier generation, by the names they have in this one."""
-        self._sums.update(sums)
+        self._data_parallel.update(groups)
 
     def build(
         self, specs: Sequence[GroupSpec], *, store_address: str, prefix: str, timeout_seconds: float
@@ -128,7 +128,7 @@ class Communicators:
             for spec in specs
             if self._engine_id in spec.members
             and len(spec.members) > 1
-            and spec.name not in self._sums
+            and spec.name not in self._data_parallel
         ]
         self._deadline = time.monotonic() + timeout_seconds
         self._prefix = prefix
@@ -179,7 +179,7 @@ class Communicators:
         with self._lock:
             self._shut.set()
             connectors, self._connectors = self._connectors, []
-            groups: list[Group[Any]] = [*self._links.values(), *self._sums.values()]
+            groups: list[Group[Any]] = [*self._links.values(), *self._data_parallel.values()]
         self._outcome.put(_interrupted())
         for group in groups:
             if group not in keeping:
@@ -274,7 +274,9 @@ class Communicators:
             [addresses[_address_key(spec, member)] for member in range(len(spec.members))],
             timeout_seconds=_seconds_left(deadline),
         )
-        make: type[PipelineLink | SumGroup] = PipelineLink if spec.kind.is_link else SumGroup
+        make: type[PipelineLink | DataParallelGroup] = (
+            PipelineLink if spec.kind.is_link else DataParallelGroup
+        )
         group = make(
             group_id=f"{self._prefix}{spec.name}",
             spec=spec,
@@ -290,11 +292,11 @@ class Communicators:
         group.shut()
         self._require_open()
 
-    def _add(self, group: PipelineLink | SumGroup) -> None:
+    def _add(self, group: PipelineLink | DataParallelGroup) -> None:
         if isinstance(group, PipelineLink):
             self._links[group.name] = group
         else:
-            self._sums[group.name] = group
+            self._data_parallel[group.name] = group
 
     def _require_open(self) -> None:
         if self._shut.is_set():

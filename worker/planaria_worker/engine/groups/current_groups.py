@@ -1,9 +1,9 @@
-"""The groups that an engine has now: the links of its pipeline, and the sum groups.
+"""The groups that an engine has now: the links of its pipeline, and the data-parallel groups.
 
-Sum groups belong to one generation. A fence retains those that are idle, so that the next
+Data-parallel groups belong to one generation. A fence retains those that are idle, so that the next
 generation can reopen them. Pipeline links live as long as the pipeline, and may be many generations
-older than the sum groups. When a plan changes at a commit, the groups before it are retired rather
-than shut: a peer may still be reading the last decision from them.
+older. When a plan changes at a commit, the groups before it are retired rather than shut: a peer
+may still be reading the last decision from them.
 """
 
 import threading
@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from planaria_worker.engine.groups.communicators import Communicators
+from planaria_worker.engine.groups.data_parallel_group import DataParallelGroup
 from planaria_worker.engine.groups.group import Group, GroupBroken
 from planaria_worker.engine.groups.group_spec import GroupSpec
 from planaria_worker.engine.groups.pipeline_link import PipelineLink
-from planaria_worker.engine.groups.sum_group import SumGroup
 
 
 class CurrentGroups:
@@ -32,27 +32,27 @@ class CurrentGroups:
         self,
         communicators: Communicators,
         *,
-        sums: Iterable[GroupSpec] = (),
+        data_parallel: Iterable[GroupSpec] = (),
         kept: Collection[str] = (),
     ) -> Collection[str]:
         """Make a generation's groups, which are to be built, the current ones; end those before it.
 
-        Sum groups that all their members have retained are reopened where the generation needs one
-        of the same kind and members. All members choose alike: they go through the groups in the
-        order of their ids, and through the specs in the order of the plan. If such a group was lost
-        here meanwhile, the other members reopen it, so it cannot be rebuilt without them: the
-        generation's groups are shut, as if the peer had been lost while they were built.
+        Data-parallel groups that all their members have retained are reopened where the generation
+        needs one of the same kind and members. All members choose alike: they go through the groups
+        in the order of their ids, and through the specs in the order of the plan. If such a group
+        was lost here meanwhile, the other members reopen it, so it cannot be rebuilt without them:
+        the generation's groups are shut, as if the peer had been lost while they were built.
 
         Args:
             communicators: of the generation.
-            sums: its sum groups.
+            data_parallel: its data-parallel groups.
             kept: ids of the groups that all their members have retained.
 
         Returns:
             Names of the groups that were reopened.
         """
         with self._lock:
-            reopened, loss = self._reopen(sums, kept)
+            reopened, loss = self._reopen(data_parallel, kept)
             communicators.adopt(reopened)
             if loss is not None:
                 communicators.shut(f"a retained group is lost: {loss}")
@@ -103,22 +103,22 @@ class CurrentGroups:
             group.shut(reason)
 
     def retain_idle(self, lost: Collection[str]) -> None:
-        """Retain the sum groups in which no operation is under way, for a later generation.
+        """Retain the idle data-parallel groups for a later generation.
 
         Args:
             lost: ids of lost engines; the groups they were in are shut.
         """
         with self._lock:
-            for group in self._sums():
+            for group in self._data_parallel():
                 if set(lost).isdisjoint(group.members):
                     group.retain()
                 else:
                     group.shut("a member was lost")
 
     @property
-    def idle_groups(self) -> list[SumGroup]:
+    def idle_groups(self) -> list[DataParallelGroup]:
         """Those that are retained and were not lost since."""
-        return [group for group in self._sums() if group.is_retained and not group.is_shut]
+        return [group for group in self._data_parallel() if group.is_retained and not group.is_shut]
 
     @property
     def is_pipeline_healthy(self) -> bool:
@@ -129,11 +129,11 @@ class CurrentGroups:
         """End all waits in any group."""
         with self._lock:
             pipeline = self._pipeline
-        self.shut_sums(reason)
+        self.shut_data_parallel(reason)
         for link in pipeline:
             link.shut(reason)
 
-    def shut_sums(self, reason: str) -> None:
+    def shut_data_parallel(self, reason: str) -> None:
         """End all waits across the pipelines; the pipeline goes on."""
         with self._lock:
             communicators, pipeline = self._communicators, self._pipeline
@@ -144,7 +144,7 @@ class CurrentGroups:
     def peer_lost(self, engine_id: str) -> None:
         """Shut the groups of a lost peer: they will never carry a message again.
 
-        If that breaks the pipeline, a fence comes next: retain the idle sum groups.
+        If that breaks the pipeline, a fence comes next: retain the idle data-parallel groups.
         """
         with self._lock:
             if any(engine_id in link.members for link in self._pipeline):
@@ -157,20 +157,20 @@ class CurrentGroups:
                 if engine_id in group.members:
                     group.shut(f"{engine_id} ended")
 
-    def _sums(self) -> Collection[SumGroup]:
+    def _data_parallel(self) -> Collection[DataParallelGroup]:
         with self._lock:
             communicators = self._communicators
-        return () if communicators is None else communicators.groups.sums.values()
+        return () if communicators is None else communicators.groups.data_parallel.values()
 
     def _reopen(
         self, specs: Iterable[GroupSpec], kept: Collection[str]
-    ) -> tuple[dict[str, SumGroup], GroupBroken | None]:
+    ) -> tuple[dict[str, DataParallelGroup], GroupBroken | None]:
         """Groups by the names that the specs have for them; and why one was lost, if one was."""
         found = sorted(
-            (group for group in self._sums() if group.group_id in kept),
+            (group for group in self._data_parallel() if group.group_id in kept),
             key=lambda group: group.group_id,
         )
-        reopened: dict[str, SumGroup] = {}
+        reopened: dict[str, DataParallelGroup] = {}
         for spec in specs:
             same = [group for group in found if _is_for(spec, group)]
             if not same:
@@ -183,5 +183,5 @@ class CurrentGroups:
         return reopened, None
 
 
-def _is_for(spec: GroupSpec, group: SumGroup) -> bool:
+def _is_for(spec: GroupSpec, group: DataParallelGroup) -> bool:
     return set(group.members) == set(spec.members) and group.spec.kind is spec.kind

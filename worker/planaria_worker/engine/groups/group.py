@@ -1,4 +1,4 @@
-"""What pipeline links and sum groups have in common: operations that any thread can end."""
+"""What pipeline links and data-parallel groups share: operations that any thread can end."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class GroupBroken(Exception):  # noqa: N818 - an outcome, not a defect
 
 
 class Group(Generic[B]):
-    """One rank's end of a group: a `PipelineLink` or a `SumGroup`.
+    """One rank's end of a group: a `PipelineLink` or a `DataParallelGroup`.
 
     One thread at a time starts operations, in the same order on all ranks. Any thread may call
     `shut` at any time. A rank that meets an error shuts its end, so that its neighbours meet one
@@ -62,7 +62,7 @@ class Group(Generic[B]):
 
     @property
     def is_retained(self) -> bool:
-        """Whether it waits for a later generation; only a `SumGroup` ever does."""
+        """Whether it waits for a later generation; only a `DataParallelGroup` ever does."""
         return self._is_retained
 
     def shut(self, reason: str = "shut") -> None:

@@ -99,14 +99,14 @@ class PlanView:
         return _once(self.forward_group, self.backward_group, self.commit_group)
 
     @property
-    def sum_groups(self) -> tuple[GroupSpec, ...]:
+    def data_parallel_groups(self) -> tuple[GroupSpec, ...]:
         """Return the groups across the pipelines: they may be retained while they are idle."""
         return _once(*self.owner_groups, self.last_ranks_group)
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
         """Return all groups, each once, in the order in which every engine builds them."""
-        return self.pipeline_groups + self.sum_groups
+        return self.pipeline_groups + self.data_parallel_groups
 
     @property
     def peers(self) -> dict[str, str]:

@@ -203,7 +203,7 @@ class StagedChange:
         resources, clock = self._builder.resources, self._builder.clock
         start_time = clock.now()
         resources.failpoints.hit("stage")
-        specs = self.view.sum_groups if self.view.keeps_step else self.view.groups
+        specs = self.view.data_parallel_groups if self.view.keeps_step else self.view.groups
         self._builder.start(self.communicators, specs, self.activation)
         self._layers.allocate()
         if self.activation.layers:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups import SumGroup, Work, own_stream, require_open
+from planaria_worker.engine.groups import DataParallelGroup, Work, own_stream, require_open
 from planaria_worker.engine.reduction.complete_sums import NOBODY, Holder, find_holder
 
 
@@ -24,12 +24,12 @@ class CompleteSumQuery:
             device: of the sums.
         """
         self._device = device
-        self._asked: dict[SumGroup, _Question] = {}
+        self._asked: dict[DataParallelGroup, _Question] = {}
         self._holders: dict[int, Holder] = {}
 
     def ask(
         self,
-        layers: Mapping[SumGroup, Sequence[int]],
+        layers: Mapping[DataParallelGroup, Sequence[int]],
         num_complete: Mapping[int, int],
         check: Callable[[], None],
     ) -> None:
@@ -51,7 +51,7 @@ class CompleteSumQuery:
             work = group.iall_reduce(table)
             self._asked[group] = _Question(layers=tuple(own), table=table, work=work)
 
-    def is_unheard(self, group: SumGroup | None) -> bool:
+    def is_unheard(self, group: DataParallelGroup | None) -> bool:
         """Whether a group was asked and has not answered."""
         return group in self._asked
 
@@ -71,7 +71,7 @@ class CompleteSumQuery:
         """Return which rank adds the complete part of a layer; rank 0 if this engine is alone."""
         return self._holders.get(layer, NOBODY)
 
-    def _hear(self, groups: Iterable[SumGroup]) -> None:
+    def _hear(self, groups: Iterable[DataParallelGroup]) -> None:
         for group in groups:
             question = self._asked.pop(group)
             with own_stream(self._device):

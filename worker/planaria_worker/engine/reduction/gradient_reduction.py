@@ -18,7 +18,13 @@ from torch import Tensor
 
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import FencedError
-from planaria_worker.engine.groups import GroupBroken, SumGroup, Work, own_stream, require_open
+from planaria_worker.engine.groups import (
+    DataParallelGroup,
+    GroupBroken,
+    Work,
+    own_stream,
+    require_open,
+)
 from planaria_worker.engine.numerics.accumulate import GradientSums, Piece
 from planaria_worker.engine.plan.owned_layers import OwnedLayers
 from planaria_worker.engine.plan.plan_view import PlanView
@@ -38,7 +44,7 @@ class _Bucket:
     """The highest layer first."""
     own_count: int
     """What each of this engine's microbatches counts."""
-    group: SumGroup | None
+    group: DataParallelGroup | None
     """None: this engine is the only owner, and its local sums are the complete ones."""
 
     @property
@@ -61,7 +67,7 @@ class GradientReduction:
         self,
         *,
         view: PlanView,
-        groups: Mapping[str, SumGroup],
+        groups: Mapping[str, DataParallelGroup],
         sums: GradientSums,
         squared_norm: Callable[[int, Tensor], float],
         device: torch.device,
@@ -190,7 +196,7 @@ class GradientReduction:
 
     def _ask(self, attempt: "_Attempt") -> None:
         """Tell the other owners how much of each layer is complete here, group by group."""
-        layers: dict[SumGroup, list[int]] = {}  # in the one order of all owners
+        layers: dict[DataParallelGroup, list[int]] = {}  # in the one order of all owners
         for bucket in self._buckets:
             if bucket.group is not None:
                 known = layers.setdefault(bucket.group, [])
@@ -292,7 +298,7 @@ class GradientReduction:
         rows = copy[num_values:length].view(len(lengths), self._num_microbatches)
         return copy[:num_values].split_with_sizes(lengths), rows
 
-    def _cut(self, view: PlanView, groups: Mapping[str, SumGroup]) -> Iterator[_Bucket]:
+    def _cut(self, view: PlanView, groups: Mapping[str, DataParallelGroup]) -> Iterator[_Bucket]:
         """Cut layers into buckets; from the plan alone, hence alike on all owners."""
         sizes = {layer: total.numel() for layer, total in self._sums.sums.items()}
         for owned in view.owned_layers:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
-from planaria_worker.engine.groups import Communicators, Groups, PipelineLink, SumGroup
+from planaria_worker.engine.groups import Communicators, DataParallelGroup, Groups, PipelineLink
 from planaria_worker.engine.job import Job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
@@ -67,7 +67,7 @@ class TrainingContext:
     """None for a follower."""
     pipeline_groups: tuple[PipelineLink, ...]
     commit_link: CommitLink
-    sum_groups: tuple[SumGroup, ...]
+    data_parallel_groups: tuple[DataParallelGroup, ...]
     """The groups across the pipelines, of this generation."""
     awaited: Communicators | None
     """What builds the groups across the pipelines, until they are built."""
@@ -113,12 +113,12 @@ class TrainingContext:
             pipeline=[stage.engine_id for stage in stages],
         )
 
-    def shut_sums(self, reason: str) -> None:
+    def shut_data_parallel(self, reason: str) -> None:
         """Shut the groups across the pipelines, so that no peer waits for this engine in them.
 
         Idle groups are retained: a fence wakes the peers that wait in one.
         """
-        for group in self.sum_groups:
+        for group in self.data_parallel_groups:
             group.shut_unless_retained(reason)
 
 
@@ -149,10 +149,14 @@ def build_context(
         else _pipeline(resources, view, sums, groups.links, states, halt),
         pipeline_groups=tuple(groups.links[spec.name] for spec in view.pipeline_groups),
         commit_link=commit_link,
-        sum_groups=tuple(groups.sums[spec.name] for spec in view.sum_groups),
+        data_parallel_groups=tuple(
+            groups.data_parallel[spec.name] for spec in view.data_parallel_groups
+        ),
         awaited=None,
-        reduction=_reduction(resources, view, sums, groups.sums),
-        two_phase_commit=_two_phase_commit(resources, view, generation, groups.sums, commit_link),
+        reduction=_reduction(resources, view, sums, groups.data_parallel),
+        two_phase_commit=_two_phase_commit(
+            resources, view, generation, groups.data_parallel, commit_link
+        ),
         progress=StepProgress(step=step, generation=generation),
         halt=halt,
         resumed_step=resumed_step,
@@ -177,7 +181,7 @@ def renew_context(
         resumed_step: the step in flight, if the new generation finishes it.
     """
     context.view, context.generation = view, generation
-    context.awaited, context.sum_groups = awaited, ()
+    context.awaited, context.data_parallel_groups = awaited, ()
     context.resumed_step = resumed_step
     context.reduction = None  # its buckets belong to the old groups
     context.two_phase_commit = _two_phase_commit(
@@ -185,7 +189,7 @@ def renew_context(
     )
 
 
-def join_sums(context: TrainingContext) -> GradientReduction:
+def join_data_parallel(context: TrainingContext) -> GradientReduction:
     """Wait until the groups across the pipelines are built; return the reduction in them.
 
     Raises:
@@ -195,9 +199,9 @@ def join_sums(context: TrainingContext) -> GradientReduction:
     if context.reduction is not None:
         return context.reduction
     assert context.awaited is not None  # noqa: S101 - without a reduction its groups are awaited
-    built = context.awaited.wait().sums
+    built = context.awaited.wait().data_parallel
     context.awaited = None
-    context.sum_groups = tuple(built.values())
+    context.data_parallel_groups = tuple(built.values())
     resources, view = context.resources, context.view
     context.reduction = _reduction(resources, view, context.sums, built)
     context.two_phase_commit = _two_phase_commit(
@@ -239,7 +243,7 @@ def _reduction(
     resources: EngineResources,
     view: PlanView,
     sums: GradientSums,
-    groups: Mapping[str, SumGroup],
+    groups: Mapping[str, DataParallelGroup],
 ) -> GradientReduction:
     job = resources.job
     unit = job.accumulation.unit
@@ -261,7 +265,7 @@ def _two_phase_commit(
     resources: EngineResources,
     view: PlanView,
     generation: int,
-    groups: Mapping[str, SumGroup],
+    groups: Mapping[str, DataParallelGroup],
     commit_link: CommitLink,
 ) -> TwoPhaseCommit:
     """Until the plan's last ranks' group is built, only `abort` and `fenced` votes are possible."""

@@ -23,7 +23,7 @@ from planaria_worker.engine.numerics.loss import loss_units
 from planaria_worker.engine.numerics.optimizer import gradient_scale, update
 from planaria_worker.engine.step.commit_messages import DecisionKind, LayerVote, Message
 from planaria_worker.engine.step.pipeline_stage import Round
-from planaria_worker.engine.step.training_context import TrainingContext, join_sums
+from planaria_worker.engine.step.training_context import TrainingContext, join_data_parallel
 from planaria_worker.models.state import LayerState
 
 
@@ -108,7 +108,7 @@ def attempt(context: TrainingContext) -> CommittedStep | AbortedAttempt:
     """
     step, resources = context.progress.step, context.resources
     if context.upcoming:
-        context.shut_sums("the step is finished in another generation")
+        context.shut_data_parallel("the step is finished in another generation")
         context.two_phase_commit.abort(step)
         return AbortedAttempt(cause=None)
     vote, cause = _reduce(context)
@@ -122,7 +122,7 @@ def attempt(context: TrainingContext) -> CommittedStep | AbortedAttempt:
         return CommittedStep(record=record, broken=result.broken)
     if result.decision.kind not in (DecisionKind.COMMIT, DecisionKind.FENCED):
         raise RefusedStepError(result.decision.kind, result.decision.layer, step)
-    context.shut_sums("the attempt was aborted")
+    context.shut_data_parallel("the attempt was aborted")
     return AbortedAttempt(cause=cause or result.cause)
 
 
@@ -169,9 +169,9 @@ def _reduce(context: TrainingContext) -> tuple[Message, Exception | None]:
         if not is_begun:
             _begin_sums(context)
         fence.check(context.generation)
-        join_sums(context).run()
+        join_data_parallel(context).run()
     except (GroupBroken, FencedError, PlanariaError) as error:
-        context.shut_sums(str(error))
+        context.shut_data_parallel(str(error))
         return _fenced_vote(context), error.with_traceback(None)  # which would keep the groups
     if context.pipeline is not None:
         _trace_vote(context)
@@ -190,7 +190,7 @@ def _begin_sums(context: TrainingContext, upcoming: Sequence[int] = ()) -> None:
         PlanariaError: a peer did not come.
     """
     context.progress.begin_attempt(context.generation)
-    reduction = join_sums(context)
+    reduction = join_data_parallel(context)
     fence, generation = context.resources.fence, context.generation
     reduction.begin(
         context.progress,

@@ -21,7 +21,7 @@ import torch
 
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence, FencedError
-from planaria_worker.engine.groups import GroupBroken, SumGroup, require_open
+from planaria_worker.engine.groups import DataParallelGroup, GroupBroken, require_open
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.step.commit_link import CommitLink
 from planaria_worker.engine.step.commit_messages import (
@@ -57,7 +57,7 @@ class TwoPhaseCommit:
         generation: int,
         vote_format: VoteFormat,
         commit_link: CommitLink,
-        last_ranks_group: SumGroup | None,
+        last_ranks_group: DataParallelGroup | None,
         fence: Fence,
         device: torch.device,
         failpoints: Failpoints,

@@ -178,7 +178,7 @@ class Activator:
             self._begin_generation(communicators, activation, view)
             self._current_training.retained_work = retained_by(activation, view)
         self._handover.watch(view)
-        self._builder.start(communicators, view.sum_groups, activation, answer)
+        self._builder.start(communicators, view.data_parallel_groups, activation, answer)
         self._fence.resume()
         context.upcoming.append(view)
         return lambda: self._train_on(activation, communicators)
@@ -207,6 +207,6 @@ class Activator:
     ) -> None:
         """Begin a generation; keep the groups that are still intact."""
         kept = self._current_groups.begin(
-            communicators, sums=view.sum_groups, kept=activation.kept_groups
+            communicators, data_parallel=view.data_parallel_groups, kept=activation.kept_groups
         )
         self._stopwatch.trace.event("groups_kept", names=list(kept))

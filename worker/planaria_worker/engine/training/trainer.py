@@ -18,7 +18,7 @@ from datetime import datetime
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError
-from planaria_worker.engine.groups import SumGroup
+from planaria_worker.engine.groups import DataParallelGroup
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.recovery.activation import Activation, Answer, Builder
@@ -114,8 +114,8 @@ class Trainer:
         return self._thread.park_time
 
     @property
-    def idle_groups(self) -> Sequence[SumGroup]:
-        """Sum groups that were retained, for the next generation."""
+    def idle_groups(self) -> Sequence[DataParallelGroup]:
+        """Data-parallel groups that were retained, for the next generation."""
         return self._current_groups.idle_groups
 
     # The training thread.
@@ -154,7 +154,7 @@ class Trainer:
         if context is None or not self._current_groups.is_pipeline_healthy or members & set(lost):
             self.halt(reason)
             return False
-        self._current_groups.shut_sums(reason)
+        self._current_groups.shut_data_parallel(reason)
         return True
 
     def halt(self, reason: str) -> None:

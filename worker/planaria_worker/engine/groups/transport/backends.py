@@ -51,8 +51,8 @@ class LinkBackend(Backend, Protocol):
         ...
 
 
-class SumBackend(Backend, Protocol):
-    """Sums the tensors of a sum group."""
+class AllReduceBackend(Backend, Protocol):
+    """Sums the tensors of a data-parallel group."""
 
     def all_reduce(self, tensor: Tensor) -> Pending: ...
 

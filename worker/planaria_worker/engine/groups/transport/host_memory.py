@@ -17,10 +17,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from planaria_worker.engine.groups.transport.backends import (
+    AllReduceBackend,
     Connector,
     LinkBackend,
     Pending,
-    SumBackend,
 )
 
 B = TypeVar("B")
@@ -65,10 +65,10 @@ class HostMemoryLink:
         self._link.cut()
 
 
-class HostMemorySum:
-    """Copies between tensors and the buffers that a sum group sums."""
+class HostMemoryAllReduce:
+    """Copies between tensors and the buffers that a data-parallel group sums."""
 
-    def __init__(self, sums: SumBackend) -> None:
+    def __init__(self, sums: AllReduceBackend) -> None:
         self._sums = sums
 
     def all_reduce(self, tensor: Tensor) -> Pending:

@@ -140,15 +140,20 @@ class NcclLinkConnector(_NcclConnector["NcclLink"]):
             yield backend.send(self._zeros(1), destination)
 
 
-class NcclSumConnector(_NcclConnector["NcclSum"]):
-    """One owner's end of a sum group that is being built."""
+class NcclAllReduceConnector(_NcclConnector["NcclAllReduce"]):
+    """One owner's end of a data-parallel group that is being built."""
 
     _is_high_priority = False
 
-    def _make_backend(self, process_group: RawProcessGroup) -> "NcclSum":
-        return NcclSum(process_group)
+    def _make_backend(self, process_group: RawProcessGroup) -> "NcclAllReduce":
+        return NcclAllReduce(process_group)
 
-    def _first_operations(self, backend: "NcclSum", rank: int, size: int) -> Iterator[Pending]:  # noqa: ARG002 - the same for all
+    def _first_operations(
+        self,
+        backend: "NcclAllReduce",
+        rank: int,  # noqa: ARG002 - all ranks do the same
+        size: int,  # noqa: ARG002
+    ) -> Iterator[Pending]:
         for num_bytes in _FIRST_SUMS_BYTES:
             yield backend.all_reduce(self._zeros(num_bytes))
 
@@ -178,7 +183,7 @@ class NcclLink(_NcclBackend):
         return False
 
 
-class NcclSum(_NcclBackend):
+class NcclAllReduce(_NcclBackend):
     """Sums over NCCL."""
 
     def all_reduce(self, tensor: Tensor) -> Pending:

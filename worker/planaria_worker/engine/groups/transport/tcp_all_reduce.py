@@ -15,7 +15,7 @@ from planaria_worker.engine.groups.transport.backends import Pending
 from planaria_worker.engine.groups.transport.tcp_link import Neighbour
 
 
-class TcpSum:
+class TcpAllReduce:
     """One rank's connections to its neighbours in the chain."""
 
     def __init__(self, neighbours: Mapping[int, Neighbour]) -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from planaria_worker.engine.groups.group import Group, GroupBroken, Work
-from planaria_worker.engine.groups.transport.backends import SumBackend
+from planaria_worker.engine.groups.transport.backends import AllReduceBackend
 
 
-class SumGroup(Group[SumBackend]):
+class DataParallelGroup(Group[AllReduceBackend]):
     """One owner's end of a group that sums.
 
     A fence retains a group in which no operation is under way. A later generation can reopen it;
@@ -46,7 +46,7 @@ class SumGroup(Group[SumBackend]):
         finally:
             self._launching.release()
 
-    def reopen(self, name: str) -> "SumGroup":
+    def reopen(self, name: str) -> "DataParallelGroup":
         """Return the group for a later generation; this object is shut.
 
         Args:
@@ -61,7 +61,7 @@ class SumGroup(Group[SumBackend]):
                 raise GroupBroken(f"group {self.name}: {self._reason}")
             self._reason = "it belongs to a later generation"
             self._shut.set()
-        return SumGroup(
+        return DataParallelGroup(
             group_id=self.group_id,
             spec=replace(self.spec, name=name),
             rank=self.rank,
