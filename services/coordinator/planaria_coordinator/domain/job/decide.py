@@ -13,7 +13,9 @@ and a recovery pass through them:
     recovery/lost_engines      a node or an engine is lost: begin a recovery
     recovery/broken_communication    engines hang or cannot reach each other, nobody known lost
     recovery/opening           write generation g + 1 before anyone hears of it
-    recovery/fencing           fence every engine, find T*, roll forward
+    recovery/fencing           fence every engine, find T*
+    recovery/roll_forward      late engines commit T*
+    recovery/version_reached   finish the step, choose a plan, park or fail
     recovery/finish_step       healthy pipelines finish the step in flight
     recovery/regrowing         plan new pipelines for the engines of broken ones
     recovery/online_change     plan a change while training continues
@@ -98,7 +100,7 @@ from planaria_coordinator.domain.recovery.broken_communication import (
     restart_disturbance,
 )
 from planaria_coordinator.domain.recovery.copy_layers import copy_failed, on_copied
-from planaria_coordinator.domain.recovery.fencing import fence_reported, on_rolled_forward
+from planaria_coordinator.domain.recovery.fencing import fence_reported
 from planaria_coordinator.domain.recovery.handover import (
     on_engine_left,
     on_staged,
@@ -118,6 +120,7 @@ from planaria_coordinator.domain.recovery.opening import (
 )
 from planaria_coordinator.domain.recovery.overdue import overdue
 from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
+from planaria_coordinator.domain.recovery.roll_forward import on_rolled_forward
 from planaria_coordinator.domain.recovery.transition import Phase
 from planaria_coordinator.domain.recovery.transition_completion import complete
 
