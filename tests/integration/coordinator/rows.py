@@ -23,7 +23,6 @@ def metrics(step: int) -> StepMetrics:
         step_seconds=0.25,
         generation=1,
         commit_time=NOON,
-        seconds={"forward": 0.1},
     )
 
 

@@ -38,8 +38,8 @@ NEW_NAMES = {
     "places": "stage_engines",
 }
 """No key of the old documents has one of these names and another meaning."""
-DROPPED = {"pause_seconds"}
-"""Of recoveries: it was promised as one figure and used for another."""
+DROPPED = {"pause_seconds", "num_communicators"}
+"""One was promised as one figure and used for another, the other was never read."""
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -255,14 +255,13 @@ class EngineModel:
             member = member._replace(gradients=before.gradients)
         if not has_groups:
             return member._replace(is_fenced=True), Lack.GROUPS
-        return member, self._activated(member, num_communicators=1)
+        return member, self._activated(member)
 
-    def _activated(self, member: Member, *, num_communicators: int) -> Activated:
+    def _activated(self, member: Member) -> Activated:
         now = self._now()
         return Activated(
             rebuild_start_time=now,
             resume_time=now,
-            num_communicators=num_communicators,
             committed_steps=member.steps,
         )
 
@@ -342,7 +341,7 @@ class EngineModel:
 
     def switched(self, member: Member) -> Activated:
         """Return the answer to a Switch."""
-        return self._activated(member, num_communicators=0)
+        return self._activated(member)
 
     def may_switch(self, member: Member) -> bool:
         """Tell whether it has left its old plan, and the layers it follows have the commit."""

@@ -25,9 +25,7 @@ from unit.coordinator.engine_state import (
 from unit.coordinator.protocol_cluster import Cluster
 from unit.coordinator.protocol_state import NUM_LAYERS, NUM_MICROBATCHES, State, put
 
-STAGED = Staged(
-    num_bytes=0, start_time=NOON, rebuild_end_time=NOON, copy_end_time=None, num_communicators=1
-)
+STAGED = Staged(num_bytes=0, start_time=NOON, rebuild_end_time=NOON, copy_end_time=None)
 
 
 class Engines(ABC):

@@ -155,7 +155,6 @@ class SimEngine:
                 start_time=now,
                 rebuild_end_time=now,
                 copy_end_time=now if command.layers else None,
-                num_communicators=1,
             )
         if isinstance(said, FenceReport):
             return replace(said, compute_end_time=self.compute_end_time)

@@ -352,7 +352,6 @@ class World:
             record=record,
             learning_rate=0.1,
             step_seconds=1.0,
-            seconds={},
             commit_time=now,
         )
         agent.report(lambda session: session.step_report(report))

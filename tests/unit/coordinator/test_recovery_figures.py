@@ -52,7 +52,7 @@ def report(fenced: float, computed: float | None, *, goes_on: bool = False) -> F
 
 
 def activated(stopped: float, resumed: float) -> Activated:
-    return Activated(rebuild_start_time=at(stopped), resume_time=at(resumed), num_communicators=1)
+    return Activated(rebuild_start_time=at(stopped), resume_time=at(resumed))
 
 
 def transition(history: TransitionHistory, mode: QuiesceMode, **changes: Any) -> Transition:
@@ -80,7 +80,6 @@ def switched(history: TransitionHistory, **resumed: tuple[float, float]) -> Tran
         start_time=at(0.5),
         rebuild_end_time=at(0.6),
         copy_end_time=None,
-        num_communicators=1,
     )
     return transition(
         history,

@@ -83,16 +83,13 @@ def test_an_assignment_to_stage_names_the_layers_it_lacks() -> None:
 def test_a_staged_assignment_reports_times_and_copied_bytes() -> None:
     noon = Timestamp()
     noon.FromDatetime(NOON)
-    message = report_pb2.Staged(
-        bytes=7, start_time=noon, rebuild_end_time=noon, num_communicators=2
-    )
+    message = report_pb2.Staged(bytes=7, start_time=noon, rebuild_end_time=noon)
     without = result_of(report_pb2.DirectiveResult(staged=message)).outcome
     assert without == Staged(
         num_bytes=7,
         start_time=NOON,
         rebuild_end_time=NOON,
         copy_end_time=None,
-        num_communicators=2,
     )
     message.copy_end_time.CopyFrom(noon)
     copied = result_of(report_pb2.DirectiveResult(staged=message)).outcome

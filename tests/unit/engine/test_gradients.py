@@ -5,6 +5,7 @@ Threads and groups in memory: the schedule, the sums and the exchange are the re
 
 import dataclasses
 import gc
+import json
 import threading
 import weakref
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from planaria_worker.engine.step.training_step import (
     begin_step,
     compute,
 )
+from planaria_worker.engine.telemetry import Trace
 from planaria_worker.models.stage import Microbatch, build_stage
 from planaria_worker.models.state import initial_state
 from support.memory_groups import MemoryAllReduce, MemoryGroup
@@ -204,6 +206,7 @@ def test_an_aborted_pass_ends_between_two_layers(
     assert context.pipeline is not None
     middle = job.num_layers // 2
     stage = context.pipeline._stage
+    context.resources.stopwatch.trace = Trace(tmp_path / "trace")
     ran = []
     for layer, built in stage._built.items():
         for module in built.parts.values():
@@ -217,8 +220,9 @@ def test_an_aborted_pass_ends_between_two_layers(
     with pytest.raises(GroupBroken, match="halted"):
         run_step(context, 0)
     summed = {layer for layer, total in context.sums.sums.items() if total.any()}
-    assert ("backward" in context.resources.stopwatch.seconds) is not is_forward
-    assert "forward" in context.resources.stopwatch.seconds
+    spans = {json.loads(line)["span"] for line in (tmp_path / "trace").read_text().splitlines()}
+    assert ("backward" in spans) is not is_forward
+    assert "forward" in spans
     assert all(leaf.parameter.grad is None for leaf in stage.leaves)
     if is_forward:
         assert not summed

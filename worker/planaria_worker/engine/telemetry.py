@@ -1,4 +1,4 @@
-"""What an engine knows about itself: its trace, where the seconds of a step go, and its state.
+"""What an engine knows about itself: its trace, the time of its training thread, and its state.
 
 The trace is inert unless PLANARIA_ENGINE_TRACE names a folder. Then each engine appends to `<engine
 id>.jsonl` there (slashes of the id are dots). A line is a JSON object: a span `{"span": "forward",
@@ -70,7 +70,6 @@ class Stopwatch:
         self._now = now
         self._last = now()
         self._step = 0
-        self._seconds: dict[str, float] = {}
         self._compute_end: float | None = None
         self.laps = 0
         self.longest_seconds = 0.0
@@ -78,7 +77,6 @@ class Stopwatch:
     def restart(self, step: int) -> None:
         """Begin a new step."""
         self.lap("between")
-        self._seconds = {}
         self._step = step
 
     def lap(self, kind: str, microbatch: int | None = None) -> float:
@@ -86,7 +84,6 @@ class Stopwatch:
         now = self._now()
         self.trace.span(kind, self._last, now, step=self._step, microbatch=microbatch)
         seconds, self._last = now - self._last, now
-        self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
         self.laps += 1
         if kind in _COMPUTING:
             self.longest_seconds = max(self.longest_seconds, seconds)
@@ -100,11 +97,6 @@ class Stopwatch:
         An aborted pass does not count: its result is thrown away.
         """
         return None if self._compute_end is None else self._now() - self._compute_end
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds of this step by kind."""
-        return dict(self._seconds)
 
 
 class Vitals:

@@ -84,7 +84,6 @@ def activated(result: Activated) -> report_pb2.Activated:
     return report_pb2.Activated(
         rebuild_start_time=timestamp(result.rebuild_start_time),
         resume_time=timestamp(result.resume_time),
-        num_communicators=result.num_communicators,
         committed_steps=result.committed_steps,
     )
 
@@ -96,7 +95,6 @@ def staged(result: Staged) -> report_pb2.Staged:
         start_time=timestamp(result.start_time),
         rebuild_end_time=timestamp(result.rebuild_end_time),
         copy_end_time=None if copy_end_time is None else timestamp(copy_end_time),
-        num_communicators=result.num_communicators,
     )
 
 
@@ -106,7 +104,6 @@ def step_report(job_id: str, done: StepDone) -> report_pb2.StepReport:
         record=done.record.to_proto(),
         learning_rate=done.learning_rate,
         step_seconds=done.step_seconds,
-        seconds=done.seconds,
         commit_time=timestamp(done.commit_time),
     )
 

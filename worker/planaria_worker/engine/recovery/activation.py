@@ -39,7 +39,6 @@ class Activated:
 
     rebuild_start_time: datetime
     resume_time: datetime
-    num_communicators: int
     committed_steps: int
 
 
@@ -124,8 +123,7 @@ class Builder:
             if answer is None:
                 return
             if failure is None:
-                num_groups = len(communicators.groups)
-                answer(self.activated(start_time, num_groups, activation.committed_steps))
+                answer(self.activated(start_time, activation.committed_steps))
             else:
                 answer(self.explain(failure, activation.generation))
 
@@ -137,13 +135,12 @@ class Builder:
             when_over=when_over,
         )
 
-    def activated(self, start_time: datetime, num_groups: int, committed_steps: int) -> Activated:
+    def activated(self, start_time: datetime, committed_steps: int) -> Activated:
         """Return the answer to an Activate whose groups are built, or to a Switch."""
         self.resources.stopwatch.trace.event("activated")
         return Activated(
             rebuild_start_time=start_time,
             resume_time=self.clock.now(),
-            num_communicators=num_groups,
             committed_steps=committed_steps,
         )
 

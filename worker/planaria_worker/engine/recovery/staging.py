@@ -37,7 +37,6 @@ class Staged:
     rebuild_end_time: datetime
     copy_end_time: datetime | None
     """None: no layer was missing."""
-    num_communicators: int
 
 
 StagedAnswer = Callable[[Staged | Exception], None]
@@ -228,7 +227,6 @@ class StagedChange:
             start_time=start_time,
             rebuild_end_time=rebuild_end_time,
             copy_end_time=copy_end_time,
-            num_communicators=len(groups),
         )
 
     def _keep(self, context: TrainingContext) -> None:

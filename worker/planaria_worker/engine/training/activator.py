@@ -131,19 +131,19 @@ class Activator:
             finally:
                 del begun  # a failure would keep itself
             try:
-                num_groups = self._build_context(activation, view, communicators)
+                self._build_context(activation, view, communicators)
             except GroupBroken as error:
                 raise self._builder.explain(error, activation.generation) from None
             self._stopwatch.lap("rebuild")
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
-            answer(self._builder.activated(start_time, num_groups, activation.committed_steps))
+            answer(self._builder.activated(start_time, activation.committed_steps))
             if not self._current_training.is_finished:
                 self._loop.train_from_start()
 
     def _build_context(
         self, activation: Activation, view: PlanView, communicators: Communicators
-    ) -> int:
-        """Build the new context as soon as its groups are built; return how many groups it has."""
+    ) -> None:
+        """Build the new context as soon as its groups are built."""
         self._resources.store.keep(view.hosted_layers)
         self._thread.drop_halted()
         self._current_training.sums = None
@@ -163,7 +163,6 @@ class Activator:
             self._current_groups.set_pipeline(context.pipeline_groups)
             retained_work = None if view.is_follower else retained_by(activation, view)
             self._current_training.begin(context, retained_work, self._fence)
-        return len(groups)
 
     # The context that is kept: a healthy pipeline finishes its step in another generation.
 

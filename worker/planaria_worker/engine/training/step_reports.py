@@ -25,7 +25,6 @@ class StepDone:
     record: CommitRecord
     learning_rate: float
     step_seconds: float
-    seconds: dict[str, float]
     commit_time: datetime
 
 
@@ -85,7 +84,6 @@ class StepReporter:
             record=record,
             learning_rate=self._learning_rate(record.step),
             step_seconds=time.perf_counter() - self._step_started,
-            seconds=self._resources.stopwatch.seconds,
             commit_time=self._clock.now(),
         )
 

@@ -184,8 +184,7 @@ class TrainingLoop:
     def _switched(
         self, staged_change: StagedChange, start_time: datetime, record: CommitRecord
     ) -> None:
-        num_groups = len(staged_change.communicators.groups)
-        staged_change.finish(self._builder.activated(start_time, num_groups, record.step + 1))
+        staged_change.finish(self._builder.activated(start_time, record.step + 1))
 
     def _park(self, context: TrainingContext, done: AbortedAttempt) -> None:
         """Report why the attempt failed; keep a healthy pipeline's context for the next plan."""

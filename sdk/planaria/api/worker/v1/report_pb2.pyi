@@ -709,10 +709,7 @@ class Activated(_message.Message):
 
     REBUILD_START_TIME_FIELD_NUMBER: _builtins.int
     RESUME_TIME_FIELD_NUMBER: _builtins.int
-    NUM_COMMUNICATORS_FIELD_NUMBER: _builtins.int
     COMMITTED_STEPS_FIELD_NUMBER: _builtins.int
-    num_communicators: _builtins.int
-    """Number of communicators built."""
     committed_steps: _builtins.int
     """Number of steps that were committed when it was activated."""
     @_builtins.property
@@ -728,12 +725,11 @@ class Activated(_message.Message):
         *,
         rebuild_start_time: _timestamp_pb2.Timestamp | None = ...,
         resume_time: _timestamp_pb2.Timestamp | None = ...,
-        num_communicators: _builtins.int = ...,
         committed_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rebuild_start_time", b"rebuild_start_time", "resume_time", b"resume_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "num_communicators", b"num_communicators", "rebuild_start_time", b"rebuild_start_time", "resume_time", b"resume_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "rebuild_start_time", b"rebuild_start_time", "resume_time", b"resume_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -751,11 +747,8 @@ class Staged(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     REBUILD_END_TIME_FIELD_NUMBER: _builtins.int
     COPY_END_TIME_FIELD_NUMBER: _builtins.int
-    NUM_COMMUNICATORS_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     """Bytes received from peers."""
-    num_communicators: _builtins.int
-    """Number of communicators built."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the directive was begun."""
@@ -775,11 +768,10 @@ class Staged(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         rebuild_end_time: _timestamp_pb2.Timestamp | None = ...,
         copy_end_time: _timestamp_pb2.Timestamp | None = ...,
-        num_communicators: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copy_end_time", b"copy_end_time", "rebuild_end_time", b"rebuild_end_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copy_end_time", b"copy_end_time", "num_communicators", b"num_communicators", "rebuild_end_time", b"rebuild_end_time", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copy_end_time", b"copy_end_time", "rebuild_end_time", b"rebuild_end_time", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1016,31 +1008,10 @@ class StepReport(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class SecondsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.float
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.float = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     JOB_ID_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
-    SECONDS_FIELD_NUMBER: _builtins.int
     COMMIT_TIME_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
@@ -1053,10 +1024,6 @@ class StepReport(_message.Message):
         """What was committed."""
 
     @_builtins.property
-    def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Seconds of the step by activity: forward, backward, wait, reduce, exchange, update."""
-
-    @_builtins.property
     def commit_time(self) -> _timestamp_pb2.Timestamp:
         """When it was committed."""
 
@@ -1067,12 +1034,11 @@ class StepReport(_message.Message):
         record: Global___CommitRecord | None = ...,
         learning_rate: _builtins.float = ...,
         step_seconds: _builtins.float = ...,
-        seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         commit_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commit_time", b"commit_time", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_time", b"commit_time", "job_id", b"job_id", "learning_rate", b"learning_rate", "record", b"record", "seconds", b"seconds", "step_seconds", b"step_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_time", b"commit_time", "job_id", b"job_id", "learning_rate", b"learning_rate", "record", b"record", "step_seconds", b"step_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -178,7 +178,6 @@ STEP_METRICS = Table(
     Column("step_seconds", Double, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("commit_time", UtcTime, nullable=False),
-    Column("seconds", Document(dict[str, float]), nullable=False),
     Column("model_flops_utilization", Double, nullable=True),
     Column("evaluation_loss", Double, nullable=True),
 )

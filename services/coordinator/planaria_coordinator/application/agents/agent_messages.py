@@ -83,7 +83,6 @@ class StepReport:
     record: CommitRecord
     learning_rate: float
     step_seconds: float
-    seconds: dict[str, float]
     commit_time: datetime
 
 

@@ -210,7 +210,6 @@ class AgentSession:
                 step_seconds=report.step_seconds,
                 generation=record.generation,
                 commit_time=report.commit_time,
-                seconds=report.seconds,
                 model_flops_utilization=model_flops_utilization(
                     actor.run, record.generation, report.step_seconds
                 )

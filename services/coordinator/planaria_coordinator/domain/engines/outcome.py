@@ -109,7 +109,6 @@ class Activated:
 
     rebuild_start_time: datetime
     resume_time: datetime
-    num_communicators: int
     committed_steps: int = 0
     """When the place was taken."""
     kind: Literal["activated"] = "activated"
@@ -124,7 +123,6 @@ class Staged:
     rebuild_end_time: datetime
     copy_end_time: datetime | None
     """None when no layer was missing."""
-    num_communicators: int
     kind: Literal["staged"] = "staged"
 
 

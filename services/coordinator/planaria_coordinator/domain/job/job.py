@@ -80,8 +80,6 @@ class StepMetrics:
     step_seconds: float
     generation: int
     commit_time: datetime
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of the step by what they went to, of the engine that reported it."""
     model_flops_utilization: float | None = None
     """Of the accelerators of the plan; None when it is not known."""
     evaluation_loss: float | None = None

@@ -1,0 +1,34 @@
+"""What nobody reads is not stored: seconds of a step by activity, and counts of communicators."""
+
+import json
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("step_metrics") as step_metrics:
+        step_metrics.drop_column("seconds")
+    _forget_counts_of_runs()
+
+
+def _forget_counts_of_runs() -> None:
+    """A transition under way keeps what engines have answered."""
+    runs = sa.table("runs", sa.column("job_id"), sa.column("run", sa.JSON()))
+    connection = op.get_bind()
+    for job_id, text in connection.execute(
+        sa.select(runs.c.job_id, sa.cast(runs.c.run, sa.Text()))
+    ).all():
+        run: dict[str, Any] = json.loads(text)
+        transition = run["transition"] or {}
+        for answers in (transition.get("staged", {}), transition.get("activated", {})):
+            for answer in answers.values():
+                answer.pop("num_communicators", None)
+        update = sa.update(runs).where(runs.c.job_id == job_id)
+        connection.execute(update.values(run=json.dumps(run)))
