@@ -57,11 +57,8 @@ test: test-units test-processes ## every test but the slow ones and those for a 
 test-units: $(STAMP) # several at once: they share nothing
 	$(BIN)/pytest -m "not slow and not gpu" -n logical --maxprocesses 4 tests/unit $(PYTEST_ARGS)
 
-WAITING := $(addprefix tests/integration/,coordinator profiling worker_comm)
-
-test-processes: $(STAMP) # two files at a time where tests mostly wait; engines and clusters one at a time
-	$(BIN)/pytest -m "not slow and not gpu" -n 2 --dist loadfile $(WAITING) $(PYTEST_ARGS)
-	$(BIN)/pytest -m "not slow and not gpu" $(WAITING:%=--ignore=%) tests/integration tests/e2e $(PYTEST_ARGS)
+test-processes: $(STAMP) # two files at a time: processes wait for each other most of the time
+	$(BIN)/pytest -m "not slow and not gpu" -n 2 --dist loadfile tests/integration tests/e2e $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## every test this machine can run
 	$(BIN)/pytest $(PYTEST_ARGS)
@@ -75,9 +72,9 @@ up: $(STAMP) ## a whole cluster on this machine: make up NODES=3
 down: $(STAMP) ## stop what `make up` started
 	$(BIN)/planaria down
 
-demo: $(STAMP) ## train, lose nodes, go on, and prove the result: make demo [DATA='/path/*.txt']
+demo: $(STAMP) ## train, lose nodes, go on, and prove the result: make demo [DATA='/path/*.txt'] [STEPS=60]
 	@bash scripts/web.sh build --optional
-	@$(PY) examples/demo.py $(if $(DATA),--data '$(DATA)')
+	@$(PY) examples/demo.py $(if $(DATA),--data '$(DATA)') $(if $(STEPS),--steps $(STEPS))
 
 docs: $(STAMP) ## build the documentation into site/
 	$(PY) scripts/generate_reference.py

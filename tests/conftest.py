@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import structlog
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(  # the machine may be busy: how long a thing takes says nothing
@@ -9,3 +10,11 @@ settings.register_profile(  # where it is enough that something fails
     "first-failure", settings.get_profile("planaria"), phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile("planaria")
+
+*_processors, _ = structlog.get_config()["processors"]
+structlog.configure(  # as services log: the values of local variables take seconds to write
+    processors=[
+        *_processors,
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)

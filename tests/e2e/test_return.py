@@ -39,8 +39,12 @@ def expected(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> Referen
     return reference_run(spec, tmp_path_factory.mktemp("oracle"))
 
 
-@pytest.fixture
-def network() -> Iterator[Network]:
+@pytest.fixture(params=["stopped", pytest.param("cut off", marks=pytest.mark.slow)])
+def network(request: pytest.FixtureRequest) -> Iterator[Network | None]:
+    """Return a network that can cut a node off; None: the node is stopped instead."""
+    if request.param == "stopped":
+        yield None
+        return
     try:
         with Network([f"node-{index}" for index in range(NUM_NODES)]) as network:
             yield network
@@ -49,7 +53,7 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture
-def pool(network: Network, tmp_path: Path) -> Iterator[Pool]:
+def pool(network: Network | None, tmp_path: Path) -> Iterator[Pool]:
     """Engines are held on purpose, and must not count as hanging meanwhile."""
     folder = tmp_path / "cluster"
     with Pool(
@@ -59,21 +63,20 @@ def pool(network: Network, tmp_path: Path) -> Iterator[Pool]:
         yield pool
 
 
-@pytest.mark.parametrize("how", ["stopped", pytest.param("cut off", marks=pytest.mark.slow)])
 def test_a_node_that_comes_back_is_fenced_and_joins_afresh(
-    pool: Pool, network: Network, spec: JobSpec, expected: ReferenceResult, how: str
+    pool: Pool, network: Network | None, spec: JobSpec, expected: ReferenceResult
 ) -> None:
     """[4, 6] Its old engine ends and commits nothing more; a new one gets a place and commits."""
     pace = Pace(pool, pool.new_script(), list(pool.nodes), PACED_STEPS)
     job = pool.client.submit(spec)
     pool.wait_for_step(job.id, PACED_STEPS.start)
     (old_pid,) = pool.engines_of(job.id, "node-1").values()
-    if how == "stopped":
+    if network is None:
         pool.signal_node("node-1", signal.SIGSTOP)
     else:
         network.cut("node-1")
     pace.wait_for("node-1 to be lost", lambda: pool.client.get_node("node-1").state == "LOST")
-    if how == "stopped":
+    if network is None:
         pool.signal_node("node-1", signal.SIGCONT)
     else:
         network.heal("node-1")

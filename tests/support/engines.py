@@ -89,11 +89,9 @@ class Engines:
         for name in new:
             result = self._wait_for_preparation(name)
             assert result.HasField("prepared"), result
-            self.engines[name].snapshot = result.prepared.engine
-            self.base_steps = result.prepared.initial_state.step
 
     def start(self, name: str) -> DirectiveResult:
-        """Starts one engine; returns what it says to Prepare."""
+        """Starts an engine, ending any of its name; returns what it says to Prepare."""
         self._start(name, ())
         self.engines[name].connect()
         return self._wait_for_preparation(name)
@@ -204,7 +202,12 @@ class Engines:
                 engine.events.clear()
 
     def _wait_for_preparation(self, name: str) -> DirectiveResult:
-        return self.wait_for_result(name, f"prepare-{self.engines[name].engine_id}")
+        engine = self.engines[name]
+        result = self.wait_for_result(name, f"prepare-{engine.engine_id}")
+        if result.HasField("prepared"):
+            engine.snapshot = result.prepared.engine
+            self.base_steps = result.prepared.initial_state.step
+        return result
 
     def _start(self, name: str, failpoints: Sequence[Mapping[str, object]]) -> None:
         if name in self.engines:

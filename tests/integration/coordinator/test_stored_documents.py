@@ -1,6 +1,7 @@
 """What is stored as JSON is read whole or not at all: no key is dropped silently."""
 
 import json
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -14,22 +15,25 @@ from integration.coordinator.process import SPEC, command, environment, run
 pytestmark = pytest.mark.integration
 
 
-def with_a_job(data_dir: Path, planner_address: str) -> str:
-    """Make a database that has one job, and return its id."""
+@pytest.fixture(scope="module")
+def with_a_job(tmp_path_factory: pytest.TempPathFactory, planner_address: str) -> Path:
+    """Return the folder of a coordinator whose database has one job."""
+    data_dir = tmp_path_factory.mktemp("with-a-job")
     with run(data_dir, f"--planner-addresses={planner_address}") as running:
         created = running.client.post("/api/v1/jobs", json={"spec": SPEC})
         assert created.status_code == 201, created.text
-        job_id: str = created.json()["id"]
-    return job_id
+    return data_dir
 
 
-def change_run(data_dir: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def change_run(data_dir: Path, change: Callable[[dict[str, Any]], object]) -> str:
+    """Change the stored run of the only job; return the job's id."""
     with sqlite3.connect(data_dir / "coordinator.db") as connection:
         ((job_id, document),) = connection.execute("SELECT job_id, run FROM runs")
         stored = json.loads(document)
         change(stored)
         connection.execute("UPDATE runs SET run = ? WHERE job_id = ?", (json.dumps(stored), job_id))
     connection.close()
+    return str(job_id)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +50,16 @@ def change_run(data_dir: Path, change: Callable[[dict[str, Any]], object]) -> No
 )
 def test_a_run_that_cannot_be_read_whole_fails_the_start(
     tmp_path: Path,
-    planner_address: str,
+    with_a_job: Path,
     change: Callable[[dict[str, Any]], object],
     problem: str,
 ) -> None:
     """The coordinator names the job and the key, and leaves the database alone."""
-    job_id = with_a_job(tmp_path, planner_address)
-    change_run(tmp_path, change)
+    data_dir = shutil.copytree(with_a_job, tmp_path / "changed")
+    job_id = change_run(data_dir, change)
 
     done = subprocess.run(
-        command(tmp_path),
+        command(data_dir),
         env=environment(),
         capture_output=True,
         text=True,

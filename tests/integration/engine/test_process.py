@@ -70,9 +70,7 @@ def test_an_engine_that_cannot_be_prepared_says_why(
 
 
 def test_a_prepared_engine_reports_what_it_found(cluster: EngineCluster) -> None:
-    cluster.prepare("a")
-    engine = cluster.engines["a"]
-    prepared = cluster.wait_for_result("a", f"prepare-{engine.engine_id}").prepared
+    prepared = cluster.start("a").prepared
     assert prepared.engine.state == EngineState.ENGINE_STATE_PARKED
     assert prepared.engine.data_address
     assert prepared.engine.store_address
@@ -85,21 +83,19 @@ def test_a_prepared_engine_reports_what_it_found(cluster: EngineCluster) -> None
 
 def test_findings_of_an_engine_are_reported_to_the_next_agent_too(cluster: EngineCluster) -> None:
     """The agent that it was told may have died with it: the coordinator asks again."""
-    cluster.prepare("a")
+    first = cluster.start("a")
     engine = cluster.engines["a"]
-    directive_id = f"prepare-{engine.engine_id}"
-    first = cluster.wait_for_result("a", directive_id)
     engine.events.remove(next(e for e in engine.events if e.result == first))
     engine.send(
         Directive(
-            directive_id=directive_id,
+            directive_id=first.directive_id,
             job_id="job-1",
             generation=cluster.generation,
             engine_id=engine.engine_id,
             prepare=Prepare(),
         )
     )
-    assert cluster.wait_for_result("a", directive_id) == first
+    assert cluster.wait_for_result("a", first.directive_id) == first
 
 
 def test_a_directive_takes_effect_once(cluster: EngineCluster) -> None:

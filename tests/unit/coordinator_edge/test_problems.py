@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from planaria_common.errors import ERRORS, ErrorReason, PlanariaError
 from planaria_coordinator.application.jobs.submission import read_job_spec
@@ -143,8 +144,10 @@ async def test_a_defect_is_logged_and_not_shown(
     """Whoever asks learns that the fault is ours; the trace stays in the log."""
     coordinator.jobs.error = ZeroDivisionError("private")
 
-    response = await client.get("/api/v1/jobs/job-1")
+    with capture_logs() as lines:
+        response = await client.get("/api/v1/jobs/job-1")
 
+    assert [line["exc_info"] for line in lines] == [coordinator.jobs.error]
     assert (response.status_code, response.headers["content-type"]) == (500, MEDIA_TYPE)
     assert "private" not in response.text
     assert response.json()["reason"] == "INTERNAL"

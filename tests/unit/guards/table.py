@@ -170,6 +170,7 @@ SUMS = (
             test_launch_order.test_all_ranks_start_in_one_order_without_deadlock,
             test_launch_order.test_sums_completed_by_the_last_layer_wait_for_the_end_of_the_pass,
         ),
+        is_slow=True,
     ),
     Guard(
         name="an attempt believes nothing of the sums of an older one",
