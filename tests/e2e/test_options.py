@@ -22,17 +22,11 @@ pytestmark = pytest.mark.e2e
 STEPS = 30
 
 
-@pytest.fixture
-def four_nodes(cluster: Cluster) -> Cluster:
-    cluster.start(num_nodes=4)
-    return cluster
-
-
-def job_on_four(text: Path, **changes: object) -> JobSpec:
+def job_on_five(text: Path, **changes: object) -> JobSpec:
     return small_job(
         text,
         training__steps=STEPS,
-        resources__min_nodes=4,
+        resources__min_nodes=5,
         resources__min_nodes_per_pipeline=2,
         **changes,
     )
@@ -64,7 +58,7 @@ def written_by_transformers(folder: Path, config: GPT2Config) -> dict[int, Layer
 
 @pytest.mark.slow
 def test_a_hugging_face_model_with_everything_that_a_job_may_ask_for(
-    four_nodes: Cluster, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    five_nodes: Cluster, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """[6] Tied embeddings, dropout, bfloat16, recomputed activations, clipping; from weights that
     transformers wrote to weights that it reads: bit for bit those of one plain loop."""
@@ -78,7 +72,7 @@ def test_a_hugging_face_model_with_everything_that_a_job_may_ask_for(
         eos_token_id=None,
     )
     states = written_by_transformers(tmp_path, config)
-    spec = job_on_four(
+    spec = job_on_five(
         text,
         model={"huggingface": json.loads(config.to_json_string())},
         training__dtype="bfloat16",
@@ -90,8 +84,8 @@ def test_a_hugging_face_model_with_everything_that_a_job_may_ask_for(
         "benchmarks.oracle.reference.initial_state", lambda model, layer, seed: states[layer]
     )
     expected = plain_loop(spec, tmp_path)
-    job_id = kill_one(four_nodes, spec)
-    assert four_nodes.client.get_job(job_id).final_digest == expected.digest
+    job_id = kill_one(five_nodes, spec)
+    assert five_nodes.client.get_job(job_id).final_digest == expected.digest
     model = GPT2LMHeadModel.from_pretrained(tmp_path / "out")
     for name, value in expected.parameters.items():
         assert torch.equal(model.get_parameter(name), value), name
@@ -99,13 +93,13 @@ def test_a_hugging_face_model_with_everything_that_a_job_may_ask_for(
 
 
 def test_fast_mode_equals_one_plain_loop_up_to_rounding(
-    four_nodes: Cluster, text: Path, tmp_path: Path
+    five_nodes: Cluster, text: Path, tmp_path: Path
 ) -> None:
     """[1, 6] `reproducible: false`: a microbatch that was lost or counted twice would show."""
-    spec = job_on_four(text, training__reproducible=False)
+    spec = job_on_five(text, training__reproducible=False)
     expected = plain_loop(spec, tmp_path)
-    job_id = kill_one(four_nodes, spec)
-    steps = list(four_nodes.client.steps(job_id))
+    job_id = kill_one(five_nodes, spec)
+    steps = list(five_nodes.client.steps(job_id))
     assert [step.step for step in steps] == list(range(STEPS))
     assert [step.loss for step in steps] == pytest.approx(expected.losses, rel=1e-4)
     assert [step.gradient_norm for step in steps] == pytest.approx(expected.norms, rel=1e-2)
