@@ -77,10 +77,10 @@ class EngineCluster(Engines):
 
     def activate(self, plan: Sequence[Pipeline], **fields: Any) -> dict[str, DirectiveResult]:
         """Gives every engine of a plan its place; returns their answers."""
-        command = self.activation(plan, **fields)
+        command = self.activate_command(plan, **fields)
         return self.ask_all({name: {"activate": command} for name in self.members})
 
-    def activation(
+    def activate_command(
         self,
         plan: Sequence[Pipeline],
         rebuild_seconds: int = 60,

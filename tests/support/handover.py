@@ -58,7 +58,7 @@ class Handover:
         self._needed: dict[str, list[int]] = {}
         for pipeline in after:
             self._needed |= cluster.needs(pipeline)
-        self._activate = cluster.activation(after, rebuild_seconds)
+        self._activate = cluster.activate_command(after, rebuild_seconds)
         self._activate.at_commit = True
         self._activate.ClearField("kept_groups")
         self._activate.committed_steps = 0
@@ -86,11 +86,11 @@ class Handover:
     def begin_staging(self) -> None:
         """Sends Activate to every engine that has a place in the next plan."""
         self._staging = {
-            name: self.cluster.direct(name, self.generation, activate=self.activation(name))
+            name: self.cluster.direct(name, self.generation, activate=self.activate_command(name))
             for name in self.staying
         }
 
-    def activation(self, name: str) -> Activate:
+    def activate_command(self, name: str) -> Activate:
         """What one engine is told: it follows what it lacks, from everybody who has it."""
         command = Activate()
         command.CopyFrom(self._activate)

@@ -45,7 +45,7 @@ def test_copies_that_take_long_hold_up_no_report(
         assert 1 in {report.record.step for report in cluster.step_reports("c")}
         cluster.committed_steps = 2
         plan = ON_C if goes_on else [Pipeline([("c", 7)], ALL)]
-        rest = cluster.activation(plan, followers={"a": [0, 1, 2]} if goes_on else {})
+        rest = cluster.activate_command(plan, followers={"a": [0, 1, 2]} if goes_on else {})
         names = "ac" if goes_on else "c"
         asked = {name: cluster.direct(name, activate=rest) for name in names}
         copied.touch()
@@ -100,7 +100,7 @@ def test_a_follower_that_is_fenced_while_it_copies_reports_the_step(
         cluster.wait_until_dead("b")
         cluster.fence(lost=["b"])
         cluster.committed_steps = 2
-        rest = cluster.activation(ON_C, followers={"a": [3, 4, 5, 6]})
+        rest = cluster.activate_command(ON_C, followers={"a": [3, 4, 5, 6]})
         for name in "ac":
             cluster.direct(name, activate=rest)
         cluster.wait_for("both to copy", lambda: all(said_of(cluster, 3)[name] for name in "ac"))

@@ -161,7 +161,7 @@ def test_a_kept_group_lost_before_the_plan_arrives_costs_no_microbatch(
         lambda: [e for e in cluster.engines["c"].events if e.peer_lost.lost_engine_id.count("/a/")],
     )
     cluster.committed_steps = FAILED_STEP
-    command = cluster.activation(FINISHING, followers={"a": LAYERS_OF_A})
+    command = cluster.activate_command(FINISHING, followers={"a": LAYERS_OF_A})
     directives = {name: cluster.direct(name, activate=command) for name in "cd"}
     result = cluster.wait_for_result("c", directives["c"])
     # An engine tells of a loss before it ends its own groups: the Activate may come in between.
@@ -194,7 +194,7 @@ def test_broken_pipelines_report_and_build_groups_during_their_last_pass(
     for lost in (["b"], []):
         reports = cluster.fence(lost)
         assert [name for name in reports if reports[name].HasField("park_time")] == ["a"]
-        command = cluster.activation(FINISHING, followers={"a": LAYERS_OF_A})
+        command = cluster.activate_command(FINISHING, followers={"a": LAYERS_OF_A})
         directives = {name: cluster.direct(name, activate=command) for name in "acd"}
         for name in "cd":
             assert cluster.wait_for_result(name, directives[name]).HasField("activated")

@@ -128,7 +128,9 @@ def test_a_plan_that_cannot_be_run_is_refused_by_name(cluster: EngineCluster) ->
     }
     cluster.committed_steps = 77
     for complaint, plan in wrong.items():
-        assert complaint in cluster.ask("a", activate=cluster.activation(plan)).failure.message
+        assert (
+            complaint in cluster.ask("a", activate=cluster.activate_command(plan)).failure.message
+        )
 
 
 def test_a_layer_that_is_not_held_has_no_digest(cluster: EngineCluster) -> None:

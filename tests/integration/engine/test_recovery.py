@@ -155,7 +155,7 @@ def test_invariant_4_a_stale_coordinator_changes_nothing(
     for command in (
         {"quiesce": Quiesce(mode=Quiesce.MODE_IMMEDIATE)},
         {"quiesce": Quiesce(mode=Quiesce.MODE_AT_COMMIT)},
-        {"activate": cluster.activation(BEFORE)},
+        {"activate": cluster.activate_command(BEFORE)},
     ):
         for name in ("a", "d"):
             result = cluster.ask(name, stale, **command)
@@ -248,7 +248,7 @@ def test_a_second_loss_while_groups_are_built_opens_the_next_generation(
     reports = cluster.quiesce()
     held = cluster.roll_forward(reports)
     cluster.copy_missing(WITHOUT_B, held)
-    waiting = [cluster.direct(name, activate=cluster.activation(WITHOUT_B)) for name in "ac"]
+    waiting = [cluster.direct(name, activate=cluster.activate_command(WITHOUT_B)) for name in "ac"]
     cluster.engines["d"].kill()
     cluster.wait_until_dead("d")
     alone = [Pipeline([("c", 3), ("a", 4)], [0, 1, 2, 3, 4, 5])]

@@ -38,7 +38,7 @@ class Staged:
         self.next: Any = StagedChange(
             builder=builder,
             job_secret="",
-            activation=SimpleNamespace(generation=GENERATION, layers={LAYER: ()}),  # type: ignore[arg-type]
+            request=SimpleNamespace(generation=GENERATION, layers={LAYER: ()}),  # type: ignore[arg-type]
             view=SimpleNamespace(),  # type: ignore[arg-type]
             is_voting=True,
             on_commit=lambda *_: None,

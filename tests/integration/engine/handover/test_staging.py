@@ -41,7 +41,7 @@ def test_an_assignment_that_cannot_be_staged_is_refused(
     }[lack]
     handover = Handover(cluster, BOTH, after)
     name = after[0].stages[0][0]
-    command = handover.activation(name)
+    command = handover.activate_command(name)
     if lack == "layers":
         del command.layers[-1]
     result = cluster.ask(name, handover.generation, activate=command)

@@ -18,8 +18,8 @@ from planaria_worker.engine.process.directives import Directives
 from planaria_worker.engine.process.preparation import Preparation, prepare
 from planaria_worker.engine.process.reports import Reports, ToAgent
 from planaria_worker.engine.process.watchdog import Watchdog
-from planaria_worker.engine.recovery.activation import Builder
 from planaria_worker.engine.recovery.failure_detector import FailureDetector
+from planaria_worker.engine.recovery.plan_request import Builder
 from planaria_worker.engine.step.training_context import EngineResources
 from planaria_worker.engine.telemetry import Stopwatch, Vitals
 from planaria_worker.engine.training.trainer import Trainer

@@ -12,7 +12,7 @@ from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.layers.initial_state import InitialStateFacts
 from planaria_worker.engine.layers.layer_tasks import WantedLayers
 from planaria_worker.engine.plan.plan import FollowerAssignment, PipelineAssignment, StageAssignment
-from planaria_worker.engine.recovery.activation import Activated, Activation
+from planaria_worker.engine.recovery.plan_request import Activated, PlanRequest
 from planaria_worker.engine.recovery.staging import Staged
 from planaria_worker.engine.training.faults import Fault
 from planaria_worker.engine.training.step_reports import StepDone
@@ -32,9 +32,9 @@ def failure(reason: ErrorReason, message: str, metadata: Mapping[str, str]) -> r
     )
 
 
-def activation(directive: directive_pb2.Directive) -> Activation:
+def plan_request(directive: directive_pb2.Directive) -> PlanRequest:
     activate = directive.activate
-    return Activation(
+    return PlanRequest(
         generation=directive.generation,
         pipelines=tuple(
             PipelineAssignment(

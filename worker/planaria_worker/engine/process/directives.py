@@ -35,7 +35,7 @@ from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.layers.copy import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.layers.layer_tasks import LayerTasks
 from planaria_worker.engine.process import convert
-from planaria_worker.engine.recovery.activation import Activated, Activation, Answer
+from planaria_worker.engine.recovery.plan_request import Activated, Answer, PlanRequest
 from planaria_worker.engine.recovery.staging import Staged
 from planaria_worker.engine.step.training_context import EngineResources
 from planaria_worker.engine.telemetry import Vitals
@@ -187,22 +187,22 @@ class Directives:
         self._trainer.submit(lambda: self._guarded(directive, work))
 
     def _activate(self, directive: Directive) -> None:
-        activation = convert.activation(directive)
+        request = convert.plan_request(directive)
         self._trainer.handover.unstage(directive.generation + 1)  # this one replaces it
         if directive.activate.at_commit:
-            self._stage(directive, activation)
+            self._stage(directive, request)
             return
-        work = self._trainer.accept(activation, self._activated(directive))
+        work = self._trainer.accept(request, self._activated(directive))
         self._trainer.submit(lambda: self._guarded(directive, work))
 
-    def _stage(self, directive: Directive, activation: Activation) -> None:
+    def _stage(self, directive: Directive, request: PlanRequest) -> None:
         def answer(result: Staged | Exception) -> None:
             if isinstance(result, Exception):
                 self._fail(directive, result)
             else:
                 self._finish(directive, staged=convert.staged(result))
 
-        self._trainer.handover.stage(activation, answer)
+        self._trainer.handover.stage(request, answer)
 
     def _switch(self, directive: Directive) -> None:
         self._trainer.handover.switch(directive.generation, self._activated(directive))

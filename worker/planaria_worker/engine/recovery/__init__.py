@@ -22,6 +22,6 @@ A change without a loss does not stop training:
                                          else `TrainingLoop.switch`
     training/trainer.py `_join`          an engine that does not vote yet enters at that commit
 
-activation.py is what a new plan asks of an engine; current_training.py has what all of these
+plan_request.py is what a new plan asks of an engine; current_training.py has what all of these
 change: the context, the retained work, the newest commit.
 """

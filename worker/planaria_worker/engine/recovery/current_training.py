@@ -7,7 +7,7 @@ from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.recovery.activation import Activation
+from planaria_worker.engine.recovery.plan_request import PlanRequest
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.recovery.roll_forward import CommittableSums, committable_sums
 from planaria_worker.engine.step.training_context import TrainingContext
@@ -146,7 +146,7 @@ class CurrentTraining:
             )
 
     def require_retained_work(
-        self, activation: Activation, view: PlanView, current_groups: CurrentGroups, fence: Fence
+        self, request: PlanRequest, view: PlanView, current_groups: CurrentGroups, fence: Fence
     ) -> TrainingContext:
         """Make sure that the engine has what an Activate wants it to keep.
 
@@ -161,8 +161,8 @@ class CurrentTraining:
             lack = "it is in no healthy pipeline"
         elif context.view.is_follower or context.view.pipeline.stages != view.pipeline.stages:
             lack = "its pipeline has other stages"
-        elif retained_work.step != activation.committed_steps:
-            lack = f"its step in flight is {retained_work.step}, not {activation.committed_steps}"
+        elif retained_work.step != request.committed_steps:
+            lack = f"its step in flight is {retained_work.step}, not {request.committed_steps}"
         elif not fence.is_fenced(retained_work.generation):
             lack = f"it trains in generation {retained_work.generation}, and was not fenced"
         elif not set(retained_work.step_microbatches) <= set(view.step_microbatches):

@@ -11,9 +11,9 @@ from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.recovery.activation import Activation, Answer, Builder
 from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.failure_detector import FailureDetector
+from planaria_worker.engine.recovery.plan_request import Answer, Builder, PlanRequest
 from planaria_worker.engine.recovery.staging import StagedAnswer, StagedChange, require_stageable
 from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 
@@ -45,25 +45,25 @@ class Handover:
         self._peers: Mapping[str, str] = {}
         self._has_switched = False
 
-    def stage(self, activation: Activation, answer: StagedAnswer) -> None:
+    def stage(self, request: PlanRequest, answer: StagedAnswer) -> None:
         """Begin to stage a change, while the engine does whatever it does.
 
         Args:
-            activation: the change.
+            request: the change.
             answer: called when it is ready, or cannot be.
 
         Raises:
             PlanariaError: it cannot be staged.
         """
-        view = self._builder.view(activation)
+        view = self._builder.view(request)
         with self._current_training.lock:
             state = self._current_training
             context = state.context if state.has_live_context else None
-            require_stageable(activation, view, context)
+            require_stageable(request, view, context)
             self._next = staged_change = StagedChange(
                 builder=self._builder,
                 job_secret=self._job_secret,
-                activation=activation,
+                request=request,
                 view=view,
                 is_voting=context is not None,
                 on_commit=self._followed,

@@ -16,14 +16,14 @@ from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.layers.copy import LayerFollower
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.recovery.activation import (
+from planaria_worker.engine.recovery.followed_layers import FollowedLayers
+from planaria_worker.engine.recovery.plan_request import (
     Activated,
-    Activation,
     Answer,
     Builder,
+    PlanRequest,
     retained_by,
 )
-from planaria_worker.engine.recovery.followed_layers import FollowedLayers
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.step.training_context import TrainingContext, build_context
 
@@ -47,7 +47,7 @@ class StagedChange:
     """A change that is staged; taken once, or dropped.
 
     Attributes:
-        activation: what was asked for.
+        request: what was asked for.
         view: the plan, as this engine sees it.
         is_voting: whether the engine votes on the commit at which it switches; another one learns
             of that commit from the engines whose layers it follows.
@@ -59,7 +59,7 @@ class StagedChange:
         *,
         builder: Builder,
         job_secret: str,
-        activation: Activation,
+        request: PlanRequest,
         view: PlanView,
         is_voting: bool,
         on_commit: Callable[["StagedChange", CommitRecord], None],
@@ -69,18 +69,18 @@ class StagedChange:
         Args:
             builder: makes the groups.
             job_secret: authenticates to the sources of layers.
-            activation: what is asked for.
+            request: what is asked for.
             view: the plan.
             is_voting: see the attributes.
             on_commit: called with each commit that all followed layers have.
         """
-        self.activation = activation
+        self.request = request
         self.view = view
         self.is_voting = is_voting
-        self.communicators = builder.communicators(activation)
+        self.communicators = builder.communicators(request)
         self._builder = builder
         self._layers = FollowedLayers(
-            builder.resources.job, activation.layers, lambda record: on_commit(self, record)
+            builder.resources.job, request.layers, lambda record: on_commit(self, record)
         )
         self._follower = LayerFollower(
             self._layers, job_secret=job_secret, failpoints=builder.resources.failpoints
@@ -95,7 +95,7 @@ class StagedChange:
 
     @property
     def generation(self) -> int:
-        return self.activation.generation
+        return self.request.generation
 
     @property
     def is_ready(self) -> bool:
@@ -167,7 +167,7 @@ class StagedChange:
             PlanariaError: they did not come in time, or their source is gone.
         """
         try:
-            self._layers.wait_for(version, self.activation.rebuild_timeout_seconds)
+            self._layers.wait_for(version, self.request.rebuild_timeout_seconds)
         except PlanariaError as error:
             raise PlanariaError(ErrorReason.UNAVAILABLE, error.message, error.metadata) from None
         self._follower.interrupt()
@@ -176,7 +176,7 @@ class StagedChange:
         """Return the work that the engine retains after switching; None for a follower."""
         if self.view.is_follower:
             return None
-        return retained_by(replace(self.activation, committed_steps=committed_steps), self.view)
+        return retained_by(replace(self.request, committed_steps=committed_steps), self.view)
 
     def mark_taken(self) -> None:
         """Switch to it: from now on `drop` does nothing."""
@@ -203,14 +203,14 @@ class StagedChange:
         start_time = clock.now()
         resources.failpoints.hit("stage")
         specs = self.view.data_parallel_groups if self.view.keeps_step else self.view.groups
-        self._builder.start(self.communicators, specs, self.activation)
+        self._builder.start(self.communicators, specs, self.request)
         self._layers.allocate()
-        if self.activation.layers:
-            self._follower.start(self.activation.layers)
+        if self.request.layers:
+            self._follower.start(self.request.layers)
         groups = self.communicators.wait()
         rebuild_end_time = clock.now()
         self._layers.wait_until_current()
-        copy_end_time = clock.now() if self.activation.layers else None
+        copy_end_time = clock.now() if self.request.layers else None
         if not self.view.keeps_step:
             self._keep(
                 build_context(
@@ -247,23 +247,23 @@ class StagedChange:
 
 
 def require_stageable(
-    activation: Activation, view: PlanView, context: TrainingContext | None
+    request: PlanRequest, view: PlanView, context: TrainingContext | None
 ) -> None:
     """Make sure that a change can be staged while the engine trains.
 
     Args:
-        activation: what is asked for.
+        request: what is asked for.
         view: the plan.
         context: what the engine trains in now; its layers follow every commit.
 
     Raises:
         PlanariaError: names the field and what would be right.
     """
-    if any(pipeline.changed_microbatches for pipeline in activation.pipelines):
+    if any(pipeline.changed_microbatches for pipeline in request.pipelines):
         raise invalid(
             "step_microbatches", "a plan that is activated at a commit has no step in flight"
         )
-    if any(not addresses for addresses in activation.layers.values()):
+    if any(not addresses for addresses in request.layers.values()):
         raise invalid("layers", "each layer that is followed has a source")
     if view.keeps_step:
         if context is None or context.halt.is_set() or context.view.is_follower:
@@ -271,7 +271,7 @@ def require_stageable(
         if context.view.pipeline.stages != view.pipeline.stages:
             raise _not_so("keeps_step", "its pipeline has other stages")
     held = set() if context is None else set(context.view.hosted_layers)
-    missing = set(view.hosted_layers) - held - set(activation.layers)
+    missing = set(view.hosted_layers) - held - set(request.layers)
     if missing:
         names = ", ".join(map(str, sorted(missing)))
         raise _not_so("layers", f"layers {names} are in no step that the engine takes part in")

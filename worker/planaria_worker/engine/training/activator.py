@@ -9,9 +9,9 @@ from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.plan.plan_view import PlanView
-from planaria_worker.engine.recovery.activation import Activation, Answer, Builder, retained_by
 from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.handover import Handover
+from planaria_worker.engine.recovery.plan_request import Answer, Builder, PlanRequest, retained_by
 from planaria_worker.engine.step.training_context import build_context
 from planaria_worker.engine.training.step_reports import StepReporter
 from planaria_worker.engine.training.training_loop import TrainingLoop
@@ -47,14 +47,14 @@ class Activator:
         self._clock = builder.clock
         self._halt = halt
 
-    def accept(self, activation: Activation, answer: Answer) -> Callable[[], None]:
+    def accept(self, request: PlanRequest, answer: Answer) -> Callable[[], None]:
         """Begin to activate a plan: build its groups as soon as the engine is halted.
 
         Called on the thread that also fences the engine, so that what is retained at a fence
-        includes every activation accepted before it.
+        includes every plan accepted before it.
 
         Args:
-            activation: what to activate.
+            request: what to activate.
             answer: called when the plan is activated, or cannot be.
 
         Returns:
@@ -63,28 +63,28 @@ class Activator:
         Raises:
             PlanariaError: the plan cannot be activated.
         """
-        view = self._builder.view(activation)
+        view = self._builder.view(request)
         if view.keeps_step:
-            return self._accept_kept(activation, view, answer)
-        self._builder.require_layers(view, activation.committed_steps)
+            return self._accept_kept(request, view, answer)
+        self._builder.require_layers(view, request.committed_steps)
         self._current_training.require_fenced(self._fence)
         self._halt("the plan changed")
-        communicators = self._builder.communicators(activation)
+        communicators = self._builder.communicators(request)
         begun: Future[datetime] = Future()
 
         def begin() -> None:
             try:
-                begun.set_result(self._begin_groups(communicators, activation, view))
+                begun.set_result(self._begin_groups(communicators, request, view))
             except Exception as error:
                 begun.set_exception(error.with_traceback(None))  # which would keep the groups
 
         self._fence.when_halted(begin)
-        return lambda: self._train_anew(activation, view, communicators, begun, answer)
+        return lambda: self._train_anew(request, view, communicators, begun, answer)
 
     # A new context.
 
     def _begin_groups(
-        self, communicators: Communicators, activation: Activation, view: PlanView
+        self, communicators: Communicators, request: PlanRequest, view: PlanView
     ) -> datetime:
         """Begin to build the groups of a new context; return when.
 
@@ -95,17 +95,17 @@ class Activator:
 
         def change() -> None:
             self._current_groups.set_pipeline(())
-            self._begin_generation(communicators, activation, view)
+            self._begin_generation(communicators, request, view)
 
         with self._current_training.lock:
-            self._fence.install(activation.generation, change)  # a fence from here on shuts them
+            self._fence.install(request.generation, change)  # a fence from here on shuts them
             self._handover.watch(view)
-        self._builder.start(communicators, view.groups, activation)
+        self._builder.start(communicators, view.groups, request)
         return start_time
 
     def _train_anew(
         self,
-        activation: Activation,
+        request: PlanRequest,
         view: PlanView,
         communicators: Communicators,
         begun: Future[datetime],
@@ -118,7 +118,7 @@ class Activator:
             PlanariaError: the plan cannot be activated.
         """
         try:
-            self._fence.begin(activation.generation)
+            self._fence.begin(request.generation)
         except FencedError as error:
             communicators.shut(str(error))
             raise
@@ -131,29 +131,29 @@ class Activator:
             finally:
                 del begun  # a failure would keep itself
             try:
-                self._build_context(activation, view, communicators)
+                self._build_context(request, view, communicators)
             except GroupBroken as error:
-                raise self._builder.explain(error, activation.generation) from None
+                raise self._builder.explain(error, request.generation) from None
             self._stopwatch.lap("rebuild")
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
-            answer(self._builder.activated(start_time, activation.committed_steps))
+            answer(self._builder.activated(start_time, request.committed_steps))
             if not self._current_training.is_finished:
                 self._loop.train_from_start()
 
     def _build_context(
-        self, activation: Activation, view: PlanView, communicators: Communicators
+        self, request: PlanRequest, view: PlanView, communicators: Communicators
     ) -> None:
         """Build the new context as soon as its groups are built."""
         self._resources.store.keep(view.hosted_layers)
         self._thread.drop_halted()
         self._current_training.sums = None
-        self._vitals.committed_steps = activation.committed_steps
+        self._vitals.committed_steps = request.committed_steps
         groups = communicators.wait()
-        step = activation.committed_steps
+        step = request.committed_steps
         context = build_context(
             self._resources,
             view=view,
-            generation=activation.generation,
+            generation=request.generation,
             step=step,
             groups=groups,
             states=self._resources.store.states,
@@ -161,28 +161,28 @@ class Activator:
         )
         with self._current_training.lock:
             self._current_groups.set_pipeline(context.pipeline_groups)
-            retained_work = None if view.is_follower else retained_by(activation, view)
+            retained_work = None if view.is_follower else retained_by(request, view)
             self._current_training.begin(context, retained_work, self._fence)
 
     # The context that is kept: a healthy pipeline finishes its step in another generation.
 
     def _accept_kept(
-        self, activation: Activation, view: PlanView, answer: Answer
+        self, request: PlanRequest, view: PlanView, answer: Answer
     ) -> Callable[[], None]:
-        communicators = self._builder.communicators(activation)
+        communicators = self._builder.communicators(request)
         with self._current_training.lock:
             context = self._current_training.require_retained_work(
-                activation, view, self._current_groups, self._fence
+                request, view, self._current_groups, self._fence
             )
-            self._begin_generation(communicators, activation, view)
-            self._current_training.retained_work = retained_by(activation, view)
+            self._begin_generation(communicators, request, view)
+            self._current_training.retained_work = retained_by(request, view)
         self._handover.watch(view)
-        self._builder.start(communicators, view.data_parallel_groups, activation, answer)
+        self._builder.start(communicators, view.data_parallel_groups, request, answer)
         self._fence.resume()
         context.upcoming.append(view)
-        return lambda: self._train_on(activation, communicators)
+        return lambda: self._train_on(request, communicators)
 
-    def _train_on(self, activation: Activation, awaited: Communicators) -> None:
+    def _train_on(self, request: PlanRequest, awaited: Communicators) -> None:
         """Finish the step in flight in another generation, and train on.
 
         Even if it is fenced again, the engine makes its passes and the attempt, as every
@@ -192,20 +192,18 @@ class Activator:
             if not self._current_training.has_live_context:
                 broken = GroupBroken("the pipeline broke before its step went on")
                 awaited.shut(str(broken))
-                self._reporter.report_fault(
-                    broken, activation.generation, activation.committed_steps
-                )
+                self._reporter.report_fault(broken, request.generation, request.committed_steps)
                 return
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._stopwatch.lap("idle")
             self._current_training.sums = None
-            self._loop.train_renewed(activation.generation, awaited)
+            self._loop.train_renewed(request.generation, awaited)
 
     def _begin_generation(
-        self, communicators: Communicators, activation: Activation, view: PlanView
+        self, communicators: Communicators, request: PlanRequest, view: PlanView
     ) -> None:
         """Begin a generation; keep the groups that are still intact."""
         kept = self._current_groups.begin(
-            communicators, data_parallel=view.data_parallel_groups, kept=activation.kept_groups
+            communicators, data_parallel=view.data_parallel_groups, kept=request.kept_groups
         )
         self._stopwatch.trace.event("groups_kept", names=list(kept))

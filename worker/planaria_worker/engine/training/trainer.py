@@ -21,10 +21,10 @@ from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import DataParallelGroup
 from planaria_worker.engine.groups.current_groups import CurrentGroups
 from planaria_worker.engine.layers.checkpoint import Checkpointer
-from planaria_worker.engine.recovery.activation import Activation, Answer, Builder
 from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from planaria_worker.engine.recovery.handover import Handover
+from planaria_worker.engine.recovery.plan_request import Answer, Builder, PlanRequest
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.recovery.roll_forward import RollForwardDecision, decide_roll_forward
 from planaria_worker.engine.recovery.staging import StagedChange
@@ -128,9 +128,9 @@ class Trainer:
         """Run a task on the training thread as soon as it is parked."""
         self._thread.submit(task)
 
-    def accept(self, activation: Activation, answer: Answer) -> Callable[[], None]:
+    def accept(self, request: PlanRequest, answer: Answer) -> Callable[[], None]:
         """Begin to activate a plan (`Activator.accept`)."""
-        return self._activator.accept(activation, answer)
+        return self._activator.accept(request, answer)
 
     # Recovery: fence, halt, roll forward.
 

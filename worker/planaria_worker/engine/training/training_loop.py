@@ -8,9 +8,9 @@ from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.layers.checkpoint import Checkpointer
-from planaria_worker.engine.recovery.activation import Builder
 from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.handover import Handover
+from planaria_worker.engine.recovery.plan_request import Builder
 from planaria_worker.engine.recovery.staging import StagedChange
 from planaria_worker.engine.step.training_context import TrainingContext, renew_context
 from planaria_worker.engine.step.training_step import (

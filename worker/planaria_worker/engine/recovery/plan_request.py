@@ -17,8 +17,8 @@ from planaria_worker.models.stage import hosted_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activation:
-    """What an Activate directive asks for."""
+class PlanRequest:
+    """A plan to activate or to stage, as an Activate directive brings it."""
 
     generation: int
     pipelines: tuple[PipelineAssignment, ...]
@@ -48,7 +48,7 @@ Answer = Callable[[Activated | Exception], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
-    """Makes what an activation needs."""
+    """Makes what a plan needs."""
 
     engine_id: str
     host: str
@@ -57,7 +57,7 @@ class Builder:
     clock: Clock
     operation_timeout_seconds: float
 
-    def view(self, activation: Activation) -> PlanView:
+    def view(self, request: PlanRequest) -> PlanView:
         """Read the plan as this engine sees it.
 
         Raises:
@@ -66,12 +66,12 @@ class Builder:
         job = self.resources.job
         try:
             return view_plan(
-                activation.pipelines,
+                request.pipelines,
                 self.engine_id,
                 num_layers=job.num_layers,
                 num_microbatches=job.num_microbatches,
                 hosted_layers=lambda first, count: hosted_layers(job.model, first, count),
-                followers=activation.followers,
+                followers=request.followers,
                 separate_directions=self.transport == "nccl",
             )
         except PlanError as error:
@@ -92,7 +92,7 @@ class Builder:
                 {"layers": names, "version": str(version)},
             )
 
-    def communicators(self, activation: Activation) -> Communicators:
+    def communicators(self, request: PlanRequest) -> Communicators:
         """Return an empty set of groups, to be filled by `start`.
 
         A follower waits for the passes of others, so an operation may take as long as the rebuild
@@ -104,7 +104,7 @@ class Builder:
             device=self.resources.job.device,
             transport=self.transport,
             operation_timeout_seconds=max(
-                self.operation_timeout_seconds, activation.rebuild_timeout_seconds
+                self.operation_timeout_seconds, request.rebuild_timeout_seconds
             ),
             failpoints=self.resources.failpoints,
         )
@@ -113,7 +113,7 @@ class Builder:
         self,
         communicators: Communicators,
         specs: Sequence[GroupSpec],
-        activation: Activation,
+        request: PlanRequest,
         answer: Answer | None = None,
     ) -> None:
         """Begin to build groups; call `answer` when they are built, or cannot be."""
@@ -123,15 +123,15 @@ class Builder:
             if answer is None:
                 return
             if failure is None:
-                answer(self.activated(start_time, activation.committed_steps))
+                answer(self.activated(start_time, request.committed_steps))
             else:
-                answer(self.explain(failure, activation.generation))
+                answer(self.explain(failure, request.generation))
 
         communicators.start(
             specs,
-            store_address=activation.store_address,
-            prefix=f"{self.resources.job.job_id}/{activation.generation}/",
-            timeout_seconds=activation.rebuild_timeout_seconds,
+            store_address=request.store_address,
+            prefix=f"{self.resources.job.job_id}/{request.generation}/",
+            timeout_seconds=request.rebuild_timeout_seconds,
             when_over=when_over,
         )
 
@@ -155,11 +155,11 @@ class Builder:
         )
 
 
-def retained_by(activation: Activation, view: PlanView) -> RetainedWork:
-    """Return the work that an engine of a pipeline retains after an activation."""
+def retained_by(request: PlanRequest, view: PlanView) -> RetainedWork:
+    """Return the work that an engine of a pipeline retains once a plan is in force."""
     return RetainedWork(
-        generation=activation.generation,
-        step=activation.committed_steps,
+        generation=request.generation,
+        step=request.committed_steps,
         step_microbatches=view.step_microbatches,
         regular_microbatches=view.regular_microbatches,
     )

@@ -13,7 +13,7 @@ from planaria_worker.engine.groups import Communicators, GroupKind, GroupSpec, S
 from planaria_worker.engine.job import open_job
 from planaria_worker.engine.layers.copy import CommitFeed
 from planaria_worker.engine.layers.layer_store import LayerStore
-from planaria_worker.engine.recovery.activation import Activation, Builder
+from planaria_worker.engine.recovery.plan_request import Builder, PlanRequest
 from planaria_worker.engine.step.training_context import EngineResources
 from planaria_worker.engine.telemetry import Stopwatch
 from support.training_jobs import training_job
@@ -37,7 +37,7 @@ def test_a_follower_waits_as_long_as_the_passes_of_others_take(tmp_path: Path) -
         failpoints=Failpoints(),
     )
     store = StoreServer(HOST)
-    activation = Activation(
+    request = PlanRequest(
         generation=1,
         pipelines=(),
         committed_steps=0,
@@ -54,10 +54,10 @@ def test_a_follower_waits_as_long_as_the_passes_of_others_take(tmp_path: Path) -
             clock=SystemClock(),
             operation_timeout_seconds=OPERATION_SECONDS,
         )
-        communicators = builder.communicators(activation)
+        communicators = builder.communicators(request)
         members = ("follower", "computes")
         specs = [GroupSpec(name="sums", kind=GroupKind.GRADIENT_SUM, members=members)]
-        builder.start(communicators, specs, activation)
+        builder.start(communicators, specs, request)
         return communicators
 
     begun = [begin("follower"), begin("computes")]
