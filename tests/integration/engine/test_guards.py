@@ -5,6 +5,7 @@ tests/unit/guards has those that need no processes.
 
 import pytest
 
+from integration.agent import test_agent
 from integration.engine import (
     test_checkpoint_copies,
     test_checkpointed_handover,
@@ -12,13 +13,18 @@ from integration.engine import (
     test_recovery,
 )
 from integration.engine.handover import test_around_the_commit, test_joining_and_leaving
-from unit.guards import engines
+from unit.guards import directives, engines
 from unit.guards.engines import on_engines
 from unit.guards.guard import Guard, assert_needed, parameters
 
 pytestmark = pytest.mark.integration
 
 GUARDS = (
+    Guard(
+        name="an agent passes a repeated directive on once",
+        remove=directives.pass_on_repeated_directives,
+        scenarios=(test_agent.test_a_repeated_directive_is_answered_again_but_takes_effect_once,),
+    ),
     Guard(
         name="no engine commits before all engines have their sums",
         remove=on_engines(engines.commit_in_one_phase),

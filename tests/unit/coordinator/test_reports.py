@@ -94,6 +94,25 @@ async def test_a_directive_is_not_resolved_before_its_result_is_decided_on() -> 
     await world.stop()
 
 
+async def test_results_that_come_while_one_is_stored_all_count() -> None:
+    """Each is decided on from where the decision before it left the job."""
+    world = World()
+    await world.start(0)
+    for node_id in ("n0", "n1", "n2"):
+        await world.add_node(node_id, "prepare")
+    await world.submit()
+    async with world.database.unit_of_work():  # the first decision waits to be stored
+        for agent in world.agents.values():
+            agent.release()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert world.run.prepared_engines == {}
+    await world.settle()
+    assert len(world.run.prepared_engines) == 3
+    assert (await world.job()).state is JobState.RUNNING
+    await world.stop()
+
+
 async def test_old_steps_that_are_sent_again_do_not_count_as_the_newest() -> None:
     """More of them than the rate is taken over; each agent repeats what the others have told."""
     world = await running_world(3)

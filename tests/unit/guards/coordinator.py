@@ -1,5 +1,6 @@
 """Remove the guards of the coordinator: what it stores, in which order, and tells whom."""
 
+import asyncio
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from planaria_coordinator.domain.checkpoint import checkpoint_protocol
 from planaria_coordinator.domain.engines.directive import Directive, QuiesceMode
 from planaria_coordinator.domain.job.decide import Decision
 from planaria_coordinator.domain.job.job import Job
-from planaria_coordinator.domain.job.signals import NodeLost
+from planaria_coordinator.domain.job.signals import NodeLost, Signal
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.recovery import (
     finish_step,
@@ -38,6 +39,22 @@ def act_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
         await store(self, decision)
 
     swap(patch, store, act_first)
+
+
+def decide_on_signals_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A signal does not wait until what follows from the one before is stored."""
+
+    async def serve(self: JobActor) -> None:
+        async def handle(signal: Signal, done: asyncio.Future[None]) -> None:
+            await self._handle([signal])
+            self._num_open -= 1
+            done.set_result(None)
+
+        async with asyncio.TaskGroup() as deciding:
+            while True:
+                deciding.create_task(handle(*await self._signals.get()))
+
+    swap(patch, JobActor._serve, serve)
 
 
 def tell_of_a_loss_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:

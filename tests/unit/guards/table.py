@@ -24,6 +24,7 @@ from unit.engine import (
     test_checkpointing,
     test_commit_messages,
     test_current_groups,
+    test_directives,
     test_early_passes,
     test_fence,
     test_following,
@@ -33,7 +34,7 @@ from unit.engine import (
     test_roll_forward,
     test_step_progress,
 )
-from unit.guards import commit, coordinator, groups, layers, sums
+from unit.guards import commit, coordinator, directives, groups, layers, sums
 from unit.guards.guard import Guard
 from unit.guards.protocol import PROTOCOL
 from unit.worker_comm import test_copying, test_following_peers, test_group
@@ -108,6 +109,13 @@ COMMIT = (
         name="a step is applied to each layer once",
         remove=commit.apply_a_step_again,
         scenarios=(test_layer_store.test_invariant_2_a_step_is_applied_to_each_layer_once,),
+    ),
+    Guard(
+        name="an engine carries out a repeated directive once",
+        remove=directives.carry_out_repeated_directives,
+        scenarios=(
+            test_directives.test_a_repeated_directive_is_carried_out_once_and_answered_again,
+        ),
     ),
     Guard(
         name="a layer that is being changed is no replica",
@@ -274,6 +282,11 @@ COORDINATOR = (
         name="a decision is stored before a directive is sent",
         remove=coordinator.act_before_it_is_stored,
         scenarios=(test_agents_away.test_a_directive_that_cannot_be_stored_is_not_sent,),
+    ),
+    Guard(
+        name="a job makes one decision at a time",
+        remove=coordinator.decide_on_signals_at_once,
+        scenarios=(test_reports.test_results_that_come_while_one_is_stored_all_count,),
     ),
     Guard(
         name="a lost node is stored as lost before jobs hear of it",
