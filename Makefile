@@ -58,7 +58,7 @@ test-units: $(STAMP) # several at once: they share nothing
 	$(BIN)/pytest -m "not slow and not gpu" -n logical --maxprocesses 4 tests/unit $(PYTEST_ARGS)
 
 test-processes: $(STAMP) # two files at a time: processes wait for each other most of the time
-	$(BIN)/pytest -m "not slow and not gpu" -n 2 --dist loadgroup tests/integration tests/e2e $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not slow and not gpu" -n 2 --dist loadfile tests/integration tests/e2e $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## every test this machine can run
 	$(BIN)/pytest $(PYTEST_ARGS)

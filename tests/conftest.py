@@ -1,6 +1,5 @@
 """What all tests share."""
 
-import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
 
@@ -19,11 +18,3 @@ structlog.configure(  # as services log: the values of local variables take seco
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
     ]
 )
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` one worker runs all tests of a file, or of the shared cluster."""
-    for item in items if getattr(config.option, "loadgroup", False) else ():
-        is_shared = "shared_cluster" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("cluster" if is_shared else item.path.name))
