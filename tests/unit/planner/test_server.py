@@ -74,7 +74,7 @@ async def test_a_new_job_then_a_lost_node(planner: "PlannerServiceAsyncStub") ->
             horizon_seconds=600,
         )
     )
-    assert second.fault_tolerance_met
+    assert second.plan.fault_tolerance == 1
     assert len(second.plan.pipelines) == 2
     assert second.candidates[0].steps_within_horizon == max(
         candidate.steps_within_horizon for candidate in second.candidates

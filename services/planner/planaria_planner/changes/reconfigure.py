@@ -76,14 +76,12 @@ class Reconfiguration:
         chosen: the candidate that does the most steps within the horizon.
         candidates: all that were considered, the chosen one first, then by steps.
         min_nodes: n0.
-        fault_tolerance_met: whether there are f + 1 pipelines.
         reason: why this one, in words.
     """
 
     chosen: Candidate
     candidates: tuple[Candidate, ...]
     min_nodes: int
-    fault_tolerance_met: bool
     reason: str
 
 
@@ -240,12 +238,10 @@ def next_plan(
             candidates.append(change.evaluate(target, plan, new))
     # Of equal candidates the first, that is the most stable one, wins: the sort keeps order.
     ranked = sorted(candidates, key=lambda c: (-c.steps_within_horizon, c.transition_seconds))
-    met = len(ranked[0].plan.pipelines) > problem.fault_tolerance
     return Reconfiguration(
         chosen=ranked[0],
         candidates=tuple(ranked),
         min_nodes=templates.min_nodes,
-        fault_tolerance_met=met,
         reason=_reason(problem, situation, ranked, horizon_seconds),
     )
 

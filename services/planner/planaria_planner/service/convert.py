@@ -122,7 +122,6 @@ def reconfigure_message(answer: Reconfiguration) -> pb.ReconfigureResponse:
         candidates=[_candidate_message(candidate) for candidate in answer.candidates],
         reason=answer.reason,
         min_nodes=answer.min_nodes,
-        fault_tolerance_met=answer.fault_tolerance_met,
     )
 
 

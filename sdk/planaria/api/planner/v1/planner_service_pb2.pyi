@@ -363,13 +363,10 @@ class ReconfigureResponse(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MIN_NODES_FIELD_NUMBER: _builtins.int
-    FAULT_TOLERANCE_MET_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Why, in words."""
     min_nodes: _builtins.int
     """Fewest nodes that hold the model (n0)."""
-    fault_tolerance_met: _builtins.bool
-    """Whether the plan tolerates as many failures as the problem asks for."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
         """The next plan."""
@@ -390,11 +387,10 @@ class ReconfigureResponse(_message.Message):
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
         reason: _builtins.str = ...,
         min_nodes: _builtins.int = ...,
-        fault_tolerance_met: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "copies", b"copies", "fault_tolerance_met", b"fault_tolerance_met", "min_nodes", b"min_nodes", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "copies", b"copies", "min_nodes", b"min_nodes", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
