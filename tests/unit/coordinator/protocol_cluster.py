@@ -173,7 +173,6 @@ def first_run(num_steps: int, cluster: Cluster = EVEN) -> JobRun:
         requirements=requirements(num_steps, cluster),
         state=JobState.RUNNING,
         time_account=TimeAccount(current=Activity.PRODUCTIVE, since=NOON),
-        create_time=NOON,
         start_time=NOON,
         nodes_per_replica=cluster.min_nodes,
         generation=1,

@@ -85,7 +85,7 @@ def _key(value: Any) -> Any:
 
 _BOOKKEEPING = frozenset(
     (
-        *("job_id", "requirements", "create_time", "time_account", "num_directives", "pending"),
+        *("job_id", "requirements", "time_account", "num_directives", "pending"),
         *("num_faults", "last_fault", "error"),
     )
 )

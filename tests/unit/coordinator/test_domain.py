@@ -204,7 +204,7 @@ def test_layers_of_an_older_version_are_no_replicas() -> None:
 def test_sources_follow_the_planner_and_spread_the_load() -> None:
     engines = {name: engine(name) for name in "abcd"}
     holdings = {"a": (0, 1, 2), "b": (0, 1, 2), "d": ()}
-    proposed = [LayerCopy(layer=0, source_node_id="b", destination_node_id="d", num_bytes=1)]
+    proposed = [LayerCopy(layer=0, source_node_id="b", destination_node_id="d")]
     chosen = choose_sources({"d": (0, 1, 2, 5)}, holdings, engines, proposed)["d"]
     assert [(source.layer, source.addresses[0]) for source in chosen] == [
         (0, "data:b"),
@@ -220,7 +220,7 @@ def test_an_engine_of_the_same_machine_is_the_first_source() -> None:
     engines = {name: engine(name) for name in "abc"}
     engines["a2"] = replace(engine("a"), id="a2", accelerator=1, data_address="data:a2")
     holdings = {"b": (0,), "c": (0,), "a2": (0,)}
-    proposed = [LayerCopy(layer=0, source_node_id="c", destination_node_id="a", num_bytes=1)]
+    proposed = [LayerCopy(layer=0, source_node_id="c", destination_node_id="a")]
     (source,) = choose_sources({"a": (0,)}, holdings, engines, proposed)["a"]
     assert source.addresses == ("data:a2", "data:c", "data:b")
 

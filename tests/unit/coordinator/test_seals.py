@@ -42,7 +42,7 @@ def run() -> JobRun:
 
 
 def decided(run: JobRun, signal: Signal, *, seconds: float = 0.0) -> Decision:
-    return decide(Moment(seconds=seconds, time=run.create_time), run, signal, Limits())
+    return decide(Moment(seconds=seconds, time=run.time_account.since), run, signal, Limits())
 
 
 def seals(decision: Decision) -> list[Directive]:

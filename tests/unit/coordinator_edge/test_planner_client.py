@@ -76,7 +76,6 @@ class FakePlanner(PlannerServiceServicer):
         return pb.ReconfigureResponse(
             plan=PLAN_MESSAGE,
             copies=[pb.LayerCopy(layer=1, source_node_id="a", destination_node_id="b", bytes=9)],
-            candidates=[pb.Candidate(kind="shrink", iteration_seconds=1.5)],
             reason="shrunk",
             min_nodes=2,
         )
@@ -167,10 +166,7 @@ async def test_a_plan_that_follows(planners: dict[str, FakePlanner], connect: Co
 
     answer = await connect(address).plan(query)
 
-    assert answer.copies == (
-        LayerCopy(layer=1, source_node_id="a", destination_node_id="b", num_bytes=9),
-    )
-    assert answer.candidates[0].kind == "shrink"
+    assert answer.copies == (LayerCopy(layer=1, source_node_id="a", destination_node_id="b"),)
     [request] = planner.asked
     assert request.current == PLAN_MESSAGE
     assert list(request.holdings[0].layers) == [0, 1]

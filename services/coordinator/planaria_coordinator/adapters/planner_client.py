@@ -14,7 +14,6 @@ from planaria_common.grpcwire import is_healthy
 from planaria_common.messages import from_message, to_message
 from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import (
-    Candidate,
     LayerCopy,
     PlanAnswer,
     PlanQuery,
@@ -162,7 +161,6 @@ def _next_plan(answer: pb.ReconfigureResponse) -> PlanAnswer:
         reason=answer.reason,
         min_nodes=answer.min_nodes,
         copies=tuple(from_message(copy, LayerCopy) for copy in answer.copies),
-        candidates=tuple(from_message(candidate, Candidate) for candidate in answer.candidates),
     )
 
 

@@ -145,7 +145,6 @@ class Jobs:
             requirements=requirements,
             state=JobState.PENDING,
             time_account=TimeAccount(current=Activity.WAITING, since=now),
-            create_time=now,
             nodes_per_replica=answer.min_nodes if answer else requirements.min_nodes_per_pipeline,
         )
         plan = answer.plan if answer else None

@@ -320,7 +320,6 @@ def _step_committed(turn: Turn, signal: StepCommitted) -> None:
         return
     turn.note_run(
         committed_steps=num_steps,
-        last_commit=signal.record,
         last_commit_time=signal.commit_time,
         last_step_seconds=signal.step_seconds,
         num_disturbances=0,

@@ -70,7 +70,6 @@ class JobRun:
     requirements: Requirements
     state: JobState
     time_account: TimeAccount
-    create_time: datetime
     nodes_per_replica: int
     """n0: the fewest nodes that hold the model."""
     generation: int = 0
@@ -102,7 +101,6 @@ class JobRun:
     """Why it waits, or did before it began to start; empty once it runs."""
     pause_wanted: bool = False
     committed_steps: int = 0
-    last_commit: CommitRecord | None = None
     last_commit_time: datetime | None = None
     last_step_seconds: float = 0.0
     data_digest: str = ""

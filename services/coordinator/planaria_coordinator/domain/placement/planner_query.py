@@ -84,29 +84,17 @@ class LayerCopy:
     layer: int
     source_node_id: str
     destination_node_id: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A plan that was considered."""
-
-    kind: str
-    iteration_seconds: float
-    transition_seconds: float
-    steps_within_horizon: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """The planner's answer; `copies` and `candidates` are empty for a new job."""
+    """The planner's answer; `copies` is empty for a new job."""
 
     plan: Plan
     reason: str
     min_nodes: int
     """Fewest nodes that hold the model (n0)."""
     copies: tuple[LayerCopy, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What nobody reads is not stored: seconds of a step by activity, and counts of communicators."""
+"""What nobody reads is not stored: seconds of a step by activity, and fields of a run."""
 
 import json
 from typing import Any
@@ -15,20 +15,25 @@ depends_on = None
 def upgrade() -> None:
     with op.batch_alter_table("step_metrics") as step_metrics:
         step_metrics.drop_column("seconds")
-    _forget_counts_of_runs()
-
-
-def _forget_counts_of_runs() -> None:
-    """A transition under way keeps what engines have answered."""
     runs = sa.table("runs", sa.column("job_id"), sa.column("run", sa.JSON()))
     connection = op.get_bind()
     for job_id, text in connection.execute(
         sa.select(runs.c.job_id, sa.cast(runs.c.run, sa.Text()))
     ).all():
         run: dict[str, Any] = json.loads(text)
-        transition = run["transition"] or {}
-        for answers in (transition.get("staged", {}), transition.get("activated", {})):
-            for answer in answers.values():
-                answer.pop("num_communicators", None)
+        _forget_unread(run)
         update = sa.update(runs).where(runs.c.job_id == job_id)
         connection.execute(update.values(run=json.dumps(run)))
+
+
+def _forget_unread(run: dict[str, Any]) -> None:
+    run.pop("create_time", None)
+    run.pop("last_commit", None)
+    transition = run["transition"] or {}
+    for answers in (transition.get("staged", {}), transition.get("activated", {})):
+        for answer in answers.values():
+            answer.pop("num_communicators", None)
+    answer = transition.get("answer") or {}
+    answer.pop("candidates", None)
+    for copy in answer.get("copies", ()):
+        copy.pop("num_bytes", None)
