@@ -186,7 +186,7 @@ class Cluster(RuleBasedStateMachine):
 
     async def _change_node(self, name: str, verb: str) -> None:
         self.world.database.num_failing_commits = 0
-        nodes = {node.id: node for node in (await self.world.coordinator.cluster.list()).items}
+        nodes = {node.id: node for node in self.world.coordinator.cluster.all()}
         if name in nodes and nodes[name].state != "LOST":
             await getattr(self.world.coordinator.cluster, verb)(name)
             await self.world.settle()
@@ -209,7 +209,7 @@ class Cluster(RuleBasedStateMachine):
         job = await world.job()
         if not job.state.is_terminal:
             await world.coordinator.jobs.resume(world.job_id)
-        for node in (await world.coordinator.cluster.list()).items:
+        for node in world.coordinator.cluster.all():
             if node.state != "LOST":
                 await world.coordinator.cluster.uncordon(node.id)
         for _ in range(60):
