@@ -238,7 +238,7 @@ class Model(Engines):
             yield "the coordinator crashes", self._decide(crashed, Restarted(), "restarted")
 
     def _joiners(self, run: JobRun) -> tuple[str, ...]:
-        """Return the nodes that the scheduler has for the job: see application/scheduling.py.
+        """Return the nodes that the scheduler has for the job: see application/scheduling/.
 
         Those that it was not given yet, which may happen in the middle of anything, and idle ones.
         """

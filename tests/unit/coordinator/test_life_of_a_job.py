@@ -55,7 +55,7 @@ async def test_a_job_starts_without_the_fencing_code(monkeypatch: pytest.MonkeyP
 
 
 async def test_the_final_digest_is_that_of_the_layers_digests_in_order() -> None:
-    """SHA-256 over the layers' SHA-256 digests, as ARCHITECTURE.md says."""
+    """SHA-256 over the layers' SHA-256 digests, as docs/explanation/reproducibility.md says."""
     world = await running_world(2, training={"steps": 2})
     await world.train(2)
     layers = b"".join(bytes.fromhex(f"{layer:064x}") for layer in range(NUM_LAYERS))
