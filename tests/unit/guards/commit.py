@@ -22,9 +22,15 @@ from planaria_worker.engine.step.commit_messages import (
     VoteFormat,
 )
 from planaria_worker.models.state import LayerState
-from unit.guards.guard import Remove, swap
+from unit.engine import test_commit_messages, test_fence, test_layer_store, test_roll_forward
+from unit.guards.guard import Remove, guard, swap
 
 
+@guard(
+    "votes and decisions of another step or generation are not mixed in",
+    test_commit_messages.test_invariant_4_another_step_or_generation_is_not_mixed_in,
+    test_commit_messages.test_invariant_4_a_decision_of_another_generation_or_step_is_refused,
+)
 def mix_messages(patch: pytest.MonkeyPatch) -> None:
     swap(patch, commit_messages._check_same, lambda *_: None)
 
@@ -44,6 +50,27 @@ def commit_in_spite_of(kind: DecisionKind) -> Remove:
     return remove
 
 
+commit_incomplete_sums = guard(
+    "a step is committed only if every sum holds every microbatch once",
+    test_commit_messages.test_invariant_1_one_missing_or_repeated_microbatch_anywhere_stops_the_commit,
+    test_commit_messages.test_invariant_1_a_loss_that_is_missing_or_reported_twice_stops_the_commit,
+)(commit_in_spite_of(DecisionKind.INCOMPLETE))
+
+commit_out_of_range = guard(
+    "a gradient out of range stops everybody",
+    test_commit_messages.test_one_gradient_out_of_range_stops_everyone_and_names_the_layer,
+)(commit_in_spite_of(DecisionKind.OUT_OF_RANGE))
+
+commit_different_sums = guard(
+    "replicas with different sums do not commit",
+    test_commit_messages.test_replicas_with_different_sums_are_noticed,
+)(commit_in_spite_of(DecisionKind.DIVERGED))
+
+
+@guard(
+    "all engines park after a commit, or none",
+    test_commit_messages.test_all_engines_park_after_a_commit_or_none,
+)
 def believe_the_highest_mark(patch: pytest.MonkeyPatch) -> None:
     decide = VoteFormat.decide
 
@@ -55,10 +82,20 @@ def believe_the_highest_mark(patch: pytest.MonkeyPatch) -> None:
     swap(patch, decide, by_the_highest)
 
 
+@guard(
+    "a fenced engine commits nothing of an older generation",
+    test_fence.test_invariant_4_a_fenced_engine_passes_no_exchange_of_an_older_generation,
+    test_fence.test_invariant_4_a_late_roll_forward_is_refused,
+)
 def let_fenced_engines_go_on(patch: pytest.MonkeyPatch) -> None:
     swap(patch, Fence.check, lambda self, generation: None)
 
 
+@guard(
+    "a copy that comes after a fence is not installed",
+    test_fence.test_a_late_copy_is_not_installed,
+    test_layer_store.test_a_copy_that_completes_after_a_fence_is_not_installed,
+)
 def install_late_copies(patch: pytest.MonkeyPatch) -> None:
     def install(self: Fence, generation: int, change: Callable[[], object]) -> object:
         return change()
@@ -66,14 +103,26 @@ def install_late_copies(patch: pytest.MonkeyPatch) -> None:
     swap(patch, Fence.install, install)
 
 
+@guard(
+    "a fence report waits for a commit that is half done",
+    test_fence.test_a_report_waits_for_a_commit_that_was_passed,
+)
 def report_half_done_commits(patch: pytest.MonkeyPatch) -> None:
     swap(patch, Fence.when_settled, lambda self, call: call())
 
 
+@guard(
+    "a halted engine reports within its last pass, where it cannot commit any more",
+    test_fence.test_a_waiting_caller_is_notified_within_the_last_pass,
+)
 def report_before_the_last_pass(patch: pytest.MonkeyPatch) -> None:
     swap(patch, Fence.when_halted, lambda self, call: call())
 
 
+@guard(
+    "an engine rolls forward only with the sums of the record's step and generation",
+    test_roll_forward.test_a_record_decides_how_to_roll_forward,
+)
 def apply_any_sums(patch: pytest.MonkeyPatch) -> None:
     """Sums of another generation are taken for those of the record."""
     decide = roll_forward.decide_roll_forward
@@ -87,6 +136,10 @@ def apply_any_sums(patch: pytest.MonkeyPatch) -> None:
     swap(patch, decide, with_any_sums)
 
 
+@guard(
+    "a step is applied to each layer once",
+    test_layer_store.test_invariant_2_a_step_is_applied_to_each_layer_once,
+)
 def apply_a_step_again(patch: pytest.MonkeyPatch) -> None:
     def apply(
         job: Job,
@@ -103,6 +156,10 @@ def apply_a_step_again(patch: pytest.MonkeyPatch) -> None:
     swap(patch, training_step.apply_step, apply)
 
 
+@guard(
+    "a layer that is being changed is no replica",
+    test_layer_store.test_a_layer_that_is_being_changed_is_not_held,
+)
 def hold_layers_that_change(patch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def updating(self: LayerStore, layer: int, new_version: int) -> Iterator[LayerState]:

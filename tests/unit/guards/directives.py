@@ -6,9 +6,14 @@ from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.worker_service_pb2 import SessionResponse
 from planaria_worker.agent.agent import Agent
 from planaria_worker.engine.process.directives import Directives
-from unit.guards.guard import swap
+from unit.engine import test_directives
+from unit.guards.guard import guard, swap
 
 
+@guard(
+    "an engine carries out a repeated directive once",
+    test_directives.test_a_repeated_directive_is_carried_out_once_and_answered_again,
+)
 def carry_out_repeated_directives(patch: pytest.MonkeyPatch) -> None:
     handle = Directives.handle
 

@@ -8,6 +8,7 @@ import importlib
 import sys
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ _NOT_NEEDED = ("cacheprovider", "xdist", "unraisableexception", "threadexception
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """One row of the table."""
+    """What `guard` makes of the function that removes it."""
 
     name: str
     """The invariant that it keeps."""
@@ -37,6 +38,24 @@ class Guard:
     does not fit the product any more."""
     is_slow: bool = False
     """Its scenarios take more than some seconds: only in `make test-all`."""
+
+
+def guard(
+    name: str,
+    *scenarios: Callable[..., object],
+    raises: tuple[type[BaseException], ...] = (),
+    is_slow: bool = False,
+) -> Callable[[Remove], Guard]:
+    """Make a guard of the function that removes it."""
+    return lambda remove: Guard(
+        name=name, remove=remove, scenarios=scenarios, raises=raises, is_slow=is_slow
+    )
+
+
+def guards_in(*modules: ModuleType) -> tuple[Guard, ...]:
+    return tuple(
+        value for module in modules for value in vars(module).values() if isinstance(value, Guard)
+    )
 
 
 def swap(patch: pytest.MonkeyPatch, old: Any, new: Any) -> None:

@@ -23,7 +23,7 @@ from unit.coordinator.engine_state import Rules
 from unit.coordinator.protocol_cluster import DISPLACING, DRAINING, EVEN, JOINING, UNEVEN
 from unit.coordinator.protocol_model import Model
 from unit.coordinator.protocol_search import search
-from unit.guards.guard import Guard, Remove, swap
+from unit.guards.guard import Remove, guard, swap
 
 
 def searching(**model: Any) -> Callable[[], None]:
@@ -35,11 +35,19 @@ def searching(**model: Any) -> Callable[[], None]:
     return find_no_violation
 
 
+uneven = searching(cluster=UNEVEN)
+two_losses = searching(num_faults=2, cluster=EVEN)
+reordered = searching(num_faults=2, reorders=True, cluster=UNEVEN)
+draining = searching(cluster=DRAINING, drains=True)
+joining = searching(cluster=JOINING)
+
+
 def engines_without(name: str) -> Remove:
     """Switch off what the model's engines keep to."""
     return lambda patch: patch.setattr(Rules, name, False)
 
 
+@guard("a decision outlives the coordinator", searching(num_crashes=1, cluster=UNEVEN))
 def forget_decisions_in_a_crash(patch: pytest.MonkeyPatch) -> None:
     never = property(lambda self: False, lambda self, value: None)
     patch.setattr(Model, "keeps_stored", never, raising=False)
@@ -57,10 +65,15 @@ def _await_all_but(*ignored: str) -> Remove:
     return remove
 
 
-decide_on_the_first_report = _await_all_but("quiesce")
-do_not_wait_for_stragglers = _await_all_but("roll_forward")
+decide_on_the_first_report = guard("the coordinator decides when all have reported", uneven)(
+    _await_all_but("quiesce")
+)
+do_not_wait_for_stragglers = guard("the coordinator waits for stragglers", searching(cluster=EVEN))(
+    _await_all_but("roll_forward")
+)
 
 
+@guard("all are ready before anybody switches", draining)
 def switch_when_the_first_is_ready(patch: pytest.MonkeyPatch) -> None:
     awaits = Turn.is_awaiting
     swap(
@@ -70,6 +83,7 @@ def switch_when_the_first_is_ready(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+@guard("engines roll forward before anything else", uneven)
 def do_not_roll_forward(patch: pytest.MonkeyPatch) -> None:
     swap(patch, replicas.late_engines, lambda *_: ())
 
@@ -88,25 +102,33 @@ def _see_reports_as(change: Callable[[FenceReport], FenceReport]) -> Remove:
     return remove
 
 
-keep_whatever_was_applied = _see_reports_as(
-    lambda report: replace(report, applied_generation=9, kept_microbatches=(0, 1))
+keep_whatever_was_applied = guard("pipelines keep a step only of the same generation", two_losses)(
+    _see_reports_as(lambda report: replace(report, applied_generation=9, kept_microbatches=(0, 1)))
 )
-keep_parked_pipelines = _see_reports_as(
-    lambda report: replace(
-        report,
-        park_time=None,
-        applied_generation=report.applied_generation or 9,
-        kept_microbatches=report.kept_microbatches or (0,),
+keep_parked_pipelines = guard("only pipelines that compute keep a step", two_losses, is_slow=True)(
+    _see_reports_as(
+        lambda report: replace(
+            report,
+            park_time=None,
+            applied_generation=report.applied_generation or 9,
+            kept_microbatches=report.kept_microbatches or (0,),
+        )
     )
 )
 
 
+@guard(
+    "after a commit that ends the plan nobody goes on",
+    searching(num_failures=1, cluster=DRAINING, drains=True),
+    is_slow=True,
+)
 def go_on_after_the_commit(patch: pytest.MonkeyPatch) -> None:
     """A straggler of a commit after which all park is taken to begin the next step."""
     kept = finish_step.kept_pipelines
     swap(patch, kept, lambda *args, **_: kept(*args))
 
 
+@guard("lost microbatches are computed again", uneven)
 def compute_only_what_is_kept(patch: pytest.MonkeyPatch) -> None:
     def nothing(pool: Sequence[int], shares: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
         return ((),) * len(shares)
@@ -114,21 +136,27 @@ def compute_only_what_is_kept(patch: pytest.MonkeyPatch) -> None:
     swap(patch, finish_step.spread, nothing)
 
 
+@guard("microbatches that a pipeline keeps are its own", uneven)
 def forget_what_is_kept(patch: pytest.MonkeyPatch) -> None:
     """A pipeline is given other microbatches than those in its gradients."""
     swap(patch, finish_step._complete, lambda kept, *_: ((0,),) * len(kept))
 
 
+@guard(
+    "reports say which plan is in force", searching(cluster=DISPLACING, drains=True), is_slow=True
+)
 def believe_nobody_has_switched(patch: pytest.MonkeyPatch) -> None:
     swap(patch, replicas.has_switched, lambda *_: False)
 
 
+@guard("stragglers of a handover are those of the old plan", draining)
 def forget_the_old_plan(patch: pytest.MonkeyPatch) -> None:
     """The engines that voted for the commit at which the plan changes are not found any more."""
     find = replicas.placement_of
     swap(patch, find, lambda record, placements: find(record, placements[-1:]))
 
 
+@guard("only unchanged pipelines are kept", draining)
 def keep_every_pipeline(patch: pytest.MonkeyPatch) -> None:
     def unchanged(running: Placement, target: Placement) -> Placement:
         return replace(target, first_generations=(running.generation,) * len(target.stage_engines))
@@ -136,6 +164,11 @@ def keep_every_pipeline(patch: pytest.MonkeyPatch) -> None:
     swap(patch, handover._grown_from, unchanged)
 
 
+@guard(
+    "a coordinator that restarts after Switch collects everybody",
+    searching(num_faults=0, num_crashes=1, cluster=DRAINING, drains=True),
+    is_slow=True,
+)
 def begin_again_online(patch: pytest.MonkeyPatch) -> None:
     """As if nobody could have switched when the coordinator comes back."""
 
@@ -146,6 +179,7 @@ def begin_again_online(patch: pytest.MonkeyPatch) -> None:
     swap(patch, Transition.is_online, property(is_online))
 
 
+@guard("a lost joiner counts once Switch was sent", draining)
 def disregard_joiners(patch: pytest.MonkeyPatch) -> None:
     concerns = lost_engines._concerns
 
@@ -155,6 +189,7 @@ def disregard_joiners(patch: pytest.MonkeyPatch) -> None:
     swap(patch, concerns, concerns_others)
 
 
+@guard("nobody joins in the middle of a change", joining)
 def let_nodes_in_at_any_moment(patch: pytest.MonkeyPatch) -> None:
     """Nodes that are granted replace whatever change is under way."""
     granted = user_requests.nodes_granted
@@ -168,6 +203,7 @@ def let_nodes_in_at_any_moment(patch: pytest.MonkeyPatch) -> None:
     swap(patch, granted, whatever_happens)
 
 
+@guard("an engine that becomes ready ends no other change", joining)
 def go_on_when_an_engine_is_ready(patch: pytest.MonkeyPatch) -> None:
     """As if any change under way were still the one that the engine was started for."""
     check = preparing.check_prepared
@@ -180,6 +216,7 @@ def go_on_when_an_engine_is_ready(patch: pytest.MonkeyPatch) -> None:
     swap(patch, check, in_any_phase)
 
 
+@guard("a loss counts while engines start", joining)
 def start_engines_first(patch: pytest.MonkeyPatch) -> None:
     """A loss while engines start is not acted on."""
     recover = lost_engines._open_recovery
@@ -192,145 +229,29 @@ def start_engines_first(patch: pytest.MonkeyPatch) -> None:
     swap(patch, recover, unless_engines_start)
 
 
-PROTOCOL = (
-    Guard(
-        name="the coordinator decides when all have reported",
-        remove=decide_on_the_first_report,
-        scenarios=(searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="engines roll forward before anything else",
-        remove=do_not_roll_forward,
-        scenarios=(searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="the coordinator waits for stragglers",
-        remove=do_not_wait_for_stragglers,
-        scenarios=(searching(cluster=EVEN),),
-    ),
-    Guard(
-        name="pipelines keep a step only of the same generation",
-        remove=keep_whatever_was_applied,
-        scenarios=(searching(num_faults=2, cluster=EVEN),),
-    ),
-    Guard(
-        name="only pipelines that compute keep a step",
-        remove=keep_parked_pipelines,
-        scenarios=(searching(num_faults=2, cluster=EVEN),),
-        is_slow=True,
-    ),
-    Guard(
-        name="lost microbatches are computed again",
-        remove=compute_only_what_is_kept,
-        scenarios=(searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="microbatches that a pipeline keeps are its own",
-        remove=forget_what_is_kept,
-        scenarios=(searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="an Activate ends the sums of aborted attempts",
-        remove=engines_without("void_sums"),
-        scenarios=(searching(num_faults=2, reorders=True, cluster=EVEN),),
-    ),
-    Guard(
-        name="an engine that has reported neither sums nor votes",
-        remove=engines_without("fence"),
-        scenarios=(searching(num_faults=2, reorders=True, cluster=UNEVEN),),
-    ),
-    Guard(
-        name="gradients of broken pipelines are cleared",
-        remove=engines_without("clear_broken"),
-        scenarios=(searching(cluster=UNEVEN),),
-    ),
-    Guard(
-        name="followers vote",
-        remove=engines_without("followers_sum"),
-        scenarios=(searching(num_faults=2, reorders=True, cluster=UNEVEN),),
-    ),
-    Guard(
-        name="engines refuse directives of older generations",
-        remove=engines_without("refuse_stale"),
-        scenarios=(searching(num_faults=2, reorders=True, cluster=UNEVEN),),
-    ),
-    Guard(
-        name="reports say which plan is in force",
-        remove=believe_nobody_has_switched,
-        scenarios=(searching(cluster=DISPLACING, drains=True),),
-        is_slow=True,
-    ),
-    Guard(
-        name="stragglers of a handover are those of the old plan",
-        remove=forget_the_old_plan,
-        scenarios=(searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="all are ready before anybody switches",
-        remove=switch_when_the_first_is_ready,
-        scenarios=(searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="only unchanged pipelines are kept",
-        remove=keep_every_pipeline,
-        scenarios=(searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="a coordinator that restarts after Switch collects everybody",
-        remove=begin_again_online,
-        scenarios=(searching(num_faults=0, num_crashes=1, cluster=DRAINING, drains=True),),
-        is_slow=True,
-    ),
-    Guard(
-        name="a lost joiner counts once Switch was sent",
-        remove=disregard_joiners,
-        scenarios=(searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="after a commit that ends the plan nobody goes on",
-        remove=go_on_after_the_commit,
-        scenarios=(searching(num_failures=1, cluster=DRAINING, drains=True),),
-        is_slow=True,
-    ),
-    Guard(
-        name="a handover needs the mark of all",
-        remove=engines_without("all_hold_the_mark"),
-        scenarios=(searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="layers are followed until the commit",
-        remove=engines_without("follow_to_the_commit"),
-        scenarios=(searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="old layers are kept until the first commit",
-        remove=engines_without("keep_old_layers"),
-        scenarios=(searching(cluster=DRAINING, drains=True),),
-    ),
-    Guard(
-        name="a joiner has the record of the commit",
-        remove=engines_without("joiner_is_witness"),
-        scenarios=(searching(cluster=DRAINING, drains=True),),
-        is_slow=True,
-    ),
-    Guard(
-        name="nobody joins in the middle of a change",
-        remove=let_nodes_in_at_any_moment,
-        scenarios=(searching(cluster=JOINING),),
-    ),
-    Guard(
-        name="an engine that becomes ready ends no other change",
-        remove=go_on_when_an_engine_is_ready,
-        scenarios=(searching(cluster=JOINING),),
-    ),
-    Guard(
-        name="a loss counts while engines start",
-        remove=start_engines_first,
-        scenarios=(searching(cluster=JOINING),),
-    ),
-    Guard(
-        name="a decision outlives the coordinator",
-        remove=forget_decisions_in_a_crash,
-        scenarios=(searching(num_crashes=1, cluster=UNEVEN),),
-    ),
+keep_sums_of_aborted_attempts = guard(
+    "an Activate ends the sums of aborted attempts",
+    searching(num_faults=2, reorders=True, cluster=EVEN),
+)(engines_without("void_sums"))
+sum_and_vote_after_a_report = guard(
+    "an engine that has reported neither sums nor votes", reordered
+)(engines_without("fence"))
+keep_broken_gradients = guard("gradients of broken pipelines are cleared", uneven)(
+    engines_without("clear_broken")
+)
+leave_followers_out = guard("followers vote", reordered)(engines_without("followers_sum"))
+obey_older_generations = guard("engines refuse directives of older generations", reordered)(
+    engines_without("refuse_stale")
+)
+hand_over_before_all_hold_the_mark = guard("a handover needs the mark of all", draining)(
+    engines_without("all_hold_the_mark")
+)
+follow_no_longer_than_the_copy = guard("layers are followed until the commit", draining)(
+    engines_without("follow_to_the_commit")
+)
+drop_old_layers_at_once = guard("old layers are kept until the first commit", draining)(
+    engines_without("keep_old_layers")
+)
+join_without_the_record = guard("a joiner has the record of the commit", draining, is_slow=True)(
+    engines_without("joiner_is_witness")
 )

@@ -5,8 +5,10 @@ tests/integration/engine/test_guards.py has those that need engine processes.
 
 import pytest
 
-from unit.guards.guard import Guard, assert_needed, parameters
-from unit.guards.table import GUARDS
+from unit.guards import commit, coordinator, directives, groups, layers, protocol, sums
+from unit.guards.guard import Guard, assert_needed, guards_in, parameters
+
+GUARDS = guards_in(commit, coordinator, directives, groups, layers, protocol, sums)
 
 
 @pytest.mark.parametrize("guard", parameters(GUARDS))
