@@ -303,3 +303,20 @@ async def test_a_coordinator_that_restarts_counts_on_from_the_fault(
     assert figures == pytest.approx(expected)
     assert recovery.hit_step == 1
     await world.stop()
+
+
+@pytest.mark.parametrize(
+    ("mode", "resume_time", "expected"),
+    [
+        (QuiesceMode.AT_COMMIT, None, (True, False)),
+        (QuiesceMode.AT_COMMIT, at(0.4), (False, True)),
+        (QuiesceMode.FENCE, at(0.4), (False, False)),
+        (QuiesceMode.IMMEDIATE, None, (False, False)),
+    ],
+)
+def test_a_change_begins_at_a_commit_or_regrows_or_neither(
+    mode: QuiesceMode, resume_time: datetime | None, expected: tuple[bool, bool]
+) -> None:
+    """A fence on the way makes it neither: its engines do not wait for a commit."""
+    change = transition(history_of(resume_time=resume_time), mode)
+    assert (change.begins_at_commit, change.regrows) == expected

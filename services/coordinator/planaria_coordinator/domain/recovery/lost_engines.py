@@ -24,7 +24,6 @@ from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.recovery.opening import (
     carried_history,
-    is_planned_change,
     new_history,
     open_online_change,
     open_transition,
@@ -177,7 +176,8 @@ def _plan_again_without(turn: Turn, gone: Iterable[str], reason: str, node_id: s
     lost = {node_id, *(node_of(engine_id) for engine_id in gone)}
     history = carried_history(turn)
     joining = tuple(n for n in history.nodes_joined if n not in lost)
-    if history.cause is Cause.NODE_JOINED and history.resume_time is None and not joining:
+    is_join = history.cause is Cause.NODE_JOINED and turn.transition.begins_at_commit
+    if is_join and not joining:
         turn.because(reason)
         cancel_join(turn)
     else:
@@ -206,7 +206,7 @@ def _merged_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
     history = carried_history(turn)
     if history.cause is Cause.FINISHED:
         return fault_history(turn, fault_time)
-    if is_planned_change(turn.transition):  # the fault is what counts now
+    if turn.transition.begins_at_commit:  # the fault is what counts now
         now = turn.now.time
         history = replace(history, start_time=min(fault_time, now), first_open_time=now)
     cause = history.cause if history.cause in (Cause.START, Cause.NODE_LOST) else Cause.ENGINE_LOST

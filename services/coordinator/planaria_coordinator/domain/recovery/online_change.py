@@ -105,7 +105,7 @@ def stay(turn: Turn, reason: str) -> None:
         interrupted=None,
     )
     turn.because("the pipelines continue as they are")
-    if transition.history.resume_time is None:
+    if transition.begins_at_commit:
         turn.emit("plan_kept", f"training continues as it was: {reason}")
         return
     report_recovery(turn, transition)

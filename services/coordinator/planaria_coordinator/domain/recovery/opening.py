@@ -136,11 +136,10 @@ def open_online_change(
 
 def _tell(turn: Turn, reason: str) -> None:
     history = turn.transition.history
-    regrows = turn.transition.mode is QuiesceMode.AT_COMMIT and history.resume_time is not None
     turn.save_generation(history.cause)
     turn.because(reason)
     turn.emit(
-        "regrow_started" if regrows else _EVENTS[history.cause],
+        "regrow_started" if turn.transition.regrows else _EVENTS[history.cause],
         f"{reason} (generation {turn.run.generation})",
         cause=str(history.cause),
         nodes_lost=list(history.nodes_lost),
@@ -158,7 +157,7 @@ def open_again(
     """Begin the transition under way again in the next generation: nobody new was lost."""
     transition = turn.transition
     history = carried_history(turn)
-    if is_planned_change(transition) and mode is not QuiesceMode.AT_COMMIT:
+    if transition.begins_at_commit and mode is not QuiesceMode.AT_COMMIT:
         # From now on engines stop for it.
         history = replace(history, start_time=turn.now.time, first_open_time=turn.now.time)
     if counts:
@@ -181,13 +180,6 @@ def carried_history(turn: Turn) -> TransitionHistory:
     """Return the history of the transition under way, for the one that replaces it."""
     history = turn.transition.history
     return replace(history, copied_bytes=history.copied_bytes + turn.transition.copied_bytes)
-
-
-def is_planned_change(transition: Transition) -> bool:
-    """Whether a change follows no loss: nobody stops, or not before a commit."""
-    history = transition.history
-    planned = transition.mode is QuiesceMode.AT_COMMIT and history.resume_time is None
-    return planned and history.cause is not Cause.START
 
 
 def retry_or_give_up(turn: Turn) -> None:

@@ -22,7 +22,7 @@ def recovery_record(run: JobRun, transition: Transition, number: int) -> Recover
     end = _end(transition)
     stopped = stop_times(transition)
     start = history.start_time
-    if _is_planned(transition):
+    if transition.begins_at_commit:  # its beginning is when the first engine stopped
         start = min((stopped[e] for e in _had_to_stop(transition)), default=end)
     figures = recovery_figures(transition)
     idle_engine_seconds = sum(
@@ -60,10 +60,10 @@ def stop_times(transition: Transition) -> dict[str, datetime]:
     reports = transition.reports
     parked = {e: reports[e].park_time for e in transition.stopped if e in reports}
     times = {engine_id: time for engine_id, time in parked.items() if time is not None}
-    return {**_changed_places(transition), **times, **transition.history.stop_times}
+    return {**_changed_assignments(transition), **times, **transition.history.stop_times}
 
 
-def _changed_places(transition: Transition) -> dict[str, datetime]:
+def _changed_assignments(transition: Transition) -> dict[str, datetime]:
     """By engine that trained and changed its assignment at a commit: when it stopped there."""
     if not transition.staged:
         return {}
@@ -91,17 +91,11 @@ def _added(phase: RecoveryPhase, other: RecoveryPhase) -> RecoveryPhase:
     )
 
 
-def _is_planned(transition: Transition) -> bool:
-    """Whether this is a planned change; it began when the first engine stopped."""
-    return transition.mode is QuiesceMode.AT_COMMIT and transition.history.resume_time is None
-
-
 def _end(transition: Transition) -> datetime:
     """Return when the last engine that had to stop could compute again."""
     outcomes, history = transition.activated, transition.history
-    regrown = transition.mode is QuiesceMode.AT_COMMIT and history.resume_time is not None
     resumed = [outcomes[e].resume_time for e in _had_to_stop(transition) if e in outcomes]
-    if not resumed and regrown and history.resume_time is not None:
+    if not resumed and transition.regrows and history.resume_time is not None:
         return history.resume_time  # healthy pipelines were all that was left, and never stopped
     if not outcomes:  # the job's end came first: nobody had to compute again
         stands = [report.park_time or report.fence_time for report in transition.reports.values()]
@@ -110,10 +104,10 @@ def _end(transition: Transition) -> datetime:
 
 
 def _had_to_stop(transition: Transition) -> Iterable[str]:
-    if not _is_planned(transition) and transition.mode is QuiesceMode.AT_COMMIT:
+    if transition.regrows:
         return transition.history.stop_times
     if transition.staged:
-        return _changed_places(transition)
+        return _changed_assignments(transition)
     return stop_times(transition)
 
 

@@ -140,6 +140,19 @@ class Transition:
     digests: dict[str, dict[int, str]] = field(default_factory=dict)
 
     @property
+    def begins_at_commit(self) -> bool:
+        """Whether no fence came before it: engines compute until a commit, and stop only there.
+
+        So do a join, a drain and a pause; a resumption, whose engines are parked, does not.
+        """
+        return self.mode is QuiesceMode.AT_COMMIT and self.history.resume_time is None
+
+    @property
+    def regrows(self) -> bool:
+        """Whether it builds lost pipelines again, after healthy ones went on to finish the step."""
+        return self.mode is QuiesceMode.AT_COMMIT and self.history.resume_time is not None
+
+    @property
     def finishes_step(self) -> bool:
         """Whether healthy pipelines finish the step in flight; the others are assigned after it."""
         return self.target is not None and bool(self.target.step_microbatches)
