@@ -3,9 +3,19 @@
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from functools import cache, wraps
+from inspect import iscoroutinefunction, signature
+from types import MethodType, NoneType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    overload,
+)
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -101,23 +111,47 @@ class ClientMethod(Generic[P, T]):
         self._describe = describe
 
     @overload
-    def __get__(self, client: None, owner: type) -> Callable[P, Call[T]]: ...
+    def __get__(
+        self, client: None, owner: type["Client"]
+    ) -> Callable[Concatenate["Client", P], T]: ...
+    @overload
+    def __get__(
+        self, client: None, owner: type["AsyncClient"]
+    ) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, client: None, owner: type["Calls"]) -> Callable[P, Call[T]]: ...
     @overload
     def __get__(self, client: "Client", owner: type) -> Callable[P, T]: ...
     @overload
     def __get__(
         self, client: "AsyncClient", owner: type
     ) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    def __get__(self, client: Any, owner: type) -> Callable[..., Any]:
-        describe = MethodType(self._describe, owner if client is None else client)
-        if client is None:
-            return describe
+    def __get__(self, client: Any, owner: Any) -> Callable[..., Any]:
+        if owner is Calls:
+            return MethodType(self._describe, owner)
+        send = _sending(self._describe, awaited=iscoroutinefunction(owner.send))
+        return send if client is None else MethodType(send, client)
 
-        @wraps(describe)
-        def send(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return client.send(describe(*args, **kwargs))
 
-        return send
+@cache
+def _sending(describe: Callable[..., Call[Any]], *, awaited: bool) -> Any:
+    """Return the method of a client that sends what `describe` returns and returns the answer."""
+
+    def send(client: Any, /, *args: Any, **kwargs: Any) -> Any:
+        call = describe(client, *args, **kwargs)
+        return client.send(call)
+
+    async def send_and_wait(client: Any, /, *args: Any, **kwargs: Any) -> Any:
+        call = describe(client, *args, **kwargs)
+        return await client.send(call)
+
+    method: Any = wraps(describe)(send_and_wait if awaited else send)
+    described = signature(describe)
+    (answer,) = get_args(described.return_annotation)
+    answer = None if answer is NoneType else answer
+    method.__signature__ = described.replace(return_annotation=answer)
+    method.__annotations__ = {**describe.__annotations__, "return": answer}
+    return method
 
 
 class Calls:

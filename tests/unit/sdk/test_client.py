@@ -1,8 +1,10 @@
 """The client library against a fake coordinator: what it sends, returns, raises and survives."""
 
+import inspect
+import pydoc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx
 import pytest
@@ -10,6 +12,7 @@ from pydantic import ValidationError
 
 import planaria
 from planaria import Client, load_job_file
+from planaria._calls import Calls
 from planaria.aio import AsyncClient
 from planaria.local import state as local_state
 from planaria.local.state import LocalCluster
@@ -329,3 +332,38 @@ def test_a_field_of_a_newer_coordinator_is_ignored_and_a_missing_one_is_an_error
     del incomplete["state"]
     with pytest.raises(ValidationError, match="state"):
         Job.model_validate(incomplete)
+
+
+def test_methods_that_both_clients_share_say_what_they_return() -> None:
+    """What `inspect` and `help` show is what a call returns: the job, not the request for it."""
+    with Client() as client:
+        methods = (client.get_job, AsyncClient().get_job, Client.get_job)
+        assert [str(inspect.signature(method)) for method in methods] == [
+            "(job_id: str) -> planaria.models.Job",
+            "(job_id: str) -> planaria.models.Job",
+            "(self, job_id: str) -> planaria.models.Job",
+        ]
+        assert str(inspect.signature(client.remove_node)) == "(node_id: str) -> None"
+        assert get_type_hints(client.list_jobs) == {"return": tuple[Job, ...]}
+    assert inspect.iscoroutinefunction(AsyncClient().get_job)
+    assert inspect.iscoroutinefunction(AsyncClient.get_job)
+    assert not inspect.iscoroutinefunction(Client.get_job)
+    page = pydoc.plain(pydoc.render_doc(Client))
+    assert "get_job(self, job_id: str) -> planaria.models.Job" in page
+    assert "builtins.type" not in page
+
+
+def test_a_shared_method_can_be_called_through_its_class(coordinator: FakeApi) -> None:
+    coordinator.answer("GET /jobs/job-1", OK)
+    with Client() as client:
+        assert Client.get_job(client, "job-1").id == "job-1"
+        assert client.get_job == client.get_job
+    with pytest.raises(TypeError, match="job_id"):
+        Client.get_job("job-1")  # type: ignore[arg-type, call-arg]
+    assert Calls.get_job("job-1").path == "/jobs/job-1"
+
+
+async def test_a_shared_method_is_awaited_through_its_class(coordinator: FakeApi) -> None:
+    coordinator.answer("GET /jobs/job-1", OK)
+    async with AsyncClient() as client:
+        assert (await AsyncClient.get_job(client, "job-1")).id == "job-1"
