@@ -4,7 +4,9 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -54,6 +56,23 @@ BAD_PROFILES: dict[str, tuple[Change, str, str]] = {
         lambda p: p["layers"][0]["forward_seconds"].update({"two": 1.0}),
         "layers[0].forward_seconds.two",
         "should be a valid integer",
+    ),
+    "width with a leading zero": (
+        lambda p: p["layers"][0]["forward_seconds"].update({"01": 1.0}),
+        "layers[0].forward_seconds.01",
+        "'01' is not a number of accelerators",
+    ),
+    "width with an underscore": (
+        lambda p: p["layers"][1]["backward_seconds"].update({"1_6": 1.0}),
+        "layers[1].backward_seconds.1_6",
+        "'1_6' is not a number of accelerators",
+    ),
+    "width written as a fraction only": (
+        lambda p: p["layers"][0]["forward_seconds"].update(
+            {"1.0": p["layers"][0]["forward_seconds"].pop("1")}
+        ),
+        "layers[0].forward_seconds.1.0",
+        "'1.0' is not a number of accelerators",
     ),
     "no layers": (lambda p: p["layers"].clear(), "layers", "at least one layer"),
     "zero bandwidth": (
@@ -177,6 +196,14 @@ def test_a_time_that_is_not_finite_is_refused() -> None:
 def test_a_profile_survives_its_file() -> None:
     profile = equal_layers(3, accelerators=4)
     assert parse_profile(format_profile(profile)) == profile
+
+
+def test_the_widths_of_a_profile_are_written_in_order_whatever_holds_them() -> None:
+    profile = equal_layers(1, accelerators=4)
+    [layer] = profile.layers
+    backwards = MappingProxyType(dict(reversed(list(layer.forward_seconds.items()))))
+    shuffled = replace(profile, layers=(replace(layer, forward_seconds=backwards),))
+    assert format_profile(shuffled) == format_profile(profile)
 
 
 def test_a_layer_larger_than_any_stage_is_named() -> None:
