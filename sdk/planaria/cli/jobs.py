@@ -21,6 +21,7 @@ from planaria.cli.output import (
     print_json,
     print_table,
     show,
+    show_state,
     state_text,
 )
 from planaria.cli.plans import print_plan
@@ -142,7 +143,7 @@ def _recovery_row(recovery: Recovery) -> tuple[str, ...]:
 
 def _change(call: Callable[[str], Call[Job]]) -> Callable[..., None]:
     def change(job_id: JobId, address: Address = None, as_json: AsJson = False) -> None:
-        show(call(job_id), address, as_json, lambda job: typer.echo(f"{job_id} {job.state}"))
+        show_state(call(job_id), address, as_json, job_id)
 
     return change
 

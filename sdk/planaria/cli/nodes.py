@@ -7,7 +7,7 @@ from rich.text import Text
 
 from planaria._calls import Call, Calls
 from planaria.cli.options import Address, AsJson, NodeId, list_by_default
-from planaria.cli.output import local_time, print_table, show, state_text
+from planaria.cli.output import local_time, print_table, show, show_state, state_text
 from planaria.client import Client
 from planaria.models import Node
 
@@ -46,7 +46,7 @@ def _row(node: Node) -> tuple[str | Text, ...]:
 
 def _change(call: Callable[[str], Call[Node]]) -> Callable[..., None]:
     def change(node_id: NodeId, address: Address = None, as_json: AsJson = False) -> None:
-        show(call(node_id), address, as_json, lambda node: typer.echo(f"{node_id} {node.state}"))
+        show_state(call(node_id), address, as_json, node_id)
 
     return change
 

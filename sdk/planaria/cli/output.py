@@ -58,6 +58,19 @@ def show(
         for_people(read(call, body))
 
 
+def show_state(call: Call[Any], address: str | None, as_json: bool, name: str) -> None:
+    """Send a call that changes `name` and print its new state.
+
+    Of the answer only the state is read: a coordinator of another version has made the change too.
+    """
+    with Client(address) as client:
+        body = client.fetch(call)
+    if as_json:
+        print_json(body)
+    else:
+        sys.stdout.write(f"{name} {body['state']}\n")
+
+
 def print_json(body: Any) -> None:
     """Print a REST body and nothing else."""
     sys.stdout.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")

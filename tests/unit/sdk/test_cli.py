@@ -82,6 +82,17 @@ def test_commands_print_for_people_and_the_exact_body_for_programs(
     assert json.loads(out) == body
 
 
+@pytest.mark.parametrize(
+    "arguments", [("jobs", "cancel", "job-1"), ("nodes", "drain", "job-1")], ids=["job", "node"]
+)
+def test_a_change_is_shown_whatever_else_the_answer_of_another_version_has(
+    run: Run, coordinator: FakeApi, arguments: tuple[str, ...]
+) -> None:
+    path = f"/{arguments[0]}/job-1:{arguments[1]}"
+    coordinator.answer(f"POST {path}", Answer(body={"state": "CHANGED", "colour": "red"}))
+    assert run(*arguments) == (0, "job-1 CHANGED\n", "")
+
+
 def test_a_job_is_shown_with_the_failures_it_lived_through(run: Run, coordinator: FakeApi) -> None:
     coordinator.answer("GET /jobs/job-1", Answer(body=job()))
     coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": [RECOVERY]}))
