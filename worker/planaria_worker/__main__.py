@@ -39,8 +39,11 @@ async def serve(settings: WorkerSettings) -> None:
 def _sole_owner(data_dir: Path) -> Iterator[None]:
     """Hold the data directory's lock: two agents on one folder would adopt each other's engines."""
     try:
+        str(data_dir).encode()  # engines read their paths from JSON
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = (data_dir / "agent.lock").open("w")
+    except UnicodeEncodeError:
+        raise _unusable(data_dir, "the path is not UTF-8") from None
     except OSError as error:
         raise _unusable(data_dir, error.strerror or str(error)) from None
     with lock:
@@ -52,10 +55,11 @@ def _sole_owner(data_dir: Path) -> Iterator[None]:
 
 
 def _unusable(data_dir: Path, problem: str) -> PlanariaError:
+    path = str(data_dir).encode(errors="backslashreplace").decode()
     return PlanariaError(
         ErrorReason.INVALID_ARGUMENT,
-        f"--data-dir {data_dir}: {problem}; give each agent a folder of its own",
-        {"field": "--data-dir", "path": str(data_dir)},
+        f"--data-dir {path}: {problem}; give each agent a folder of its own",
+        {"field": "--data-dir", "path": path},
     )
 
 

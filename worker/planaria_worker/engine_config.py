@@ -26,7 +26,9 @@ memory."""
 class EngineConfig:
     """Everything an engine is given; it reads no other setting."""
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar = ConfigDict(
+        extra="forbid", strict=True, ser_json_inf_nan="constants"
+    )
 
     engine_id: str
     """Given by the coordinator and never reused: `<job>/<node>/<accelerator>/<n>`."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ CONFIG = EngineConfig(
 def test_a_written_configuration_is_read_back(tmp_path: Path) -> None:
     CONFIG.dump(tmp_path / "config.json")
     assert EngineConfig.load(tmp_path / "config.json") == CONFIG
+
+
+def test_a_deadline_without_end_is_read_back(tmp_path: Path) -> None:
+    endless = dataclasses.replace(CONFIG, lease_seconds=math.inf)
+    endless.dump(tmp_path / "config.json")
+    assert EngineConfig.load(tmp_path / "config.json") == endless
 
 
 def test_only_the_owner_can_read_the_secret(tmp_path: Path) -> None:
