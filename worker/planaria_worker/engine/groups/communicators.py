@@ -36,9 +36,6 @@ class Groups:
     links: Mapping[str, PipelineLink]
     data_parallel: Mapping[str, DataParallelGroup]
 
-    def __len__(self) -> int:
-        return len(self.links) + len(self.data_parallel)
-
     @property
     def all(self) -> tuple[Group[Any], ...]:
         return *self.links.values(), *self.data_parallel.values()
