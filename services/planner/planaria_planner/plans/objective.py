@@ -2,6 +2,9 @@
 
 A new job gets the plan with the shortest step. After a change of nodes the plan that completes the
 most steps within the horizon wins, the time to get there included.
+
+`pipeline_search`, `problem` and `next_best` compute a plan's step by `iteration_seconds`;
+`changes/reconfigure` compares plans after a change by `steps_within_horizon`.
 """
 
 from collections.abc import Sequence

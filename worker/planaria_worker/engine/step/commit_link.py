@@ -73,5 +73,5 @@ class CommitLink:
         assert self._group is not None  # noqa: S101 - there is a neighbour
         message = np.empty(length, dtype=np.int64)
         self._group.recv(torch.from_numpy(message), neighbour)
-        require_open(self._group, "the commit exchange")
+        require_open(self._group, "the vote")
         return message

@@ -150,7 +150,7 @@ class TwoPhaseCommit:
         tensor = torch.from_numpy(rows).to(self._device)
         self._last_ranks_group.all_reduce(tensor)  # zeros elsewhere: the sum is the row itself
         gathered = np.asarray(tensor.cpu().numpy())
-        require_open(self._last_ranks_group, "the commit exchange")
+        require_open(self._last_ranks_group, "the vote")
         return gathered
 
     def _receive_decision(self, next_rank: int, step: int) -> Decision:

@@ -277,7 +277,7 @@ def _may_grow(run: JobRun) -> bool:
 
 def _new_to_the_plan(run: JobRun, node_ids: Sequence[str]) -> dict[str, NodeFacts]:
     """Return those of some nodes that the plan in force has no place for, or all if it has."""
-    placed = run.in_force.plan_in_question.node_ids if run.in_force else ()
+    placed = run.in_force.plan_to_change.node_ids if run.in_force else ()
     new = [node_id for node_id in node_ids if node_id not in placed]
     return {node_id: run.nodes[node_id] for node_id in new or node_ids}
 

@@ -28,7 +28,7 @@ class CommitRecord:
     loss: float
     num_tokens: int
     next_generation: int = 0
-    """The one for which all engines change over or park after this step; 0: none."""
+    """The one for which all engines switch or park after this step; 0: none."""
     evaluation_loss: float | None = None
     """Of the parameters that the step began with; None: it did not evaluate."""
 
@@ -127,7 +127,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activate:
-    """Take a place in a plan and train."""
+    """Take an assignment in a plan and train."""
 
     pipelines: tuple[PipelineAssignment, ...]
     committed_steps: int
@@ -137,7 +137,7 @@ class Activate:
     at_commit: bool = False
     """The assignment is only staged; it is activated at the commit that Switch waits for."""
     layers: tuple[LayerSource, ...] = ()
-    """With `at_commit`: those that the place needs and the engine lacks; it follows them."""
+    """With `at_commit`: those that the assignment needs and the engine lacks; it follows them."""
     kept_groups: tuple[str, ...] = ()
     """Groups that all their members have reported idle: they are not rebuilt."""
     kind: Literal["activate"] = "activate"

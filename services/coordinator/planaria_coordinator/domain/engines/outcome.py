@@ -76,7 +76,7 @@ class FenceReport:
     idle_groups: tuple[IdleGroup, ...] = ()
     """In which nothing is under way, and that have lost nobody."""
     microbatch_seconds: float = 0.0
-    """What one took it in the quickest of the last steps in its place; 0 before there is one."""
+    """What one took in the quickest of its last steps in this assignment; 0 before the first."""
     compute_end_time: datetime | None = None
     """When it finished its last pass or update; None: it never has."""
     kind: Literal["fence_report"] = "fence_report"
@@ -105,18 +105,18 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activated:
-    """The engine has its place."""
+    """The engine has its assignment."""
 
     rebuild_start_time: datetime
     resume_time: datetime
     committed_steps: int = 0
-    """When the place was taken."""
+    """When the assignment was activated."""
     kind: Literal["activated"] = "activated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """The next place is ready, and its layers follow every commit."""
+    """The next assignment is ready, and its layers follow every commit."""
 
     num_bytes: int
     start_time: datetime

@@ -14,7 +14,7 @@ and a recovery pass through them:
     recovery/broken_communication    engines hang or cannot reach each other, nobody known lost
     recovery/opening           write generation g + 1 before anyone hears of it
     recovery/fencing           fence every engine, find T*
-    recovery/roll_forward      late engines commit T*
+    recovery/roll_forward      late engines commit step T*-1: all have version T*
     recovery/version_reached   finish the step, choose a plan, park or fail
     recovery/finish_step       healthy pipelines finish the step in flight
     recovery/regrowing         plan new pipelines for the engines of broken ones

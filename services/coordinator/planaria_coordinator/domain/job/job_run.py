@@ -1,8 +1,8 @@
-"""The state of a job's state machine: everything that `transition.decide` knows of a job.
+"""The state of a job's state machine: everything that `job/decide.py` knows of a job.
 
-It is stored as one document with every decision that leaves the coordinator. What is only collected
-within a phase (reports, acknowledgements) may be lost with the coordinator: after its crash a new
-generation collects again.
+It is stored as one document with every decision that leaves the coordinator. What arrives within
+a phase (reports, acknowledgements) may be lost with the coordinator: after its crash it asks for it
+again in a new generation.
 """
 
 from collections.abc import Mapping
@@ -86,9 +86,12 @@ class JobRun:
     """Engines ordered to stop, and their nodes."""
     pending: dict[str, Pending] = field(default_factory=dict)
     placement: Placement | None = None
-    """The newest plan that is in force, as far as is known."""
+    """What engines are to activate at once, or have all switched to."""
     candidate: Placement | None = None
-    """What they are to switch to at a commit: whether they have, only they know."""
+    """What they are to switch to at a commit: whether they have, only they know.
+
+    placement/placement.py tells the placements of a job apart.
+    """
     left_idle: tuple[str, ...] = ()
     """Engines that were ready when the planner was asked, and it kept the plan as it is.
 

@@ -62,14 +62,14 @@ def make_query(
     return PlanQuery(
         problem=problem,
         nodes=plan_nodes(run.nodes, node_ids),
-        current=run.in_force.plan_in_question if run.in_force else None,
+        current=run.in_force.plan_to_change if run.in_force else None,
         holdings=holdings_by_node(holdings, run.engines),
         horizon_seconds=horizon_seconds if run.placement else 0.0,
     )
 
 
 def begin_online_planning(turn: Turn) -> None:
-    """Ask the planner while engines train; the plan says how they come to their new places."""
+    """Ask the planner while engines train; the plan says how they come to their assignments."""
     turn.enter(Phase.PLANNING, "the planner is asked while training continues", plans_online=True)
     ask_early(turn)
 

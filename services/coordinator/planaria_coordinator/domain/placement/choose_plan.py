@@ -129,7 +129,7 @@ def _with_joiners(run: JobRun, history: TransitionHistory, plan: Plan) -> Transi
     """Nodes that were ready to join when something else happened join with its plan."""
     if run.in_force is None:
         return history
-    before = run.in_force.plan_in_question.node_ids
+    before = run.in_force.plan_to_change.node_ids
     new = (node_id for node_id in plan.node_ids if node_id not in before)
     return replace(history, nodes_joined=tuple(dict.fromkeys((*history.nodes_joined, *new))))
 

@@ -1,4 +1,17 @@
-"""A placement: a plan with the engine of each stage."""
+"""A placement: a plan with the engine of each stage.
+
+A job has several while its plan changes:
+
+| name | what it is |
+| --- | --- |
+| `JobRun.placement` | what engines are to activate at once, or have all switched to |
+| `JobRun.candidate` | during a switch: the one of the next generation, from before Switch is sent |
+| `JobRun.in_force` | of these two, the one that engines have, as far as their reports tell |
+| `Transition.target` | the one that a transition leads to, once there is a plan for it |
+
+`Transition.target_steps` is no placement but a version: T*. A placement's `plan_to_change` is the
+plan before the loss where it only finishes a step, and its own plan otherwise.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,8 +52,8 @@ class Placement:
         return frozenset((*placed, *self.followers))
 
     @property
-    def plan_in_question(self) -> Plan:
-        """The plan that the next one follows."""
+    def plan_to_change(self) -> Plan:
+        """The plan that the planner changes next."""
         return self.plan_before or self.plan
 
     def first_generation(self, index: int) -> int:

@@ -5,7 +5,7 @@ A recovery after a loss, in order:
     lost_engines, broken_communication, overdue   notice a loss, a hang, an overdue answer
     opening                  store generation g + 1 before any engine hears of it
     fencing                  fence every engine, find T*
-    roll_forward             late engines commit T*, from the record of one that did
+    roll_forward             late engines commit step T*-1 from its record, and so reach T*
     version_reached          all have T*: what follows
     finish_step, activation  healthy pipelines finish the step in flight
     regrowing, online_change plan new pipelines while training continues

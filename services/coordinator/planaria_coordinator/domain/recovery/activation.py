@@ -43,7 +43,7 @@ def send_assignments(
     Args:
         turn: the decision.
         target: the placement.
-        at_commit: the places are to be made ready only.
+        at_commit: the assignments are only to be staged.
         layers: with `at_commit`, by engine: what it lacks.
         copy_seconds: how long obtaining them may take.
     """

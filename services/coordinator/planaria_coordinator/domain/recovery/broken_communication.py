@@ -27,10 +27,10 @@ def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
     """Fence the job: the engine that hangs will not answer."""
     if turn.run.trains:
         since = turn.now.time - timedelta(seconds=signal.seconds)
-        _collect(turn, since, f"no engine has advanced for {signal.seconds:.1f} s")
+        _fence_everybody(turn, since, f"no engine has advanced for {signal.seconds:.1f} s")
 
 
-def _collect(turn: Turn, fault_time: datetime, reason: str) -> None:
+def _fence_everybody(turn: Turn, fault_time: datetime, reason: str) -> None:
     """Fence every engine although none is known to be lost."""
     account_detection(turn, fault_time)
     if turn.run.transition is None or turn.transition.phase is Phase.PREPARING:
@@ -87,4 +87,4 @@ def disturbance_overdue(turn: Turn) -> None:
         engine_id=disturbance.engine_id,
     )
     reason = f"communication broke at {disturbance.engine_id}"
-    _collect(turn, disturbance.fault_time, reason)
+    _fence_everybody(turn, disturbance.fault_time, reason)

@@ -114,8 +114,8 @@ def _decide_version(turn: Turn) -> None:
 def _note_fence(turn: Turn) -> None:
     """Note when the last survivor was fenced, and at the first fence, which step was hit.
 
-    Engines that are collected again, and have not activated in between, were fenced before. Where
-    engines got another plan since the last commit, that is in the length of this step, too.
+    Engines that report again, and have not activated in between, were fenced before. Where engines
+    got another plan since the last commit, that is in the length of this step, too.
     """
     transition, run = turn.transition, turn.run
     history = transition.history

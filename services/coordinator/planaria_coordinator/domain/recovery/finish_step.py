@@ -217,7 +217,7 @@ def finishing_placement(
         step_microbatches=of_step,
         first_generations=tuple(placement.first_generation(p.index) for p in kept),
         peak_flops_per_second=peak_of(stage_engines, engines),
-        plan_before=placement.plan_in_question,
+        plan_before=placement.plan_to_change,
     )
 
 

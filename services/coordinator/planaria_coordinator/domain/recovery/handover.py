@@ -119,7 +119,7 @@ def _when_all_have_answered(turn: Turn) -> None:
 
 
 def _begin_switching(turn: Turn) -> None:
-    """Let everybody change over at the first commit at which all hold this.
+    """Let everybody switch at the first commit at which all hold this.
 
     From here on only the engines know which plan is in force: the next one is stored next to the
     present one before anything is sent.
@@ -131,7 +131,7 @@ def _begin_switching(turn: Turn) -> None:
     turn.change(candidate=target)
     turn.enter(
         Phase.SWITCHING,
-        f"{len(target.engine_ids)} engines change over at the next commit",
+        f"{len(target.engine_ids)} engines switch at the next commit",
         participants=(*sorted(target.engine_ids), *leaving),
         stopped=tuple(sorted(running)),
     )

@@ -33,8 +33,8 @@ these steps, and None when that plan runs fewer than three of them.
   new plan.
 - Resumed after a pause: as for a join, but no step was hit, since its length has the pause in it.
 - The job ends or pauses before the end: None from there on.
-- The coordinator restarts: everything up to the last stored decision stays; engines that are
-  collected again are fenced again only where they had activated, or had not all reported.
+- The coordinator restarts: everything up to the last stored decision stays; engines that
+  report again count as fenced again only where they had activated, or had not all reported.
 """
 
 import statistics

@@ -31,16 +31,16 @@ from planaria_coordinator.domain.recovery.transition_completion import close_rec
 
 
 def version_reached(turn: Turn) -> None:
-    """Everyone stands at T*: what comes next?"""
+    """Go on with the change, now that every survivor has version T*."""
     fill_gaps(turn)
     kept = _kept_pipelines(turn)
     _note_redone(turn, kept)
     transition, run = turn.transition, turn.run
-    target = transition.target_steps
+    version = transition.target_steps
     lost = layers_without_replica(transition.holdings, run.requirements.num_layers)
-    if lost and target > run.initial_steps:
-        state_lost(turn, lost, target)
-    elif target >= run.requirements.num_commits:
+    if lost and version > run.initial_steps:
+        state_lost(turn, lost, version)
+    elif version >= run.requirements.num_commits:
         steps = run.requirements.steps
         close_recovery(turn, f"all {steps} steps are committed: nothing is left to recover for")
         begin_digesting(turn)
@@ -49,7 +49,7 @@ def version_reached(turn: Turn) -> None:
     elif run.pause_wanted:
         if transition.history.cause in (Cause.NODE_LOST, Cause.ENGINE_LOST):
             close_recovery(turn, "a pause is wanted: the rest of the recovery follows after it")
-        park(turn, JobState.PAUSED, f"the job is paused at step {target}")
+        park(turn, JobState.PAUSED, f"the job is paused at step {version}")
     else:
         choose_plan(turn)
 
@@ -117,7 +117,7 @@ def _note_redone(turn: Turn, kept: tuple[KeptPipeline, ...]) -> None:
 def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...]) -> None:
     """Give the step in flight to the healthy pipelines; nothing is planned, nothing is copied."""
     transition, run = turn.transition, turn.run
-    target = finishing_placement(
+    finishing = finishing_placement(
         placement,
         kept,
         transition.holdings,
@@ -125,19 +125,19 @@ def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...
         run.requirements,
         generation=transition.generation,
     )
-    turn.note(target=target)
+    turn.note(target=finishing)
     num_all = run.requirements.num_microbatches
     num_kept = sum(len(pipeline.microbatches) for pipeline in kept)
     turn.emit(
         "step_finished_by",
         f"step {transition.target_steps} is finished by "
-        f"{pipelines_in_words(target.plan.sizes)}: {num_kept} of {num_all} microbatches kept, "
+        f"{pipelines_in_words(finishing.plan.sizes)}: {num_kept} of {num_all} microbatches kept, "
         f"{num_all - num_kept} dealt out again",
         step=transition.target_steps,
-        pipeline_sizes=list(target.plan.sizes),
+        pipeline_sizes=list(finishing.plan.sizes),
         kept_microbatches=num_kept,
         lost_microbatches=num_all - num_kept,
-        followers=sorted(target.followers),
+        followers=sorted(finishing.followers),
     )
     begin_activation(turn)
 
