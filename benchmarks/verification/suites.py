@@ -23,10 +23,10 @@ class Suite:
 
 _MATRIX = "tests/e2e/matrix"
 _SEARCHES = (
-    "tests/unit/coordinator/test_protocol_search.py",
+    "tests/unit/coordinator/protocol/test_protocol_search.py",
     "tests/unit/guards",
-    "tests/unit/coordinator/test_protocol_stateful.py",
-    "tests/unit/engine/test_step_search.py",
+    "tests/unit/coordinator/protocol/test_protocol_stateful.py",
+    "tests/unit/engine/step/test_step_search.py",
 )
 
 SUITES = {

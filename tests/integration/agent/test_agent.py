@@ -15,6 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from integration.agent import fake_engine
+from integration.agent.fake_worker_service import FakeWorkerService, serve
 from planaria.api.worker.v1.directive_pb2 import Copy, Directive, Export, Prepare, RollForward, Stop
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria.api.worker.v1.worker_service_pb2 import Welcome
@@ -33,8 +35,6 @@ from planaria_worker.agent.session import Session
 from planaria_worker.agent.settings import WorkerSettings
 from planaria_worker.engine_config import EngineConfig
 from planaria_worker.link import socket_address
-from support import fake_engine
-from support.fake_worker_service import FakeWorkerService, serve
 
 pytestmark = pytest.mark.integration
 

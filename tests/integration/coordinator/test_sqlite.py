@@ -18,7 +18,7 @@ from planaria_coordinator.adapters.database.sqlite import SqliteEngine
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.job.signals import NodeLost
-from unit.coordinator.simulation import World, running_world
+from unit.coordinator.simulation.world import World, running_world
 from unit.coordinator_edge.fakes import job, node
 
 pytestmark = pytest.mark.integration

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.oracle.reference import ReferenceResult
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.training_jobs import TrainingJob, training_job
+from support.engines.cluster import EngineCluster
+from support.engines.training_jobs import TrainingJob, training_job
+from support.engines.zygote import Zygote
 
 
 @pytest.fixture(scope="package")

@@ -12,12 +12,12 @@ from transformers import GPT2LMHeadModel
 from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B
 from integration.engine.test_evaluation import HELD_OUT
-from support import checkpoints
-from support.checkpoints import beginning_from, checkpointed
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.small_plans import JobFiles, Pipeline
-from support.training_jobs import training_job
+from support.engines import checkpoints
+from support.engines.checkpoints import beginning_from, checkpointed
+from support.engines.cluster import EngineCluster
+from support.engines.small_plans import JobFiles, Pipeline
+from support.engines.training_jobs import training_job
+from support.engines.zygote import Zygote
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -8,12 +8,12 @@ from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, WriteCheckpoint
 from planaria.api.worker.v1.report_pb2 import DirectiveResult
-from support.checkpoints import checkpointed
-from support.checkpoints import reports as said_of
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.small_plans import Pipeline
-from support.training_jobs import TrainingJob
+from support.engines.checkpoints import checkpointed
+from support.engines.checkpoints import reports as said_of
+from support.engines.cluster import EngineCluster
+from support.engines.small_plans import Pipeline
+from support.engines.training_jobs import TrainingJob
+from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
 

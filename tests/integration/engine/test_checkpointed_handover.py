@@ -8,13 +8,13 @@ import pytest
 from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.handover.staged import BOTH, NUM_STEPS, STEP, WITH_E, begin, finish
 from planaria_worker.engine.layers.checkpoint.manifest import Manifest
-from support import checkpoints
-from support.checkpoints import beginning_from, checkpointed
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.handover import Handover
-from support.small_plans import Pipeline
-from support.training_jobs import TrainingJob, training_job
+from support.engines import checkpoints
+from support.engines.checkpoints import beginning_from, checkpointed
+from support.engines.cluster import EngineCluster
+from support.engines.handover import Handover
+from support.engines.small_plans import Pipeline
+from support.engines.training_jobs import TrainingJob, training_job
+from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
 

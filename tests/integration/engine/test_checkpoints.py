@@ -14,14 +14,14 @@ from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria_common.model_config import ModelConfig
 from planaria_worker.engine.layers.export import export_huggingface
 from planaria_worker.models.state import LayerState
-from support import checkpoints
-from support.checkpoints import beginning_from, checkpointed
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
+from support.engines import checkpoints
+from support.engines.checkpoints import beginning_from, checkpointed
+from support.engines.cluster import EngineCluster
+from support.engines.small_plans import JobFiles, Pipeline
+from support.engines.training_jobs import TrainingJob, training_job
+from support.engines.zygote import Zygote
 from support.own_model import tied_layers
-from support.small_plans import JobFiles, Pipeline
 from support.small_reference import initial_states
-from support.training_jobs import TrainingJob, training_job
 
 pytestmark = pytest.mark.integration
 

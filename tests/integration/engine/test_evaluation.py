@@ -15,12 +15,12 @@ import pytest
 from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.scenarios import BEFORE
 from planaria.api.common.v1.errors_pb2 import ErrorReason
-from support import checkpoints
-from support.checkpoints import beginning_from, checkpointed
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.small_plans import Pipeline
-from support.training_jobs import TEXT, TrainingJob, training_job
+from support.engines import checkpoints
+from support.engines.checkpoints import beginning_from, checkpointed
+from support.engines.cluster import EngineCluster
+from support.engines.small_plans import Pipeline
+from support.engines.training_jobs import TEXT, TrainingJob, training_job
+from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
 

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.training_jobs import TrainingJob
+from support.engines.cluster import EngineCluster
+from support.engines.training_jobs import TrainingJob
+from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from integration.engine.scenarios import BEFORE, FAILED_STEP
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Quiesce
 from planaria.api.worker.v1.report_pb2 import FenceReport
-from support.engine_harness import EngineCluster
-from support.small_plans import Pipeline
+from support.engines.cluster import EngineCluster
+from support.engines.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
 

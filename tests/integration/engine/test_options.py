@@ -14,10 +14,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.small_plans import Pipeline
-from support.training_jobs import TrainingJob, training_job
+from support.engines.cluster import EngineCluster
+from support.engines.small_plans import Pipeline
+from support.engines.training_jobs import TrainingJob, training_job
+from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
 

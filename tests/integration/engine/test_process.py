@@ -13,10 +13,10 @@ from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Directive, Prepare, Quiesce
 from planaria.api.worker.v1.report_pb2 import EngineState
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.small_plans import JobFiles, Pipeline
-from support.training_jobs import training_job
+from support.engines.cluster import EngineCluster
+from support.engines.small_plans import JobFiles, Pipeline
+from support.engines.training_jobs import training_job
+from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
 

@@ -20,12 +20,12 @@ from integration.engine.test_random_kills import (
 )
 from planaria.api.worker.v1.directive_pb2 import DigestLayers
 from planaria.api.worker.v1.report_pb2 import EngineState, FenceReport
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.handover import Handover
-from support.one_engine import EngineDiedError
-from support.small_plans import Pipeline
-from support.training_jobs import TrainingJob, training_job
+from support.engines.cluster import EngineCluster
+from support.engines.handover import Handover
+from support.engines.one_engine import EngineDiedError
+from support.engines.small_plans import Pipeline
+from support.engines.training_jobs import TrainingJob, training_job
+from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
 

@@ -17,9 +17,9 @@ from integration.engine.test_random_kills import (
 )
 from planaria.api.worker.v1.directive_pb2 import Quiesce
 from planaria.api.worker.v1.report_pb2 import FenceReport
-from support.engine_harness import EngineCluster
-from support.one_engine import EngineDiedError
-from support.small_plans import Pipeline
+from support.engines.cluster import EngineCluster
+from support.engines.one_engine import EngineDiedError
+from support.engines.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
 

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.worker.v1.directive_pb2 import Quiesce
 from planaria.api.worker.v1.report_pb2 import EngineState
-from support.engine_harness import EngineCluster
-from support.one_engine import EngineDiedError
-from support.small_plans import Pipeline
+from support.engines.cluster import EngineCluster
+from support.engines.one_engine import EngineDiedError
+from support.engines.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
 

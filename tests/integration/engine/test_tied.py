@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.handover import Handover
-from support.small_plans import Pipeline
-from support.training_jobs import training_job
+from support.engines.cluster import EngineCluster
+from support.engines.handover import Handover
+from support.engines.small_plans import Pipeline
+from support.engines.training_jobs import training_job
+from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
 

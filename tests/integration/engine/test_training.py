@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.oracle.reference import ReferenceResult
-from support.engine_harness import EngineCluster
-from support.small_plans import Pipeline
+from support.engines.cluster import EngineCluster
+from support.engines.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
 

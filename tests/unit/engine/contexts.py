@@ -34,8 +34,8 @@ from planaria_worker.engine.step.training_step import (
 from planaria_worker.engine.telemetry import Stopwatch
 from planaria_worker.models.stage import hosted_layers
 from planaria_worker.models.state import initial_state
+from support.engines.training_jobs import training_job
 from support.memory_groups import MemoryGroup, connect
-from support.training_jobs import training_job
 
 GENERATION = 1
 

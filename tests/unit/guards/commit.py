@@ -22,7 +22,10 @@ from planaria_worker.engine.step.commit_messages import (
     VoteFormat,
 )
 from planaria_worker.models.state import LayerState
-from unit.engine import test_commit_messages, test_fence, test_layer_store, test_roll_forward
+from unit.engine import test_fence
+from unit.engine.layers import test_layer_store
+from unit.engine.recovery import test_roll_forward
+from unit.engine.step import test_commit_messages
 from unit.guards.guard import Remove, guard, swap
 
 

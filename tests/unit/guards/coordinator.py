@@ -28,20 +28,24 @@ from planaria_coordinator.domain.recovery import (
     opening,
     transition_completion,
 )
-from unit.coordinator import (
+from unit.coordinator.checkpoint import test_late_writers
+from unit.coordinator.engines import (
     test_agents_away,
-    test_contingencies,
-    test_evaluation,
-    test_finishing_a_step,
-    test_groups_that_fail,
-    test_late_writers,
-    test_lost_joiners,
     test_node_updates,
     test_reports,
+    test_worker_service,
+)
+from unit.coordinator.job import (
+    test_evaluation,
     test_resuming,
     test_services,
+)
+from unit.coordinator.placement import test_contingencies
+from unit.coordinator.recovery import (
+    test_finishing_a_step,
+    test_groups_that_fail,
+    test_lost_joiners,
     test_who_keeps_the_step,
-    test_worker_service,
 )
 from unit.guards.guard import guard, swap
 

@@ -6,7 +6,7 @@ from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.worker_service_pb2 import SessionResponse
 from planaria_worker.agent.agent import Agent
 from planaria_worker.engine.process.directives import Directives
-from unit.engine import test_directives
+from unit.engine.process import test_directives
 from unit.guards.guard import guard, swap
 
 

@@ -31,7 +31,7 @@ from planaria_worker.engine.step.training_context import TrainingContext
 from planaria_worker.engine.step.two_phase_commit import CommitResult, TwoPhaseCommit
 from planaria_worker.engine.step_progress import StepProgress
 from planaria_worker.engine.training.training_loop import TrainingLoop
-from support.engines import Engines
+from support.engines.processes import Engines
 from unit.guards.guard import Remove, swap
 
 

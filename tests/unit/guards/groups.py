@@ -7,7 +7,7 @@ import pytest
 from planaria_coordinator.domain.engines.outcome import FenceReport
 from planaria_coordinator.domain.recovery import activation
 from planaria_worker.engine.groups import DataParallelGroup, GroupSpec, current_groups
-from unit.coordinator import test_who_keeps_the_step
+from unit.coordinator.recovery import test_who_keeps_the_step
 from unit.engine import test_current_groups
 from unit.guards.guard import guard, swap
 from unit.worker_comm import test_group

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.one_engine import EngineDiedError
+from support.engines.one_engine import EngineDiedError
 
 Remove = Callable[[pytest.MonkeyPatch], None]
 

@@ -13,7 +13,7 @@ from planaria_worker.engine.layers.checkpoint import CheckpointError, layout, se
 from planaria_worker.engine.layers.copy import CommittedSum, LayerSource, chunks, stream
 from planaria_worker.engine.recovery.followed_layers import FollowedLayers
 from planaria_worker.engine.step.training_step import apply_sum
-from unit.engine import test_checkpointing, test_following
+from unit.engine.layers import test_checkpointing, test_following
 from unit.guards.guard import guard, swap
 from unit.worker_comm import test_copying, test_following_peers
 

@@ -19,10 +19,10 @@ from planaria_coordinator.domain.placement import replicas
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery import finish_step, handover, lost_engines
 from planaria_coordinator.domain.recovery.transition import Phase, Transition
-from unit.coordinator.engine_state import Rules
-from unit.coordinator.protocol_cluster import DISPLACING, DRAINING, EVEN, JOINING, UNEVEN
-from unit.coordinator.protocol_model import Model
-from unit.coordinator.protocol_search import search
+from unit.coordinator.protocol.cluster import DISPLACING, DRAINING, EVEN, JOINING, UNEVEN
+from unit.coordinator.protocol.engine_state import Rules
+from unit.coordinator.protocol.model import Model
+from unit.coordinator.protocol.search import search
 from unit.guards.guard import Remove, guard, swap
 
 

@@ -15,7 +15,8 @@ from planaria_worker.engine.step.pipeline_stage import PipelineStage, Round
 from planaria_worker.engine.step.stage_links import StageLinks
 from planaria_worker.engine.step.training_step import RefusedStepError
 from planaria_worker.engine.step_progress import StepProgress
-from unit.engine import test_early_passes, test_gradients, test_launch_order, test_step_progress
+from unit.engine.reduction import test_gradients, test_launch_order
+from unit.engine.step import test_early_passes, test_step_progress
 from unit.guards.guard import guard, swap
 from unit.worker_math import test_numerics
 

@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.handover.staged import NUM_STEPS
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.training_jobs import TrainingJob, training_job
+from support.engines.cluster import EngineCluster
+from support.engines.training_jobs import TrainingJob, training_job
+from support.engines.zygote import Zygote
 
 
 @pytest.fixture(scope="package")

@@ -6,8 +6,8 @@ from pathlib import Path
 from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Quiesce
 from planaria.api.worker.v1.report_pb2 import FenceReport
-from support.engine_harness import EngineCluster
-from support.small_plans import Pipeline
+from support.engines.cluster import EngineCluster
+from support.engines.small_plans import Pipeline
 
 NUM_STEPS = 9
 STEP = 4

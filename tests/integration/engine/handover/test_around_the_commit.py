@@ -19,9 +19,9 @@ from integration.engine.handover.staged import (
 )
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers
-from support.engine_harness import EngineCluster
-from support.handover import Handover
-from support.small_plans import Pipeline
+from support.engines.cluster import EngineCluster
+from support.engines.handover import Handover
+from support.engines.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
 

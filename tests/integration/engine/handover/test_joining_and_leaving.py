@@ -22,11 +22,11 @@ from integration.engine.handover.staged import (
 )
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Switch
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.handover import Handover
-from support.small_plans import Pipeline
-from support.training_jobs import training_job
+from support.engines.cluster import EngineCluster
+from support.engines.handover import Handover
+from support.engines.small_plans import Pipeline
+from support.engines.training_jobs import training_job
+from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
 

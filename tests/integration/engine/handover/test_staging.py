@@ -18,11 +18,11 @@ from integration.engine.handover.staged import (
 )
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Switch
-from support.engine_harness import EngineCluster
-from support.engine_zygote import Zygote
-from support.handover import Handover
-from support.small_plans import Pipeline
-from support.training_jobs import TrainingJob
+from support.engines.cluster import EngineCluster
+from support.engines.handover import Handover
+from support.engines.small_plans import Pipeline
+from support.engines.training_jobs import TrainingJob
+from support.engines.zygote import Zygote
 from unit.guards.engines import keep_no_sum_for_followers
 
 pytestmark = pytest.mark.integration
