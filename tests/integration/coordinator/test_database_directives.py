@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from integration.coordinator.rows import RECORD, directive
-from planaria_common.errors import ErrorReason
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
 from planaria_coordinator.application.ports import GenerationRecord
 from planaria_coordinator.domain.engines.directive import (
@@ -24,17 +23,7 @@ from planaria_coordinator.domain.engines.directive import (
     StageAssignment,
     Stop,
 )
-from planaria_coordinator.domain.engines.outcome import (
-    Copied,
-    Digested,
-    Failure,
-    FenceReport,
-    HeldLayer,
-    Outcome,
-    Prepared,
-    Stopped,
-)
-from unit.coordinator_edge.fakes import NOON, PLAN, job, node
+from unit.coordinator_edge.fakes import NOON, PLAN, job
 
 pytestmark = pytest.mark.integration
 
@@ -87,10 +76,10 @@ async def test_directives_wait_until_they_are_resolved_or_dropped(with_job: SqlD
         await work.commit()
     async with with_job.unit_of_work() as work:
         assert await work.directives.pending() == sent
-        await work.directives.resolve("directive-1", Stopped())
+        await work.directives.resolve("directive-1")
         many = [f"unknown-{number}" for number in range(40_000)]  # more than a statement takes
         await work.directives.drop(["directive-2", "directive-1", *many])
-        await work.directives.resolve("unknown", Stopped())
+        await work.directives.resolve("unknown")
         await work.commit()
     async with with_job.unit_of_work() as work:
         assert await work.directives.pending() == [sent[0], *sent[3:]]
@@ -103,7 +92,7 @@ async def test_a_command_for_all_engines_is_stored_once(with_job: SqlDatabase) -
     sent.append(directive(4, COMMANDS[1]))
     async with with_job.unit_of_work() as work:
         await work.directives.add(sent)
-        await work.directives.resolve("directive-1", Stopped())
+        await work.directives.resolve("directive-1")
         await work.commit()
     async with with_job.unit_of_work() as work:
         assert await work.directives.pending() == sent[1:]
@@ -125,7 +114,7 @@ async def test_settled_directives_of_old_generations_are_pruned(with_job: SqlDat
         await work.jobs.add(job("job-2"))
         await work.directives.add([*sent, other])
         for number in (1, 3, 5, 7):
-            await work.directives.resolve(f"directive-{number}", Stopped())
+            await work.directives.resolve(f"directive-{number}")
         await work.directives.drop(["directive-4"])
         await work.commit()
 
@@ -140,35 +129,3 @@ async def test_settled_directives_of_old_generations_are_pruned(with_job: SqlDat
         assert await work.directives.pending() == [sent[1], sent[5]]
         assert await work.directives.prune("job-1", before_generation=9, limit=9) == 1
         assert await work.directives.prune("job-2", before_generation=9, limit=9) == 1
-
-
-OUTCOMES: Sequence[Outcome] = (
-    FenceReport(
-        committed_steps=3,
-        last_commit=RECORD,
-        layers=(HeldLayer(layer=0, version=3),),
-        finished_microbatches=(1,),
-        step_compute_seconds=0.5,
-        fence_time=NOON,
-        park_time=NOON,
-    ),
-    Copied(num_bytes=9, layers=(), start_time=NOON, end_time=NOON),
-    Digested(digests={0: "ab", 11: "cd"}, version=3),
-    Prepared(
-        engine=node().engines[0],
-        data_digest="d",
-        fingerprint={"torch": "2.13"},
-        measured_layers=(),
-    ),
-    Failure(reason=ErrorReason.DATA_UNUSABLE, message="no file", metadata={"path": "p"}),
-)
-
-
-@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: outcome.kind)
-async def test_outcomes_are_stored(with_job: SqlDatabase, outcome: Outcome) -> None:
-    """Every kind of outcome fits its column."""
-    async with with_job.unit_of_work() as work:
-        await work.directives.add([directive(1)])
-        await work.directives.resolve("directive-1", outcome)
-        await work.commit()
-        assert await work.directives.pending() == []

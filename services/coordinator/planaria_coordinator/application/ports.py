@@ -14,7 +14,6 @@ from typing import Generic, Protocol, TypeVar
 from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.engines.node import Node
-from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event, EventDraft
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
@@ -126,8 +125,8 @@ class DirectiveRepository(Protocol):
 
     async def add(self, directives: Sequence[Directive]) -> None: ...
 
-    async def resolve(self, directive_id: str, outcome: Outcome) -> None:
-        """Record what came of one; does nothing when it is unknown or resolved already."""
+    async def resolve(self, directive_id: str) -> None:
+        """Mark one as answered; does nothing when it is unknown or resolved already."""
         ...
 
     async def drop(self, directive_ids: Iterable[str]) -> None:

@@ -173,7 +173,7 @@ class Supervisor:
                 if lines:
                     await work.log_lines.append(lines)
                 for result in results:
-                    await work.directives.resolve(result.directive_id, result.outcome)
+                    await work.directives.resolve(result.directive_id)
                 if times:
                     await work.nodes.save_heartbeats(times)
                 await work.commit()

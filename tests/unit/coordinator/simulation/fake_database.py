@@ -20,7 +20,6 @@ from planaria_coordinator.application.ports import (
 )
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.engines.node import Node
-from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event, EventDraft
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
@@ -40,7 +39,7 @@ class Tables:
     nodes: dict[str, Node] = field(default_factory=dict)
     generations: dict[tuple[str, int], GenerationRecord] = field(default_factory=dict)
     directives: dict[str, bytes] = field(default_factory=dict)
-    settled: dict[str, Outcome | None] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
     events: list[Event] = field(default_factory=list)
     recoveries: list[Recovery] = field(default_factory=list)
     steps: dict[tuple[str, int], StepMetrics] = field(default_factory=dict)
@@ -172,13 +171,12 @@ class _Directives(_Table):
             assert directive.id not in self.t.directives, "a directive's id is used once"
             self.t.directives[directive.id] = DIRECTIVE.dump_json(directive)
 
-    async def resolve(self, directive_id: str, outcome: Outcome) -> None:
+    async def resolve(self, directive_id: str) -> None:
         if directive_id in self.t.directives:
-            self.t.settled.setdefault(directive_id, outcome)
+            self.t.settled.add(directive_id)
 
     async def drop(self, directive_ids: Iterable[str]) -> None:
-        for directive_id in directive_ids:
-            self.t.settled.setdefault(directive_id, None)
+        self.t.settled.update(directive_ids)
 
     async def pending(self) -> Sequence[Directive]:
         return [
@@ -196,7 +194,8 @@ class _Directives(_Table):
             if each.id in self.t.settled
         ][:limit]
         for directive_id in outdated:
-            del self.t.directives[directive_id], self.t.settled[directive_id]
+            del self.t.directives[directive_id]
+            self.t.settled.remove(directive_id)
         return len(outdated)
 
 

@@ -35,7 +35,6 @@ from planaria_coordinator.adapters.database.transaction import Transaction
 from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.domain.engines.directive import Directive
-from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.recovery.recovery_record import Recovery
@@ -133,12 +132,12 @@ class SqlDirectives:
             rows.append(row)
         insert_rows(self._transaction, DIRECTIVES, rows)
 
-    async def resolve(self, directive_id: str, outcome: Outcome) -> None:
+    async def resolve(self, directive_id: str) -> None:
         write(
             self._transaction,
             update(DIRECTIVES)
             .where(DIRECTIVES.c.id == directive_id, DIRECTIVES.c.state != "RESOLVED")
-            .values(state="RESOLVED", outcome=outcome),
+            .values(state="RESOLVED"),
         )
 
     async def drop(self, directive_ids: Iterable[str]) -> None:

@@ -19,7 +19,6 @@ from sqlalchemy import (
 from planaria_coordinator.adapters.database.columns import Document, Position, UtcTime
 from planaria_coordinator.domain.engines.directive import Command
 from planaria_coordinator.domain.engines.node import NodeState
-from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.job import JobError, JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.placement.plan import Plan
@@ -118,9 +117,8 @@ DIRECTIVES = Table(
     # has the command of one that has none.
     Column("command", Document(Command)),
     Column("command_of", String(64), index=True),
-    # PENDING, RESOLVED (with its outcome) or SUPERSEDED.
+    # PENDING, RESOLVED (answered) or SUPERSEDED.
     Column("state", String(16), nullable=False),
-    Column("outcome", Document(Outcome)),
     # One index for those pending and for those that are old: every recovery waits for its upkeep.
     Index(None, "state", "job_id", "generation"),
 )

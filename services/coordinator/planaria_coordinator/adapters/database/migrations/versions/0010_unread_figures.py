@@ -1,4 +1,4 @@
-"""What nobody reads is not stored: seconds of a step by activity, and fields of a run."""
+"""What nobody reads is not stored: seconds of a step, outcomes of directives, fields of a run."""
 
 import json
 from typing import Any
@@ -15,6 +15,8 @@ depends_on = None
 def upgrade() -> None:
     with op.batch_alter_table("step_metrics") as step_metrics:
         step_metrics.drop_column("seconds")
+    with op.batch_alter_table("directives") as directives:
+        directives.drop_column("outcome")
     runs = sa.table("runs", sa.column("job_id"), sa.column("run", sa.JSON()))
     connection = op.get_bind()
     for job_id, text in connection.execute(
