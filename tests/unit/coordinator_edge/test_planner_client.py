@@ -75,7 +75,7 @@ class FakePlanner(PlannerServiceServicer):
         await self._note(request)
         return pb.ReconfigureResponse(
             plan=PLAN_MESSAGE,
-            copies=[pb.LayerCopy(layer=1, source_node_id="a", destination_node_id="b", bytes=9)],
+            copies=[pb.LayerCopy(layer=1, source_node_id="a", destination_node_id="b")],
             reason="shrunk",
             min_nodes=2,
         )

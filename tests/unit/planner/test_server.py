@@ -76,13 +76,9 @@ async def test_a_new_job_then_a_lost_node(planner: "PlannerServiceAsyncStub") ->
     )
     assert second.plan.fault_tolerance == 1
     assert len(second.plan.pipelines) == 2
-    assert second.candidates[0].steps_within_horizon == max(
-        candidate.steps_within_horizon for candidate in second.candidates
-    )
     for copy in second.copies:
         assert copy.layer in layers[copy.source_node_id]
         assert copy.layer not in layers.get(copy.destination_node_id, [])
-        assert copy.bytes == 1000
 
 
 async def contingencies(

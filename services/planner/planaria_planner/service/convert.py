@@ -9,7 +9,7 @@ from planaria_common.messages import from_message
 from planaria_planner.changes.candidates import RunningPipeline
 from planaria_planner.changes.contingency_plans import Outcome
 from planaria_planner.changes.inventory import Holdings
-from planaria_planner.changes.reconfigure import Candidate, Reconfiguration
+from planaria_planner.changes.reconfigure import Reconfiguration
 from planaria_planner.cost.cost_model import Stage
 from planaria_planner.cost.profile import ModelProfile
 from planaria_planner.plans.nodes import Node
@@ -115,11 +115,9 @@ def reconfigure_message(answer: Reconfiguration) -> pb.ReconfigureResponse:
                 layer=copy.layer,
                 source_node_id=copy.source,
                 destination_node_id=copy.destination,
-                bytes=copy.num_bytes,
             )
             for copy in answer.chosen.copies
         ],
-        candidates=[_candidate_message(candidate) for candidate in answer.candidates],
         reason=answer.reason,
         min_nodes=answer.min_nodes,
     )
@@ -134,13 +132,4 @@ def contingency_message(lost_node_id: str, outcome: Outcome) -> pb.PlanContingen
         )
     return pb.PlanContingenciesResponse(
         lost_node_id=lost_node_id, next=reconfigure_message(outcome)
-    )
-
-
-def _candidate_message(candidate: Candidate) -> pb.Candidate:
-    return pb.Candidate(
-        kind=candidate.kind.value,
-        iteration_seconds=candidate.plan.iteration_seconds,
-        transition_seconds=candidate.transition_seconds,
-        steps_within_horizon=candidate.steps_within_horizon,
     )

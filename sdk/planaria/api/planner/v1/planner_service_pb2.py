@@ -26,7 +26,7 @@ from planaria.api.common.v1 import plan_pb2 as planaria_dot_api_dot_common_dot_v
 from planaria.api.common.v1 import profile_pb2 as planaria_dot_api_dot_common_dot_v1_dot_profile__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-planaria/api/planner/v1/planner_service.proto\x12\x17planaria.api.planner.v1\x1a!planaria/api/common/v1/plan.proto\x1a$planaria/api/common/v1/profile.proto\"\xc4\x01\n\x07Problem\x12\x35\n\x07profile\x18\x01 \x01(\x0b\x32$.planaria.api.common.v1.ModelProfile\x12\x18\n\x10num_microbatches\x18\x02 \x01(\r\x12\x17\n\x0f\x66\x61ult_tolerance\x18\x03 \x01(\r\x12\x1e\n\x16min_nodes_per_pipeline\x18\x04 \x01(\r\x12\x1e\n\x16max_stage_accelerators\x18\x06 \x01(\rJ\x04\x08\x05\x10\x06R\tmax_nodes\"A\n\x08PlanNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x16\n\x0erelative_speed\x18\x03 \x01(\x01\"*\n\x07Holding\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x03(\r\"p\n\tLayerCopy\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x16\n\x0esource_node_id\x18\x02 \x01(\t\x12\x1b\n\x13\x64\x65stination_node_id\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04J\x04\x08\x05\x10\x06R\nfirst_byte\"\xa4\x01\n\tCandidate\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x19\n\x11iteration_seconds\x18\x02 \x01(\x01\x12\x1a\n\x12transition_seconds\x18\x03 \x01(\x01\x12\x1c\n\x14steps_within_horizon\x18\x04 \x01(\x01J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x05movesR\rnum_pipelinesR\x0c\x63opied_bytes\"s\n\x18GenerateTemplatesRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x11\n\tmin_nodes\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"?\n\x19GenerateTemplatesResponse\x12\x11\n\tmin_nodes\x18\x01 \x01(\rJ\x04\x08\x02\x10\x03R\ttemplates\"\x8f\x01\n\x12InstantiateRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x30\n\x05nodes\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.PlanNodeJ\x04\x08\x03\x10\x04R\x0e\x66ind_next_best\"\xba\x01\n\x13InstantiateResponse\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\tmin_nodes\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x1bnext_best_iteration_secondsR\x13lower_bound_secondsR\x10next_best_proven\"\x95\x02\n\x12ReconfigureRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x30\n\x05nodes\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.PlanNode\x12-\n\x07\x63urrent\x18\x03 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x32\n\x08holdings\x18\x04 \x03(\x0b\x32 .planaria.api.planner.v1.Holding\x12\x17\n\x0fhorizon_seconds\x18\x05 \x01(\x01J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x05\x63ostsR\x0b\x63hunk_bytes\"\xeb\x01\n\x13ReconfigureResponse\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x32\n\x06\x63opies\x18\x02 \x03(\x0b\x32\".planaria.api.planner.v1.LayerCopy\x12\x36\n\ncandidates\x18\x03 \x03(\x0b\x32\".planaria.api.planner.v1.Candidate\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tmin_nodes\x18\x05 \x01(\rJ\x04\x08\x06\x10\x07R\x13\x66\x61ult_tolerance_met\"X\n\x18PlanContingenciesRequest\x12<\n\x07present\x18\x01 \x01(\x0b\x32+.planaria.api.planner.v1.ReconfigureRequest\"\xaf\x01\n\x19PlanContingenciesResponse\x12\x14\n\x0clost_node_id\x18\x01 \x01(\t\x12:\n\x04next\x18\x02 \x01(\x0b\x32,.planaria.api.planner.v1.ReconfigureResponse\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\tJ\x04\x08\x05\x10\x06R\rdone_fraction2\xde\x03\n\x0ePlannerService\x12z\n\x11GenerateTemplates\x12\x31.planaria.api.planner.v1.GenerateTemplatesRequest\x1a\x32.planaria.api.planner.v1.GenerateTemplatesResponse\x12h\n\x0bInstantiate\x12+.planaria.api.planner.v1.InstantiateRequest\x1a,.planaria.api.planner.v1.InstantiateResponse\x12h\n\x0bReconfigure\x12+.planaria.api.planner.v1.ReconfigureRequest\x1a,.planaria.api.planner.v1.ReconfigureResponse\x12|\n\x11PlanContingencies\x12\x31.planaria.api.planner.v1.PlanContingenciesRequest\x1a\x32.planaria.api.planner.v1.PlanContingenciesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-planaria/api/planner/v1/planner_service.proto\x12\x17planaria.api.planner.v1\x1a!planaria/api/common/v1/plan.proto\x1a$planaria/api/common/v1/profile.proto\"\xc4\x01\n\x07Problem\x12\x35\n\x07profile\x18\x01 \x01(\x0b\x32$.planaria.api.common.v1.ModelProfile\x12\x18\n\x10num_microbatches\x18\x02 \x01(\r\x12\x17\n\x0f\x66\x61ult_tolerance\x18\x03 \x01(\r\x12\x1e\n\x16min_nodes_per_pipeline\x18\x04 \x01(\r\x12\x1e\n\x16max_stage_accelerators\x18\x06 \x01(\rJ\x04\x08\x05\x10\x06R\tmax_nodes\"A\n\x08PlanNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x16\n\x0erelative_speed\x18\x03 \x01(\x01\"*\n\x07Holding\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x03(\r\"n\n\tLayerCopy\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x16\n\x0esource_node_id\x18\x02 \x01(\t\x12\x1b\n\x13\x64\x65stination_node_id\x18\x03 \x01(\tJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06R\x05\x62ytesR\nfirst_byte\"s\n\x18GenerateTemplatesRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x11\n\tmin_nodes\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"?\n\x19GenerateTemplatesResponse\x12\x11\n\tmin_nodes\x18\x01 \x01(\rJ\x04\x08\x02\x10\x03R\ttemplates\"\x8f\x01\n\x12InstantiateRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x30\n\x05nodes\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.PlanNodeJ\x04\x08\x03\x10\x04R\x0e\x66ind_next_best\"\xba\x01\n\x13InstantiateResponse\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\tmin_nodes\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x1bnext_best_iteration_secondsR\x13lower_bound_secondsR\x10next_best_proven\"\x95\x02\n\x12ReconfigureRequest\x12\x31\n\x07problem\x18\x01 \x01(\x0b\x32 .planaria.api.planner.v1.Problem\x12\x30\n\x05nodes\x18\x02 \x03(\x0b\x32!.planaria.api.planner.v1.PlanNode\x12-\n\x07\x63urrent\x18\x03 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x32\n\x08holdings\x18\x04 \x03(\x0b\x32 .planaria.api.planner.v1.Holding\x12\x17\n\x0fhorizon_seconds\x18\x05 \x01(\x01J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x05\x63ostsR\x0b\x63hunk_bytes\"\xc5\x01\n\x13ReconfigureResponse\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x32\n\x06\x63opies\x18\x02 \x03(\x0b\x32\".planaria.api.planner.v1.LayerCopy\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tmin_nodes\x18\x05 \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x06\x10\x07R\ncandidatesR\x13\x66\x61ult_tolerance_met\"X\n\x18PlanContingenciesRequest\x12<\n\x07present\x18\x01 \x01(\x0b\x32+.planaria.api.planner.v1.ReconfigureRequest\"\xaf\x01\n\x19PlanContingenciesResponse\x12\x14\n\x0clost_node_id\x18\x01 \x01(\t\x12:\n\x04next\x18\x02 \x01(\x0b\x32,.planaria.api.planner.v1.ReconfigureResponse\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\tJ\x04\x08\x05\x10\x06R\rdone_fraction2\xde\x03\n\x0ePlannerService\x12z\n\x11GenerateTemplates\x12\x31.planaria.api.planner.v1.GenerateTemplatesRequest\x1a\x32.planaria.api.planner.v1.GenerateTemplatesResponse\x12h\n\x0bInstantiate\x12+.planaria.api.planner.v1.InstantiateRequest\x1a,.planaria.api.planner.v1.InstantiateResponse\x12h\n\x0bReconfigure\x12+.planaria.api.planner.v1.ReconfigureRequest\x1a,.planaria.api.planner.v1.ReconfigureResponse\x12|\n\x11PlanContingencies\x12\x31.planaria.api.planner.v1.PlanContingenciesRequest\x1a\x32.planaria.api.planner.v1.PlanContingenciesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOLDING']._serialized_start=413
   _globals['_HOLDING']._serialized_end=455
   _globals['_LAYERCOPY']._serialized_start=457
-  _globals['_LAYERCOPY']._serialized_end=569
-  _globals['_CANDIDATE']._serialized_start=572
-  _globals['_CANDIDATE']._serialized_end=736
-  _globals['_GENERATETEMPLATESREQUEST']._serialized_start=738
-  _globals['_GENERATETEMPLATESREQUEST']._serialized_end=853
-  _globals['_GENERATETEMPLATESRESPONSE']._serialized_start=855
-  _globals['_GENERATETEMPLATESRESPONSE']._serialized_end=918
-  _globals['_INSTANTIATEREQUEST']._serialized_start=921
-  _globals['_INSTANTIATEREQUEST']._serialized_end=1064
-  _globals['_INSTANTIATERESPONSE']._serialized_start=1067
-  _globals['_INSTANTIATERESPONSE']._serialized_end=1253
-  _globals['_RECONFIGUREREQUEST']._serialized_start=1256
-  _globals['_RECONFIGUREREQUEST']._serialized_end=1533
-  _globals['_RECONFIGURERESPONSE']._serialized_start=1536
-  _globals['_RECONFIGURERESPONSE']._serialized_end=1771
-  _globals['_PLANCONTINGENCIESREQUEST']._serialized_start=1773
-  _globals['_PLANCONTINGENCIESREQUEST']._serialized_end=1861
-  _globals['_PLANCONTINGENCIESRESPONSE']._serialized_start=1864
-  _globals['_PLANCONTINGENCIESRESPONSE']._serialized_end=2039
-  _globals['_PLANNERSERVICE']._serialized_start=2042
-  _globals['_PLANNERSERVICE']._serialized_end=2520
+  _globals['_LAYERCOPY']._serialized_end=567
+  _globals['_GENERATETEMPLATESREQUEST']._serialized_start=569
+  _globals['_GENERATETEMPLATESREQUEST']._serialized_end=684
+  _globals['_GENERATETEMPLATESRESPONSE']._serialized_start=686
+  _globals['_GENERATETEMPLATESRESPONSE']._serialized_end=749
+  _globals['_INSTANTIATEREQUEST']._serialized_start=752
+  _globals['_INSTANTIATEREQUEST']._serialized_end=895
+  _globals['_INSTANTIATERESPONSE']._serialized_start=898
+  _globals['_INSTANTIATERESPONSE']._serialized_end=1084
+  _globals['_RECONFIGUREREQUEST']._serialized_start=1087
+  _globals['_RECONFIGUREREQUEST']._serialized_end=1364
+  _globals['_RECONFIGURERESPONSE']._serialized_start=1367
+  _globals['_RECONFIGURERESPONSE']._serialized_end=1564
+  _globals['_PLANCONTINGENCIESREQUEST']._serialized_start=1566
+  _globals['_PLANCONTINGENCIESREQUEST']._serialized_end=1654
+  _globals['_PLANCONTINGENCIESRESPONSE']._serialized_start=1657
+  _globals['_PLANCONTINGENCIESRESPONSE']._serialized_end=1832
+  _globals['_PLANNERSERVICE']._serialized_start=1835
+  _globals['_PLANNERSERVICE']._serialized_end=2313
 # @@protoc_insertion_point(module_scope)

@@ -129,66 +129,26 @@ class LayerCopy(_message.Message):
     LAYER_FIELD_NUMBER: _builtins.int
     SOURCE_NODE_ID_FIELD_NUMBER: _builtins.int
     DESTINATION_NODE_ID_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """The layer."""
     source_node_id: _builtins.str
     """The node that has it; empty when no node does, and it must come from a checkpoint."""
     destination_node_id: _builtins.str
     """The node that needs it."""
-    bytes: _builtins.int
-    """Bytes to copy."""
     def __init__(
         self,
         *,
         layer: _builtins.int = ...,
         source_node_id: _builtins.str = ...,
         destination_node_id: _builtins.str = ...,
-        bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "destination_node_id", b"destination_node_id", "layer", b"layer", "source_node_id", b"source_node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_node_id", b"destination_node_id", "layer", b"layer", "source_node_id", b"source_node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LayerCopy: _TypeAlias = LayerCopy  # noqa: Y015
-
-@_typing.final
-class Candidate(_message.Message):
-    """A plan that was considered."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KIND_FIELD_NUMBER: _builtins.int
-    ITERATION_SECONDS_FIELD_NUMBER: _builtins.int
-    TRANSITION_SECONDS_FIELD_NUMBER: _builtins.int
-    STEPS_WITHIN_HORIZON_FIELD_NUMBER: _builtins.int
-    kind: _builtins.str
-    """How it was made: keep (broken pipelines idle), shrink, borrow, merge (healthy pipelines stay, the
-    rest is planned again), replan (some healthy ones as well), from_scratch.
-    """
-    iteration_seconds: _builtins.float
-    """Predicted seconds of one step."""
-    transition_seconds: _builtins.float
-    """Predicted seconds to get there."""
-    steps_within_horizon: _builtins.float
-    """Steps done within the horizon: what the choice maximises."""
-    def __init__(
-        self,
-        *,
-        kind: _builtins.str = ...,
-        iteration_seconds: _builtins.float = ...,
-        transition_seconds: _builtins.float = ...,
-        steps_within_horizon: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration_seconds", b"iteration_seconds", "kind", b"kind", "steps_within_horizon", b"steps_within_horizon", "transition_seconds", b"transition_seconds"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
 
 @_typing.final
 class GenerateTemplatesRequest(_message.Message):
@@ -360,7 +320,6 @@ class ReconfigureResponse(_message.Message):
 
     PLAN_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
-    CANDIDATES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MIN_NODES_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
@@ -375,22 +334,17 @@ class ReconfigureResponse(_message.Message):
     def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerCopy]:
         """The copies that lead to it."""
 
-    @_builtins.property
-    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
-        """Every plan considered, the chosen one first."""
-
     def __init__(
         self,
         *,
         plan: _plan_pb2.Plan | None = ...,
         copies: _abc.Iterable[Global___LayerCopy] | None = ...,
-        candidates: _abc.Iterable[Global___Candidate] | None = ...,
         reason: _builtins.str = ...,
         min_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "copies", b"copies", "min_nodes", b"min_nodes", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "min_nodes", b"min_nodes", "plan", b"plan", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
