@@ -32,6 +32,7 @@ from planaria.local.state import LocalCluster
 from planaria.models import Event, Job, Recovery, StepMetrics
 
 NUM_NODES = 5
+NUM_KILLS = 2
 POLL_SECONDS = 0.1
 EXAMPLES = Path(__file__).resolve().parent
 
@@ -137,9 +138,9 @@ class Demo:
         steps = self.spec.training.steps
         with ThreadPoolExecutor(1) as pool:
             telling = pool.submit(self._tell_events)
-            self._kill_a_node(after_step=steps // 5)
-            self._kill_a_node(after_step=2 * steps // 5)
-            self._start_replacement(after_step=2 * steps // 5 + 2)
+            for kill in range(1, NUM_KILLS + 1):
+                self._kill_a_node(after_step=kill * steps // 5)
+            self._start_replacement(after_step=NUM_KILLS * steps // 5 + 2)
             while not (finished := self._client.get_job(self._job_id)).is_done:
                 time.sleep(POLL_SECONDS)
             telling.result()
@@ -241,7 +242,10 @@ def recovery_lines(recovery: Recovery) -> str:
 
 
 def prove(finished: Job, spec: JobSpec, folder: Path, recoveries: Sequence[Recovery]) -> int:
-    """Compare the job's digest with that of one undisturbed process; return the exit status."""
+    """Compare the job's digest with that of one undisturbed process; return the exit status.
+
+    It is 0 if they are equal and the job lost the nodes that were to be killed, and no others.
+    """
     console.rule("The proof")
     if finished.state != "SUCCEEDED":
         console.print(f"[red]The job ended as {finished.state}: {finished.error}[/]")
@@ -263,7 +267,9 @@ def prove(finished: Job, spec: JobSpec, folder: Path, recoveries: Sequence[Recov
     console.print(f"one process, undisturbed:          {digest}")
     equal = digest == finished.final_digest
     console.print("[bold green]Equal.[/]" if equal else "[bold red]They differ.[/]")
-    return 0 if equal else 1
+    if num_lost != NUM_KILLS:
+        console.print(f"[bold red]{NUM_KILLS} nodes were to be killed and {num_lost} were lost.[/]")
+    return 0 if equal and num_lost == NUM_KILLS else 1
 
 
 if __name__ == "__main__":
