@@ -8,7 +8,6 @@ they compute anything of that step a second time.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from support.engines import checkpoints
 from support.engines.checkpoints import beginning_from, checkpointed
 from support.engines.cluster import EngineCluster
 from support.engines.small_plans import Pipeline
-from support.engines.training_jobs import TEXT, TrainingJob, training_job
+from support.engines.training_jobs import TrainingJob, training_job
 from support.engines.zygote import Zygote
 
 pytestmark = pytest.mark.integration
@@ -134,38 +133,6 @@ def test_the_closing_step_is_rolled_forward(
         assert report.last_commit.evaluation_loss == expected.evaluation_losses[CLOSING_STEP]
         assert {layer.version for layer in report.layers} == {CLOSING_STEP + 1}
     assert cluster.digest([Pipeline([("c", 5), ("b", 2)], [])]) == expected.digest
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"evaluation": {"every_steps": 3, "data": {"path": "evaluation.md"}}},
-        {"evaluation": HELD_OUT, "family": "gpt2", "dropout": 0.2},
-        pytest.param(
-            {"evaluation": HELD_OUT, "tie_word_embeddings": True, "activation_checkpointing": True},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"evaluation": HELD_OUT, "dtype": "bfloat16", "family": "qwen3"}, marks=pytest.mark.slow
-        ),
-    ],
-    ids=["a text of its own", "dropout", "tied", "bfloat16"],
-)
-def test_an_evaluation_uses_other_sequences_without_dropout(
-    tmp_path: Path, zygote: Zygote, options: dict[str, Any]
-) -> None:
-    """Without dropout and recomputation, on other sequences than those of training."""
-    evaluation = options["evaluation"]
-    if "data" in evaluation:
-        (tmp_path / "evaluation.md").write_text(TEXT.upper())
-        path = str(tmp_path / "evaluation.md")
-        options = {"evaluation": {**evaluation, "data": {"path": path}}}
-    job = training_job(tmp_path / "job", num_steps=4, **options)
-    expected = job.run_reference()
-    with EngineCluster(tmp_path / "engines", job.files, zygote) as cluster:
-        cluster.prepare("a", "b", "c", "d")
-        cluster.train(BEFORE)
-        check(cluster, expected, BEFORE)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import importlib
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -87,6 +88,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     """Pages outside docs/, which mkdocs does not check."""
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_generated_part_of_the_reference_is_up_to_date() -> None:
+    """Nobody edited it by hand, or forgot `make docs`."""
+    script = [sys.executable, str(ROOT / "scripts" / "generate_reference.py"), "--check"]
+    result = subprocess.run(script, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_files_named_in_the_documentation_exist() -> None:
