@@ -1,4 +1,4 @@
-"""A node is lost when its lease is over, a job stands still when all its engines do."""
+"""A node is lost when its lease is over, a job hangs when all its engines do."""
 
 import pytest
 
