@@ -18,7 +18,7 @@ from planaria_coordinator.adapters.database.engine import open_engine, parse_dat
 from planaria_coordinator.adapters.database.migrate import _config
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
 from planaria_coordinator.application.paging import PageRequest
-from planaria_coordinator.domain.engines.directive import Command, Copy, Prepare
+from planaria_coordinator.domain.engines.directive import Command, Copy, Prepare, RollForward
 from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
@@ -67,6 +67,35 @@ def old(request: pytest.FixtureRequest) -> Iterator[sqlite3.Connection]:
     connection = open_old(request.param)
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def rolling_forward(old: sqlite3.Connection) -> None:
+    """Change the old database to a moment at which its late engines are to commit a step."""
+    ((before,),) = old.execute("SELECT run FROM runs")
+    run = json.loads(before)
+    transition = run["transition"]
+    transition["phase"] = "COMMITTING"
+    transition["phase_starts"][-1][0] = "COMMITTING"
+    for pending in run["pending"].values():
+        pending["kind"] = "commit"
+    old.execute("UPDATE runs SET run = ?", (json.dumps(run),))
+    command = json.dumps({"kind": "commit", "record": run["last_commit"]})
+    for directive_id in run["pending"]:
+        old.execute(
+            "UPDATE directives SET command = ?, command_of = NULL WHERE id = ?",
+            (command, directive_id),
+        )
+
+
+@pytest.fixture
+def ended(old: sqlite3.Connection) -> None:
+    """Change the old database to one whose job has ended, and whose run is kept."""
+    ((before,),) = old.execute("SELECT run FROM runs")
+    run = json.loads(before) | {"state": "SUCCEEDED", "transition": None, "pending": {}}
+    old.execute("UPDATE runs SET run = ?", (json.dumps(run),))
+    old.execute("UPDATE jobs SET state = 'SUCCEEDED'")
+    old.execute("UPDATE directives SET state = 'RESOLVED'")
 
 
 @pytest.fixture
@@ -150,6 +179,37 @@ async def test_commands_name_the_initial_state(
     assert prepare.initial_state is not None
     assert prepare.initial_state.step == 4
     assert next(each.initial_layers for each in copies if isinstance(each, Copy))[:2] == (0, 1)
+
+
+@pytest.mark.parametrize("old", ["recovering"], indirect=True)
+async def test_late_engines_roll_forward(rolling_forward: None, upgraded: SqlDatabase) -> None:
+    """A commit that was ordered, and not answered, is awaited and sent again as a roll-forward."""
+    run = await stored_run(upgraded)
+    async with upgraded.unit_of_work() as work:
+        commands = {each.id: each.command for each in await work.directives.pending()}
+    await upgraded.close()
+    assert run.transition is not None
+    assert run.transition.phase is Phase.ROLLING_FORWARD
+    assert run.transition.phase_starts[-1][0] is Phase.ROLLING_FORWARD
+    assert len(run.pending) == 2
+    for directive_id, pending in run.pending.items():
+        assert pending.kind == "roll_forward"
+        command = commands[directive_id]
+        assert isinstance(command, RollForward)
+        assert command.record.step == 10
+
+
+@pytest.mark.parametrize("old", ["running"], indirect=True)
+async def test_a_job_that_has_ended_is_read(ended: None, upgraded: SqlDatabase) -> None:
+    run = await stored_run(upgraded)
+    async with upgraded.unit_of_work() as work:
+        pending = await work.directives.pending()
+        job = await work.jobs.get(JOB_ID)
+    await upgraded.close()
+    assert run.state is JobState.SUCCEEDED
+    assert (run.transition, run.pending, pending) == (None, {}, [])
+    assert job is not None
+    assert job.state is JobState.SUCCEEDED
 
 
 async def test_the_job_goes_on(upgraded: SqlDatabase) -> None:

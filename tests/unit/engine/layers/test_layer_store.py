@@ -1,5 +1,6 @@
 """Layers change only as a whole, and one that is being changed is nobody's replica."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from planaria_worker.engine.numerics.accumulate import GradientSums
 from planaria_worker.engine.step.training_step import apply_step
 from planaria_worker.models.state import empty_state, initial_state
 from support.engines.training_jobs import training_job
+from unit.worker_comm.layers import SECRET, serve
 
 
 @pytest.fixture
@@ -80,6 +82,25 @@ def test_a_copy_holds_the_whole_state(job: Job, store: LayerStore) -> None:
     fill(copy, store.tensors(1))
     for slot in ("parameters", "exp_avg", "exp_avg_sq"):
         assert torch.equal(copy.buffer(slot), store.states[1].buffer(slot))
+
+
+def test_the_bytes_of_copied_layers_are_counted(job: Job, store: LayerStore) -> None:
+    """Whole states, parameters and optimizer; those from the initial state are not among them."""
+    own = LayerStore()
+    work = LayerTasks(
+        job=job, initial_state=InitialStateFromSeed(job=job), store=own, fence=Fence(1)
+    )
+    fetcher = LayerFetcher(job_secret=SECRET, failpoints=Failpoints())
+    store.install({layer: initial_state(job.model, layer, seed=1) for layer in range(4)}, 0)
+    with contextlib.closing(serve(store)) as server:
+        wanted = WantedLayers(
+            version=0, initial=[0], copied={1: [server.address], 2: [server.address]}
+        )
+        num_bytes = work.obtain(wanted, generation=1, fetcher=fetcher)
+    assert own.held() == {0: 0, 1: 0, 2: 0}
+    states = (own.states[1], own.states[2])
+    slots = ("parameters", "exp_avg", "exp_avg_sq")
+    assert num_bytes == sum(state.buffer(slot).nbytes for state in states for slot in slots)
 
 
 def test_a_copy_of_something_else_is_refused(job: Job, store: LayerStore) -> None:

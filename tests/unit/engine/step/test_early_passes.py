@@ -286,14 +286,16 @@ def test_a_round_may_reach_two_stages_at_any_moment(
 MOMENTS = st.one_of(st.integers(1, 30), st.just(AT_REST))
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.reuse, Phase.generate))
-@given(num_stages=st.integers(2, 4), data=st.data())
-def test_rounds_may_reach_every_stage_at_any_moment(
-    plain: Undisturbed, num_stages: int, data: st.DataObject
-) -> None:
-    plans = data.draw(st.sampled_from([PLANS, (PLANS[0], ALL), ((3,), PLANS[1], ALL)]))
-    moments = [[data.draw(MOMENTS) for _ in plans[1:]] for _ in range(num_stages)]
-    check(Crew(plain.job, plans, moments, data.draw(st.sampled_from(KINDS))), plain)
+@pytest.mark.parametrize("num_examples", [25, pytest.param(50, marks=pytest.mark.slow)])
+def test_rounds_may_reach_every_stage_at_any_moment(plain: Undisturbed, num_examples: int) -> None:
+    @settings(max_examples=num_examples, deadline=None, phases=(Phase.reuse, Phase.generate))
+    @given(num_stages=st.integers(2, 4), data=st.data())
+    def search(num_stages: int, data: st.DataObject) -> None:
+        plans = data.draw(st.sampled_from([PLANS, (PLANS[0], ALL), ((3,), PLANS[1], ALL)]))
+        moments = [[data.draw(MOMENTS) for _ in plans[1:]] for _ in range(num_stages)]
+        check(Crew(plain.job, plans, moments, data.draw(st.sampled_from(KINDS))), plain)
+
+    search()
 
 
 def test_the_pipeline_stays_full(plain: Undisturbed) -> None:
