@@ -63,7 +63,7 @@ def test_a_trainer_applies_a_record_once_and_halts_if_it_cannot(
     key = SumsKey(step=6, generation=generation)
     engine: Any = SimpleNamespace(
         _current_training=SimpleNamespace(
-            sums=SimpleNamespace(key=key, by_layer={}, view=None),
+            committable_sums=SimpleNamespace(key=key, by_layer={}, view=None),
             retained_work=None,
             finish_commit=note("commit"),
             retained_after_commit=lambda _: None,
@@ -81,7 +81,7 @@ def test_a_trainer_applies_a_record_once_and_halts_if_it_cannot(
     to_write = trainer.Trainer._apply_record(engine, RECORD)
     assert calls == expected
     assert to_write == ([4] if "apply" in expected else ())
-    assert (engine._current_training.sums is None) == bool(expected)
+    assert (engine._current_training.committable_sums is None) == bool(expected)
 
 
 def test_a_record_survives_the_wire() -> None:

@@ -262,7 +262,7 @@ def test_groups_that_could_not_be_made_keep_nothing_of_a_pass(tmp_path: Path) ->
     """Guard: `with_traceback`."""
     job = make_job(tmp_path, MODELS["llama"], reproducible=True)
     (context,) = build_contexts(job, PLANS["one"])
-    context.reduction, context.awaited = None, cast(Any, Unbuilt())
+    context.reduction, context.groups_being_built = None, cast(Any, Unbuilt())
     gc.collect()
     gc.disable()
     try:

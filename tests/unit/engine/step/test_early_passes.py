@@ -150,14 +150,14 @@ class Crew:
             if isinstance(done, CommittedStep):
                 context.resources.fence.settle()
                 return done
-            if not context.upcoming:
+            if not context.next_plans:
                 self._wait_and_tell(stage)
             generation = context.generation + 1
             renew_context(
                 context,
-                view=context.upcoming.popleft(),
+                view=context.next_plans.popleft(),
                 generation=generation,
-                awaited=cast(Communicators, Awaited(are_lost=generation < self._last)),
+                groups_being_built=cast(Communicators, Awaited(are_lost=generation < self._last)),
                 resumed_step=0,
             )
 
@@ -196,7 +196,7 @@ class Crew:
         for each in self.contexts:  # nobody is told of a plan before all are fenced for it
             if each.resources.fence.newest < GENERATION + self._num_told[stage]:
                 each.resources.fence.fence(GENERATION + self._num_told[stage])
-        context.upcoming.append(
+        context.next_plans.append(
             view_plan(
                 plan,
                 context.view.engine_id,

@@ -133,7 +133,7 @@ class Directives:
             self._fence.fence(generation)
             goes_on = False
             if quiesce.mode == Quiesce.MODE_FENCE:
-                goes_on = self._trainer.fence(quiesce.lost_engine_ids, reason)
+                goes_on = self._trainer.end_commit_attempts(quiesce.lost_engine_ids, reason)
             else:
                 self._trainer.halt(reason)
             when_true = self._fence.when_settled if goes_on else self._fence.when_halted
@@ -205,7 +205,7 @@ class Directives:
         self._trainer.handover.stage(request, answer)
 
     def _switch(self, directive: Directive) -> None:
-        self._trainer.handover.switch(directive.generation, self._activated(directive))
+        self._trainer.handover.mark_for_switch(directive.generation, self._activated(directive))
 
     def _activated(self, directive: Directive) -> Answer:
         def answer(result: Activated | Exception) -> None:

@@ -25,7 +25,7 @@ class CurrentTraining:
             broken, or it has none.
         last_commit: the newest that the engine has made, applied from a record, or switched at.
         vitals: the state of the engine, and how many steps it has committed.
-        sums: what a witness's record could be committed from while the engine is parked.
+        committable_sums: what a witness's record can be committed from while it is parked.
     """
 
     def __init__(self, *, vitals: Vitals, trace: Trace, num_commits: int) -> None:
@@ -33,7 +33,7 @@ class CurrentTraining:
         self.context: TrainingContext | None = None
         self.retained_work: RetainedWork | None = None
         self.last_commit: CommitRecord | None = None
-        self.sums: CommittableSums | None = None
+        self.committable_sums: CommittableSums | None = None
         self._last_progress = StepProgress(step=0, generation=0)
         self.vitals = vitals
         self._trace = trace
@@ -117,7 +117,7 @@ class CurrentTraining:
         """Keep the sums of the step in flight, if it could be committed from them."""
         with self.lock:
             if self.context is not None:
-                self.sums = committable_sums(self.context, self.committed_steps)
+                self.committable_sums = committable_sums(self.context, self.committed_steps)
 
     def drop(self) -> None:
         """Drop the context, its gradients and activations; committable sums stay."""

@@ -82,12 +82,12 @@ class Handover:
             self._watch()
         staged_change.drop()
 
-    def switch(self, generation: int, answer: Answer) -> None:
-        """Make the staged change at the commit at which all engines switch.
+    def mark_for_switch(self, generation: int, answer: Answer) -> None:
+        """Hold the mark of the staged change: the switch follows at the commit where all hold it.
 
         Args:
             generation: of the change.
-            answer: called when it is made, or cannot be.
+            answer: called when the engine has switched, or cannot.
 
         Raises:
             PlanariaError: no such change is staged, or it is not ready.
@@ -109,7 +109,7 @@ class Handover:
             self._watch()
 
     def change_at(self, record: CommitRecord) -> StagedChange | None:
-        """Return the change to make at a commit; None: there is none, or the job is finished."""
+        """Return the change to switch to at a commit; None: none, or the job is finished."""
         staged_change = self._ready(record.next_generation)
         is_over = self._current_training.ends_after(record.step + 1)
         return None if staged_change is None or staged_change.is_taken or is_over else staged_change
@@ -117,7 +117,7 @@ class Handover:
     def renew(
         self, context: TrainingContext, staged_change: StagedChange, record: CommitRecord
     ) -> bool:
-        """Note a commit after which an unchanged pipeline goes on in the next generation.
+        """Note a commit, and switch to the staged plan in the same context: the pipeline stays.
 
         There is no moment without retained work.
 
@@ -132,7 +132,7 @@ class Handover:
                 context,
                 view=staged_change.view,
                 generation=staged_change.generation,
-                awaited=staged_change.communicators,
+                groups_being_built=staged_change.communicators,
             )
             self._current_groups.hand_over(staged_change.communicators)
 
@@ -150,7 +150,7 @@ class Handover:
         return True
 
     def replace_context(self, staged_change: StagedChange, record: CommitRecord) -> TrainingContext:
-        """Begin to train in the context of the staged plan, when its layers have the commit.
+        """Switch to the context of the staged plan, when its layers have the commit.
 
         Raises:
             FencedError: the engine was fenced meanwhile.

@@ -141,7 +141,7 @@ class StagedChange:
         self.finish(over)
 
     def answer_with(self, answer: Answer) -> bool:
-        """Set the callback for when the change is made, or cannot be; return whether it is over."""
+        """Set the callback for the switch or its failure; return whether it is over."""
         with self._lock:
             self._answer = answer
             result = self._result
@@ -179,12 +179,12 @@ class StagedChange:
         return retained_by(replace(self.request, committed_steps=committed_steps), self.view)
 
     def mark_taken(self) -> None:
-        """Switch to it: from now on `drop` does nothing."""
+        """Note that the engine switches to it: from now on `drop` does nothing."""
         with self._lock:
             self._is_taken = True
 
     def take(self, version: int) -> TrainingContext:
-        """Switch to it, and put its layers into the store; only if the pipeline changes.
+        """Hand over its context, and put its layers into the store; only if the pipeline changes.
 
         Raises:
             FencedError: the change was dropped.

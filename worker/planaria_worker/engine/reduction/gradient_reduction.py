@@ -116,7 +116,7 @@ class GradientReduction:
         self,
         progress: StepProgress,
         check: Callable[[], None],
-        upcoming: Sequence[int] = (),
+        last_microbatches: Sequence[int] = (),
         *,
         is_resumed: bool = False,
     ) -> None:
@@ -125,14 +125,14 @@ class GradientReduction:
         Args:
             progress: of the step.
             check: raises FencedError when no sum may start any more.
-            upcoming: microbatches that will be in each local sum when it is complete.
+            last_microbatches: those that each local sum will hold as well when it is complete.
             is_resumed: whether attempts of other generations may have left complete sums; the same
                 on all owners. Then the owners tell each other before any sum starts.
         """
         while self._lent:
             self._reclaim()
         counts = torch.zeros(self._num_microbatches, dtype=torch.int64)
-        for microbatch in (*progress.finished, *upcoming):
+        for microbatch in (*progress.finished, *last_microbatches):
             counts[microbatch] += 1
         counts = counts.to(self._device, non_blocking=True)
         order = LaunchOrder(self._in_order, self._max_in_flight)

@@ -187,10 +187,10 @@ class PipelineStage:
         so nothing may come before it. The last stage does not get here: it has no cool-down.
         """
         while len(self._outputs) < self._max_in_flight and not self._is_evaluating:
-            upcoming = round_.next_round()[len(self._begun) :]
-            if not upcoming or not (self._stage.is_first or self._links.has_input()):
+            next_microbatches = round_.next_round()[len(self._begun) :]
+            if not next_microbatches or not (self._stage.is_first or self._links.has_input()):
                 return
-            microbatch = upcoming[0]
+            microbatch = next_microbatches[0]
             self._begun.append(microbatch)
             if not self._stage.is_first:
                 self._receive_input(microbatch)

@@ -69,7 +69,7 @@ class TrainingContext:
     commit_link: CommitLink
     data_parallel_groups: tuple[DataParallelGroup, ...]
     """The groups across the pipelines, of this generation."""
-    awaited: Communicators | None
+    groups_being_built: Communicators | None
     """What builds the groups across the pipelines, until they are built."""
     reduction: GradientReduction | None
     """None until the groups across the pipelines are built."""
@@ -79,7 +79,7 @@ class TrainingContext:
     """Set by any thread: the pipeline stops at its next action, for good."""
     resumed_step: int | None = None
     """A step that an earlier generation may have begun: owners may have complete sums of it."""
-    upcoming: deque[PlanView] = field(default_factory=deque)
+    next_plans: deque[PlanView] = field(default_factory=deque)
     """Plans that finish the step in flight with this context: the control thread adds them, the
     training thread removes them. While there is one, all engines are fenced, and none can commit in
     the generation of this context.
@@ -96,9 +96,9 @@ class TrainingContext:
 
     def next_round(self, microbatches: Sequence[int]) -> tuple[int, ...]:
         """Return what the next plan of the step has this stage compute after these microbatches."""
-        if not self.upcoming:
+        if not self.next_plans:
             return ()
-        missing = self.progress.missing(self.upcoming[0].step_microbatches)
+        missing = self.progress.missing(self.next_plans[0].step_microbatches)
         return tuple(m for m in missing if m not in microbatches)
 
     def trace(self) -> None:
@@ -152,7 +152,7 @@ def build_context(
         data_parallel_groups=tuple(
             groups.data_parallel[spec.name] for spec in view.data_parallel_groups
         ),
-        awaited=None,
+        groups_being_built=None,
         reduction=_reduction(resources, view, sums, groups.data_parallel),
         two_phase_commit=_two_phase_commit(
             resources, view, generation, groups.data_parallel, commit_link
@@ -168,7 +168,7 @@ def renew_context(
     *,
     view: PlanView,
     generation: int,
-    awaited: Communicators,
+    groups_being_built: Communicators,
     resumed_step: int | None = None,
 ) -> None:
     """Continue a context in another generation, whose groups are being built.
@@ -177,11 +177,11 @@ def renew_context(
         context: of the same pipeline.
         view: the new plan, as the same engine sees it.
         generation: the new one.
-        awaited: its groups across the pipelines.
+        groups_being_built: its groups across the pipelines.
         resumed_step: the step in flight, if the new generation finishes it.
     """
     context.view, context.generation = view, generation
-    context.awaited, context.data_parallel_groups = awaited, ()
+    context.groups_being_built, context.data_parallel_groups = groups_being_built, ()
     context.resumed_step = resumed_step
     context.reduction = None  # its buckets belong to the old groups
     context.two_phase_commit = _two_phase_commit(
@@ -198,9 +198,9 @@ def join_data_parallel(context: TrainingContext) -> GradientReduction:
     """
     if context.reduction is not None:
         return context.reduction
-    assert context.awaited is not None  # noqa: S101 - without a reduction its groups are awaited
-    built = context.awaited.wait().data_parallel
-    context.awaited = None
+    assert context.groups_being_built is not None  # noqa: S101 - else there is a reduction
+    built = context.groups_being_built.wait().data_parallel
+    context.groups_being_built = None
     context.data_parallel_groups = tuple(built.values())
     resources, view = context.resources, context.view
     context.reduction = _reduction(resources, view, context.sums, built)

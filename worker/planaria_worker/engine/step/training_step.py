@@ -73,7 +73,9 @@ def compute(context: TrainingContext, microbatches: Sequence[int]) -> None:
         return
 
     def before_last_backward() -> None:
-        if not context.upcoming and (context.awaited is None or context.awaited.is_over):
+        if not context.next_plans and (
+            context.groups_being_built is None or context.groups_being_built.is_over
+        ):
             try:
                 _begin_sums(context, microbatches[-1:])
             except (GroupBroken, PlanariaError) as error:
@@ -107,7 +109,7 @@ def attempt(context: TrainingContext) -> CommittedStep | AbortedAttempt:
         RefusedStepError: the step must not be committed by any engine.
     """
     step, resources = context.progress.step, context.resources
-    if context.upcoming:
+    if context.next_plans:
         context.shut_data_parallel("the step is finished in another generation")
         context.two_phase_commit.abort(step)
         return AbortedAttempt(cause=None)
@@ -178,12 +180,12 @@ def _reduce(context: TrainingContext) -> tuple[Message, Exception | None]:
     return _vote(context, fence.mark), None
 
 
-def _begin_sums(context: TrainingContext, upcoming: Sequence[int] = ()) -> None:
+def _begin_sums(context: TrainingContext, last_microbatches: Sequence[int] = ()) -> None:
     """Begin to reduce the local sums, as soon as the groups across the pipelines are built.
 
     Args:
         context: whose local sums hold what `progress` lists as finished.
-        upcoming: microbatches that the sums will hold as well when they are complete.
+        last_microbatches: those whose passes are under way: the sums will hold them too.
 
     Raises:
         GroupBroken: the groups were shut.
@@ -195,7 +197,7 @@ def _begin_sums(context: TrainingContext, upcoming: Sequence[int] = ()) -> None:
     reduction.begin(
         context.progress,
         lambda: fence.check(generation),
-        upcoming,
+        last_microbatches,
         is_resumed=context.is_resuming,
     )
 

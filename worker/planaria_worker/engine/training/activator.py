@@ -146,7 +146,7 @@ class Activator:
         """Build the new context as soon as its groups are built."""
         self._resources.store.keep(view.hosted_layers)
         self._thread.drop_halted()
-        self._current_training.sums = None
+        self._current_training.committable_sums = None
         self._vitals.committed_steps = request.committed_steps
         groups = communicators.wait()
         step = request.committed_steps
@@ -179,10 +179,10 @@ class Activator:
         self._handover.watch(view)
         self._builder.start(communicators, view.data_parallel_groups, request, answer)
         self._fence.resume()
-        context.upcoming.append(view)
+        context.next_plans.append(view)
         return lambda: self._train_on(request, communicators)
 
-    def _train_on(self, request: PlanRequest, awaited: Communicators) -> None:
+    def _train_on(self, request: PlanRequest, groups_being_built: Communicators) -> None:
         """Finish the step in flight in another generation, and train on.
 
         Even if it is fenced again, the engine makes its passes and the attempt, as every
@@ -191,13 +191,13 @@ class Activator:
         with self._thread.training():
             if not self._current_training.has_live_context:
                 broken = GroupBroken("the pipeline broke before its step went on")
-                awaited.shut(str(broken))
+                groups_being_built.shut(str(broken))
                 self._reporter.report_fault(broken, request.generation, request.committed_steps)
                 return
             self._vitals.enter(EngineState.ENGINE_STATE_TRAINING)
             self._stopwatch.lap("idle")
-            self._current_training.sums = None
-            self._loop.train_renewed(request.generation, awaited)
+            self._current_training.committable_sums = None
+            self._loop.train_renewed(request.generation, groups_being_built)
 
     def _begin_generation(
         self, communicators: Communicators, request: PlanRequest, view: PlanView

@@ -6,6 +6,7 @@
     PARKED -> TRAINING                              Activate or RollForward, context kept
     TRAINING -> REBUILDING -> TRAINING              a switch to a staged plan at a commit
     TRAINING -> PARKED | FINISHED                   fenced; the last step is committed
+    PARKED -> FINISHED                              RollForward commits the last step
 
 An engine whose pipeline is broken drops its groups, gradients and activations, keeps its layers,
 and computes nothing until the next plan. An engine of a healthy pipeline only aborts the attempt to
@@ -134,8 +135,8 @@ class Trainer:
 
     # Recovery: fence, halt, roll forward.
 
-    def fence(self, lost: Collection[str], reason: str) -> bool:
-        """End sums and commit attempts after the fence has fallen; a healthy pipeline computes on.
+    def end_commit_attempts(self, lost: Collection[str], reason: str) -> bool:
+        """End sums and commit attempts of a fenced engine; a healthy pipeline computes on.
 
         Args:
             lost: ids of the lost engines.
@@ -197,7 +198,7 @@ class Trainer:
     def _apply_record(self, record: CommitRecord) -> Sequence[int]:
         """Commit the step of a witness's record; return the layers to copy for a checkpoint."""
         current_training = self._current_training
-        sums, resources = current_training.sums, self._resources
+        sums, resources = current_training.committable_sums, self._resources
         todo = decide_roll_forward(
             record,
             committed_steps=self._vitals.committed_steps,
@@ -211,7 +212,7 @@ class Trainer:
         else:
             apply_step(resources.job, resources.store, resources.feed, sums.by_layer, record)
             to_write = self._checkpointer.announce(sums.view, record.step + 1)
-        current_training.sums = None
+        current_training.committable_sums = None
         self.submit(self._catch_up)  # first: an Activate that follows is submitted after it
         current_training.finish_commit(record, current_training.retained_after_commit(record))
         self._reporter.step_done(record)  # all witnesses may have died before they reported it
@@ -238,9 +239,9 @@ class Trainer:
     # Handover.
 
     def _submit_join(self, staged_change: StagedChange, record: CommitRecord) -> None:
-        self.submit(lambda: self._join(staged_change, record))
+        self.submit(lambda: self._switch_as_joiner(staged_change, record))
 
-    def _join(self, staged_change: StagedChange, record: CommitRecord) -> None:
+    def _switch_as_joiner(self, staged_change: StagedChange, record: CommitRecord) -> None:
         """Switch to a staged plan at a commit that other engines made, and train."""
         if self.handover.change_at(record) is not staged_change:
             return
@@ -251,6 +252,6 @@ class Trainer:
         with self._thread.training():
             self._resources.stopwatch.lap("idle")
             self._thread.drop_halted()
-            self._current_training.sums = None
+            self._current_training.committable_sums = None
             if self._loop.switch(staged_change, record) is not None:
                 self._loop.train_from_start()

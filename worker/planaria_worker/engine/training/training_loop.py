@@ -53,21 +53,21 @@ class TrainingLoop:
         self._begin_step(self._context())
         self.train()
 
-    def train_renewed(self, generation: int, awaited: Communicators) -> None:
+    def train_renewed(self, generation: int, groups_being_built: Communicators) -> None:
         """Finish the step in flight in another generation, then train on.
 
-        The context is kept; its plan is the first of those in `upcoming`.
+        The context is kept; its plan is the first of those in `next_plans`.
 
         Args:
             generation: the new one.
-            awaited: its groups across the pipelines, which are being built.
+            groups_being_built: its groups across the pipelines.
         """
         context = self._context()
         renew_context(
             context,
-            view=context.upcoming.popleft(),
+            view=context.next_plans.popleft(),
             generation=generation,
-            awaited=awaited,
+            groups_being_built=groups_being_built,
             resumed_step=context.progress.step,
         )
         self.train()
@@ -106,7 +106,7 @@ class TrainingLoop:
             self._break_off(error, context)
 
     def switch(self, staged_change: StagedChange, record: CommitRecord) -> TrainingContext | None:
-        """Switch to the staged plan at a commit; return its context, or None if that failed."""
+        """Switch to the context of a staged plan at a commit; return it, or None if that failed."""
         start_time = self._clock.now()
         self._vitals.enter(EngineState.ENGINE_STATE_REBUILDING)
         try:
