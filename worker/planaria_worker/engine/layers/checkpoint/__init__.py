@@ -1,4 +1,4 @@
-"""Checkpoints of a job: layer files its engines write the layer files while training continues."""
+"""Checkpoints of a job: its engines write layer files while training continues."""
 
 from planaria_worker.engine.layers.checkpoint.checkpointer import Checkpointer
 from planaria_worker.engine.layers.checkpoint.errors import CheckpointError
