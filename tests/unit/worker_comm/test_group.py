@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -119,33 +120,18 @@ def start(group: DataParallelGroup) -> Work:
     return group.iall_reduce(torch.zeros(1))
 
 
-def wait_in_thread(work: Work) -> tuple[threading.Thread, list[str]]:
-    raised: list[str] = []
-
-    def wait() -> None:
-        try:
-            work.wait()
-        except GroupBroken as error:
-            raised.append(str(error))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread, raised
-
-
 def test_a_thread_waiting_for_a_lost_operation_is_woken(
-    fake: FakeProcessGroup, group: DataParallelGroup
+    fake: FakeProcessGroup, group: DataParallelGroup, elsewhere: ThreadPoolExecutor
 ) -> None:
     """gloo may never end an operation whose connection was cut. Guard: no wait within gloo is
     without a way out (`_poll`)."""
-    thread, raised = wait_in_thread(start(group))
+    waiting = elsewhere.submit(start(group).wait)
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
 
     group.shut("fenced")
 
-    thread.join(BOUND_SECONDS)
-    assert len(raised) == 1
-    assert raised[0].endswith(": fenced")
+    with pytest.raises(GroupBroken, match=r": fenced$"):
+        waiting.result(BOUND_SECONDS)
     assert not fake.works[0].has_ended.is_set()
 
 
@@ -153,15 +139,16 @@ def test_a_lost_end_of_a_connection_is_noticed(
     fake: FakeProcessGroup,
     group: DataParallelGroup,
     ends: tuple[socket.socket, socket.socket],
+    elsewhere: ThreadPoolExecutor,
 ) -> None:
     """gloo may not tell that a peer has shut its end. Guard: `_poll` asks the kernel."""
-    thread, raised = wait_in_thread(start(group))
+    waiting = elsewhere.submit(start(group).wait)
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
 
     ends[1].shutdown(socket.SHUT_RDWR)
 
-    thread.join(BOUND_SECONDS / 2)
-    assert [reason.rpartition(": ")[2] for reason in raised] == ["a peer ended its connection"]
+    with pytest.raises(GroupBroken, match=r": a peer ended its connection$"):
+        waiting.result(BOUND_SECONDS / 2)
     assert not fake.works[0].has_ended.is_set()
 
 
@@ -169,15 +156,15 @@ def test_data_sent_before_the_end_is_received(
     fake: FakeProcessGroup,
     group: DataParallelGroup,
     ends: tuple[socket.socket, socket.socket],
+    elsewhere: ThreadPoolExecutor,
 ) -> None:
     """A peer sends its last message and shuts its end: the message still counts."""
     work = start(group)
     ends[1].shutdown(socket.SHUT_RDWR)
-    thread, raised = wait_in_thread(work)
+    waiting = elsewhere.submit(work.wait)
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
     fake.works[0].end()
-    thread.join(BOUND_SECONDS)
-    assert raised == []
+    waiting.result(BOUND_SECONDS)
     assert not group.is_shut
 
 
@@ -199,15 +186,14 @@ def test_a_failure_shuts_the_group(
 
 
 def test_a_finished_operation_may_be_waited_for_again(
-    fake: FakeProcessGroup, group: DataParallelGroup
+    fake: FakeProcessGroup, group: DataParallelGroup, elsewhere: ThreadPoolExecutor
 ) -> None:
     work = start(group)
-    thread, raised = wait_in_thread(work)
+    waiting = elsewhere.submit(work.wait)
     fake.works[0].is_waited_for.wait(BOUND_SECONDS)
     fake.works[0].end()
-    thread.join(BOUND_SECONDS)
+    waiting.result(BOUND_SECONDS)
     work.wait()
-    assert raised == []
     assert not group.is_shut
 
 
@@ -235,7 +221,7 @@ def test_a_wrong_tensor_costs_nothing(group: DataParallelGroup) -> None:
 
 
 def test_a_shut_group_is_dropped_elsewhere(
-    fake: FakeProcessGroup, group: DataParallelGroup
+    fake: FakeProcessGroup, group: DataParallelGroup, elsewhere: ThreadPoolExecutor
 ) -> None:
     """Dropping a process group waits for its threads, of which one may be stuck: neither the thread
     that shuts nor one that is just starting an operation may be the last to hold it. Guard:
@@ -247,13 +233,12 @@ def test_a_shut_group_is_dropped_elsewhere(
         may_start.wait(BOUND_SECONDS)
 
     fake.launch = launch
-    thread = threading.Thread(target=lambda: start(group))
-    thread.start()
+    starting = elsewhere.submit(start, group)
     is_starting.wait(BOUND_SECONDS)
     group.shut()
     assert not fake.dropped_by
     may_start.set()
-    thread.join(BOUND_SECONDS)
+    starting.exception(BOUND_SECONDS)
     fake.was_dropped.wait(BOUND_SECONDS)
     assert fake.dropped_by == ["drop-group"]
 

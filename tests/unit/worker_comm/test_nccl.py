@@ -4,7 +4,8 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -160,20 +161,6 @@ def sums(nccl: ModuleType) -> DataParallelGroup:
     )
 
 
-def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[str]]:
-    raised: list[str] = []
-
-    def run() -> None:
-        try:
-            call()
-        except (GroupBroken, RuntimeError) as error:
-            raised.append(str(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, raised
-
-
 def test_a_failure_cannot_end_the_process(nccl: ModuleType, fake: type[FakeProcessGroup]) -> None:
     """torch's watchdogs end it by default, at once or minutes later."""
     connect(nccl, 0, 2)
@@ -217,13 +204,16 @@ def test_a_group_that_sums_connects_by_sums(nccl: ModuleType, fake: type[FakePro
 
 
 def test_connecting_can_be_cut(
-    nccl: ModuleType, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
+    nccl: ModuleType,
+    fake: type[FakeProcessGroup],
+    monkeypatch: pytest.MonkeyPatch,
+    elsewhere: ThreadPoolExecutor,
 ) -> None:
     """Even where the abort takes long. Guard: the wait looks at the connector's own event."""
     monkeypatch.setattr(fake, "is_complete", False)
     connector = nccl.NcclAllReduceConnector(torch.device("cpu"), BOUND_SECONDS)
-    thread, raised = in_thread(
-        lambda: connector.connect(HashStore(), 0, ["", ""], timeout_seconds=BOUND_SECONDS)
+    waiting = elsewhere.submit(
+        connector.connect, HashStore(), 0, ["", ""], timeout_seconds=BOUND_SECONDS
     )
     assert fake.has_started.wait(BOUND_SECONDS)
     fake.made[0].may_abort.clear()
@@ -231,8 +221,8 @@ def test_connecting_can_be_cut(
 
     connector.cut()
 
-    thread.join(BOUND_SECONDS / 2)
-    assert raised == ["cut while it connected"]
+    with pytest.raises(RuntimeError, match=r"^cut while it connected$"):
+        waiting.result(BOUND_SECONDS / 2)
     assert fake.made[0].is_aborting.wait(BOUND_SECONDS)
     fake.made[0].may_abort.set()
 
@@ -259,19 +249,22 @@ def test_peers_that_do_not_come_in_time(
 
 
 def test_shutting_a_group_does_not_wait_for_the_abort(
-    link: PipelineLink, fake: type[FakeProcessGroup], monkeypatch: pytest.MonkeyPatch
+    link: PipelineLink,
+    fake: type[FakeProcessGroup],
+    monkeypatch: pytest.MonkeyPatch,
+    elsewhere: ThreadPoolExecutor,
 ) -> None:
     """It is the thread that answers the agent. Who waits is woken before the abort is over, too."""
     monkeypatch.setattr(fake, "is_complete", False)
     work = link.irecv(torch.zeros(1), 1)
     fake.made[0].may_abort.clear()
-    thread, raised = in_thread(work.wait)
+    waiting = elsewhere.submit(work.wait)
     fake.made[0].works[-1].is_looked_at.wait(BOUND_SECONDS)
 
     link.shut("fenced")
 
-    thread.join(BOUND_SECONDS / 2)
-    assert [reason.rpartition(": ")[2] for reason in raised] == ["fenced"]
+    with pytest.raises(GroupBroken, match=r": fenced$"):
+        waiting.result(BOUND_SECONDS / 2)
     assert fake.made[0].is_aborting.wait(BOUND_SECONDS)
     fake.made[0].may_abort.set()
 
