@@ -1,7 +1,12 @@
 """What all tests share."""
 
+from collections.abc import Iterator
+
+import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
+
+from support.engines.zygote import Zygote
 
 settings.register_profile(  # the machine may be busy: how long a thing takes says nothing
     "planaria", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -18,3 +23,11 @@ structlog.configure(  # as services log: the values of local variables take seco
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Return the process that engines and services of tests are forked from."""
+    zygote = Zygote()
+    yield zygote
+    zygote.close()

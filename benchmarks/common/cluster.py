@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Protocol, Self
 
 from benchmarks.common.ports import free_port
 from planaria import Client, ConflictError
@@ -33,12 +33,45 @@ DEFAULT_TIMEOUT_SECONDS = 150.0
 POLL_SECONDS = 0.05
 
 
+class Process(Protocol):
+    """What a cluster needs of `subprocess.Popen`."""
+
+    pid: int
+    stdout: IO[str] | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
+def start_process(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    prefix: Sequence[str] = (),
+) -> Process:
+    """Run a module in a fresh Python; its standard output is a pipe."""
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", module, *arguments],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            process_group=0,
+        )
+
+
 @dataclass(kw_only=True)
 class Part:
     """One process, started with a log of its own."""
 
     name: str
-    process: subprocess.Popen[str]
+    process: Process
     log: Path
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -189,16 +222,13 @@ class Cluster:
     ) -> Part:
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / f"{name}.log"
-        with log.open("ab") as stream:
-            process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", module, *arguments],
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stream,
-                text=True,
-                process_group=0,
-            )
+        process = start_process(
+            module,
+            arguments,
+            environment={"OMP_NUM_THREADS": "1", **(environment or {})},
+            log=log,
+            prefix=prefix,
+        )
         return Part(name=name, process=process, log=log)
 
     # -- hurting ----------------------------------------------------------------------------------

@@ -5,10 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.cluster import Cluster
+from benchmarks.common import cluster as clusters
+from benchmarks.common.cluster import Cluster, start_process
 from benchmarks.common.jobs import write_text
+from support.engines.zygote import Zygote
 
 NUM_NODES = 5
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forks(zygote: Zygote) -> Iterator[None]:
+    """Start planners, coordinators and agents without importing anything for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clusters, "start_process", zygote.start_service)
+        yield
+
+
+@pytest.fixture
+def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start them as a user does."""
+    monkeypatch.setattr(clusters, "start_process", start_process)
 
 
 @pytest.fixture(scope="package")

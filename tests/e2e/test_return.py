@@ -53,7 +53,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network | None]:
 
 
 @pytest.fixture
-def pool(network: Network | None, tmp_path: Path) -> Iterator[Pool]:
+def pool(no_forks: None, network: Network | None, tmp_path: Path) -> Iterator[Pool]:
     """Engines are held on purpose, and must not count as hanging meanwhile."""
     folder = tmp_path / "cluster"
     with Pool(

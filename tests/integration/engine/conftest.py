@@ -21,13 +21,6 @@ def expected(job: TrainingJob) -> ReferenceResult:
 
 
 @pytest.fixture(scope="package")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="package")
 def cluster(
     job: TrainingJob, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EngineCluster]:

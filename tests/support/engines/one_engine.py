@@ -15,7 +15,7 @@ from planaria.api.worker.v1.engine_link_pb2 import EngineCommand, EngineEvent, L
 from planaria.api.worker.v1.report_pb2 import DirectiveResult, EngineSnapshot, EngineState
 from planaria_worker.link import encode, socket_address
 from support.engines.link import LinkEnd
-from support.engines.zygote import EngineProcess
+from support.engines.zygote import ForkedProcess
 
 TIMEOUT_SECONDS = 120.0
 """Only a broken engine comes near it, but the machine may be busy with something else."""
@@ -34,7 +34,7 @@ class TestEngine:
 
     name: str
     engine_id: str
-    process: EngineProcess
+    process: ForkedProcess
     folder: Path
     changed: threading.Condition
     snapshot: EngineSnapshot = field(default_factory=EngineSnapshot)

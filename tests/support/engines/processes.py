@@ -231,7 +231,7 @@ class Engines:
         )
         config.dump(folder / "config.json")
         (folder / "engine.log").touch()
-        process = self._zygote.start(
+        process = self._zygote.start_engine(
             folder / "config.json",
             folder / "engine.log",
             environment={ENVIRONMENT_VARIABLE: json.dumps(failpoints)} if failpoints else {},
