@@ -224,17 +224,13 @@ def is_end(event: Event, job_id: str) -> bool:
 
 
 def recovery_lines(recovery: Recovery) -> str:
-    """Return what one change of plan cost, phase by phase."""
+    """Return what one change of plan cost."""
     changed = ", ".join(recovery.nodes_lost or recovery.nodes_joined)
     before = "+".join(map(str, recovery.pipeline_sizes_before))
     after = "+".join(map(str, recovery.pipeline_sizes_after))
-    phases = ", ".join(
-        f"{phase.name} {phase.duration_seconds * 1e3:.0f} ms" for phase in recovery.phases
-    )
     figures = ", ".join(f"{name} {s * 1e3:.0f} ms" for name, s in recovery.figures.items())
     return (
         f"[bold]{recovery.cause} ({changed})[/]: templates of {before} nodes -> {after} nodes\n"
-        f"  {phases}\n"
         f"  copied {recovery.copied_bytes / 1e6:.1f} MB, "
         f"redid {recovery.redone_microbatches} microbatches, "
         f"{figures}"

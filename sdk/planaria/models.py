@@ -75,7 +75,8 @@ class Job(Body):
     generation: int = Field(description="The generation of its plan.")
     tokens_per_second: float = Field(description="Over the last steps.")
     goodput: float | None = Field(
-        description="Productive share of the wall-clock time since the first step began."
+        description="Share of the wall-clock time since the first step began in which the job "
+        "trained. A step that a loss makes longer counts in full; see a recovery's `lost_seconds`."
     )
     final_digest: str = Field(
         description="SHA-256 of the final parameters, hexadecimal; empty before the end."
@@ -184,7 +185,7 @@ class StepMetrics(Body):
 class RecoveryPhase(Body):
     """A phase of a recovery."""
 
-    name: str = Field(description="detect, quiesce, plan, rebuild, copy or resume.")
+    name: str = Field(description="detect, quiesce, plan, rebuild, copy or activate.")
     start_time: Time
     duration_seconds: float
 
@@ -197,7 +198,10 @@ class Recovery(Body):
     nodes_lost: tuple[str, ...]
     nodes_joined: tuple[str, ...]
     generation: int = Field(description="The generation it led to.")
-    redone_microbatches: int = Field(description="Microbatches computed a second time.")
+    redone_microbatches: int = Field(
+        description="Microbatches that a survivor had computed and that were computed again; "
+        "what the lost nodes had of the step is not known."
+    )
     copied_bytes: int = Field(description="Bytes copied between engines.")
     phases: tuple[RecoveryPhase, ...] = Field(description="They may overlap.")
     detect_seconds: float | None = Field(

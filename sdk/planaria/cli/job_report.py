@@ -25,11 +25,10 @@ def event_text(event: Event) -> Text:
 
 
 def recovery_text(recovery: Recovery) -> Text:
-    """Return one line for what a recovery cost."""
-    figures = [f"{name} {seconds * 1e3:.0f} ms" for name, seconds in recovery.figures.items()]
+    """Return one line for what a recovery moved and repeated; its event has the figures."""
     copied = f"copied {recovery.copied_bytes / 1e6:.1f} MB between engines"
     redone = f"computed {recovery.redone_microbatches} microbatches again"
-    return Text(f"          {', '.join((*figures, copied, redone))}", style="dim")
+    return Text(f"          {copied}, {redone}", style="dim")
 
 
 def _style(event_type: str) -> str:

@@ -80,6 +80,7 @@ def get(job_id: JobId, address: Address = None, as_json: AsJson = False) -> None
 
 
 def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
+    times = [(name, s) for name, s in job.time_seconds.items() if s >= 0.05]
     facts: dict[str, str | Text] = {
         "job": f"{job.id} ({job.name})",
         "state": state_text(job.state),
@@ -91,7 +92,7 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
         "survives": "" if job.is_done else f"{counted(job.fault_tolerance, 'lost node')} at once",
         "tokens/s": number(job.tokens_per_second or None, ",.0f"),
         "goodput": number(job.goodput, ".1%"),
-        "time": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in job.time_seconds.items()),
+        "time": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times),
         "digest": job.final_digest,
         "error": f"{job.error.reason}: {job.error.message}" if job.error else "",
     }

@@ -92,9 +92,8 @@ def test_follow_prints_the_job_to_its_end(run: Run, coordinator: FakeApi, job_fi
     assert lines[0] == "job-1"
     assert "RUNNING  step 3/10  loss 5.2500  1,234 tokens/s" in lines
     assert sum("event 1 [of node_lost]" in line for line in lines) == 1, "told once"
-    figures = "detect 10 ms, fence 50 ms, resume 125 ms, regrow 500 ms, idle 0 ms"
     cost = "copied 2.5 MB between engines, computed 2 microbatches again"
-    assert lines.count(f"          {figures}, {cost}") == 1
+    assert lines.count(f"          {cost}") == 1
     assert lines[-1] == "final digest abcd"
 
 

@@ -60,12 +60,18 @@ async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> N
     assert recovery.lost_accelerator_seconds["redone"] == 1.0
     assert recovery.redone_microbatches == 3
     assert (recovery.pipeline_sizes_before, recovery.pipeline_sizes_after) == ((2, 2, 2), (3, 2))
+    (end,) = [e for e in world.events if e.type == "recovery_finished"]
+    assert end.message.endswith(
+        "in 1 pipeline of 3 nodes, 1 of 2 instead of 3 pipelines of 2 nodes: detect 0.000 s, "
+        "fence 0.000 s, resume 0.250 s, regrow 3.250 s after the fault, idle 0.000 s"
+    )
     names = [phase.name for phase in recovery.phases]
     assert len(names) == len(set(names))
-    assert {"quiesce", "plan", "rebuild", "resume", "copy"} <= set(names)
+    assert {"quiesce", "plan", "rebuild", "activate", "copy"} <= set(names)
     told = [e.message for e in world.events if e.type == "step_finished_by"]
     assert told == [
-        "step 1 is finished by 2 pipelines of 2 nodes: 5 of 8 microbatches kept, 3 dealt out again"
+        "step 1 is finished by 2 pipelines of 2 nodes: 5 of 8 microbatches kept, "
+        "3 given to other pipelines"
     ]
     totals = (await world.job()).time_seconds
     wall_seconds = (world.clock.now() - job.create_time).total_seconds()
@@ -355,6 +361,8 @@ async def test_a_recovery_that_leaves_the_pipelines_as_they_are_says_from_which_
     await world.kill_node("n1")
     await world.train()
     told = [event for event in world.events if event.type == "recovery_finished"]
-    assert told[-1].message.startswith("training continues from step 4 ")
+    assert told[-1].message.startswith(
+        "training continues from step 4 in 2 pipelines of 1 node instead of 3 pipelines of 1 node: "
+    )
     assert told[-1].details["step"] == 4
     await world.stop()

@@ -35,7 +35,7 @@ async def test_a_join_costs_no_engine_anything() -> None:
     assert recovery.resume_seconds is None
     assert recovery.lost_accelerator_seconds == {"idle": 0.0, "redone": 0.0}
     assert recovery.copied_bytes == 600
-    assert {"plan", "copy", "rebuild", "resume"} == {phase.name for phase in recovery.phases}
+    assert {"plan", "copy", "rebuild", "activate"} == {phase.name for phase in recovery.phases}
     assert len(world.members()) == 4
     await world.stop()
 

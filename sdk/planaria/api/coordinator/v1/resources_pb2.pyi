@@ -530,7 +530,7 @@ class RecoveryPhase(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """detect, quiesce, plan, rebuild, copy or resume. Phases may overlap."""
+    """detect, quiesce, plan, rebuild, copy or activate. Phases may overlap."""
     duration_seconds: _builtins.float
     """Its length."""
     @_builtins.property

@@ -112,10 +112,9 @@ def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
     turn.note(target=target, history=_with_joiners(run, transition.history, answer.plan))
     turn.change(nodes_per_replica=answer.min_nodes or run.nodes_per_replica)
     before = transition.history.sizes_before
-    instead = f" instead of {pipelines_in_words(before)}" if before else ""
     turn.emit(
         "plan_chosen",
-        f"next: {pipelines_in_words(answer.plan.sizes)}{instead}, "
+        f"next: {change_in_words(before, answer.plan.sizes)}, "
         f"{answer.plan.iteration_seconds:.3g} s a step as predicted",
         pipeline_sizes_before=list(before),
         pipeline_sizes_after=list(answer.plan.sizes),
@@ -146,6 +145,13 @@ def _adopt(turn: Turn, answer: PlanAnswer) -> None:
         begin_copying(turn, missing)
     else:
         begin_activation(turn)
+
+
+def change_in_words(before: tuple[int, ...], after: tuple[int, ...]) -> str:
+    """Return the pipelines after a change, and those before it where they differ."""
+    if not before or sorted(before) == sorted(after):
+        return pipelines_in_words(after)
+    return f"{pipelines_in_words(after)} instead of {pipelines_in_words(before)}"
 
 
 def pipelines_in_words(sizes: tuple[int, ...]) -> str:

@@ -138,7 +138,7 @@ def _phases(transition: Transition) -> Iterable[RecoveryPhase]:
         resumed = [outcome.resume_time for outcome in outcomes]
         if not transition.staged:
             yield _phase("rebuild", min(o.rebuild_start_time for o in outcomes), max(resumed))
-        yield _phase("resume", min(resumed), max(resumed))
+        yield _phase("activate", min(resumed), max(resumed))
 
 
 def _phases_of_staging(transition: Transition) -> Iterable[RecoveryPhase]:

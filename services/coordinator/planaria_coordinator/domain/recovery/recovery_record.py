@@ -6,7 +6,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPhase:
-    """A phase: detect, quiesce, plan, rebuild, copy or resume. Phases may overlap."""
+    """A phase: detect, quiesce, plan, rebuild, copy or activate. Phases may overlap."""
 
     name: str
     start_time: datetime

@@ -9,7 +9,7 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.choose_plan import pipelines_in_words
+from planaria_coordinator.domain.placement.choose_plan import change_in_words, pipelines_in_words
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery.recovery_costs import recovery_record
 from planaria_coordinator.domain.recovery.recovery_record import Recovery
@@ -94,13 +94,11 @@ def _record(
         "recovery_finished",
         message,
         step=step,
-        seconds=_seconds(recovery),
         detect_seconds=recovery.detect_seconds,
         fence_seconds=recovery.fence_seconds,
         resume_seconds=recovery.resume_seconds,
         regrow_seconds=recovery.regrow_seconds,
         idle_seconds=recovery.idle_seconds,
-        phases={phase.name: phase.duration_seconds for phase in recovery.phases},
         redone_microbatches=recovery.redone_microbatches,
         copied_bytes=recovery.copied_bytes,
         nodes_lost=list(recovery.nodes_lost),
@@ -138,29 +136,26 @@ def complete_recovery(turn: Turn, node_id: str) -> bool:
     return True
 
 
-def _seconds(recovery: Recovery) -> float:
-    return (recovery.end_time - recovery.start_time).total_seconds()
-
-
 def _recovery_in_words(recovery: Recovery, transition: Transition) -> str:
-    phases = ", ".join(
-        f"{phase.name} {phase.duration_seconds * 1000:.0f} ms" for phase in recovery.phases
-    )
     return (
-        f"training continues from step {transition.target_steps} {_figures_in_words(recovery)}, in "
-        f"{pipelines_in_words(recovery.pipeline_sizes_after)} instead of "
-        f"{pipelines_in_words(recovery.pipeline_sizes_before)} ({phases})"
+        f"training continues from step {transition.target_steps} in "
+        f"{change_in_words(recovery.pipeline_sizes_before, recovery.pipeline_sizes_after)}: "
+        f"{_figures_in_words(recovery)}"
     )
 
 
 def _figures_in_words(recovery: Recovery) -> str:
-    if recovery.resume_seconds is None:
-        idle = recovery.idle_seconds
-        return f"after {idle:.3f} s in which nobody computed" if idle else "without an interruption"
-    words = f"with all survivors {recovery.resume_seconds:.3f} s after the fault"
-    if recovery.regrow_seconds is not None and recovery.regrow_seconds > recovery.resume_seconds:
-        words += f", all of them in pipelines after {recovery.regrow_seconds:.3f} s"
-    return words
+    """Return the figures that are known, under their own names."""
+    since_fault = {
+        "detect": recovery.detect_seconds,
+        "fence": recovery.fence_seconds,
+        "resume": recovery.resume_seconds,
+        "regrow": recovery.regrow_seconds,
+    }
+    known = {name: seconds for name, seconds in since_fault.items() if seconds is not None}
+    figures = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in known.items())
+    idle = f"idle {recovery.idle_seconds:.3f} s" if recovery.idle_seconds is not None else ""
+    return ", ".join(filter(None, (f"{figures} after the fault" if figures else "", idle)))
 
 
 def report_fault_tolerance(turn: Turn, placement: Placement) -> None:

@@ -132,7 +132,7 @@ def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...
         "step_finished_by",
         f"step {transition.target_steps} is finished by "
         f"{pipelines_in_words(finishing.plan.sizes)}: {num_kept} of {num_all} microbatches kept, "
-        f"{num_all - num_kept} dealt out again",
+        f"{num_all - num_kept} given to other pipelines",
         step=transition.target_steps,
         pipeline_sizes=list(finishing.plan.sizes),
         kept_microbatches=num_kept,
