@@ -21,6 +21,7 @@ from planaria_coordinator.domain.engines.directive import (
     QuiesceMode,
     RollForward,
     StageAssignment,
+    StagePlan,
     Stop,
 )
 from unit.coordinator_edge.fakes import NOON, PLAN, job
@@ -59,6 +60,12 @@ COMMANDS: Sequence[Command] = (
         committed_steps=3,
         store_address="h:2",
         rebuild_timeout_seconds=5.0,
+    ),
+    StagePlan(
+        pipelines=(),
+        store_address="h:2",
+        rebuild_timeout_seconds=5.0,
+        layers=(LayerSource(layer=1, addresses=("h:1",)),),
     ),
     DigestLayers(layers=(0, 1)),
     Export(path="out", format="huggingface", layers=()),

@@ -1,7 +1,9 @@
 """What a database of an older version holds is there behind the migration."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from alembic import command
@@ -63,6 +65,20 @@ async def test_the_migration_prunes_what_is_pruned_from_now_on(database_url: str
     assert abs(known.create_time - datetime.now(UTC)) < timedelta(hours=1)
 
 
+async def migrated(database_url: str, write: Callable[[Connection], None], query: str) -> list[Any]:
+    """Return documents of the row that a query finds after the migration of what is written."""
+    engine = open_engine(parse_database_url(database_url))
+    async with engine.transaction() as transaction:
+        transaction.write(write)
+        await transaction.commit()
+    database = await open_database(database_url, max_log_lines_per_job=1)
+    async with engine.transaction() as transaction:
+        row = await transaction.run(lambda connection: connection.execute(text(query)).one())
+    await database.close()
+    await engine.dispose()
+    return [json.loads(each) if isinstance(each, str) else each for each in row]
+
+
 def write_as_of_0008(connection: Connection) -> None:
     command.upgrade(_config(connection), "0008")
     connection.execute(text(JOB))
@@ -82,23 +98,27 @@ def write_as_of_0008(connection: Connection) -> None:
 
 async def test_a_commit_that_was_ordered_is_a_roll_forward(database_url: str) -> None:
     """A recovery that was interrupted while late engines caught up is understood."""
-    engine = open_engine(parse_database_url(database_url))
-    async with engine.transaction() as transaction:
-        transaction.write(write_as_of_0008)
-        await transaction.commit()
-
-    database = await open_database(database_url, max_log_lines_per_job=1)
-
-    def read(connection: Connection) -> tuple[str, ...]:
-        queries = ("SELECT command FROM directives", "SELECT run FROM runs")
-        return tuple(connection.scalars(text(query)).one() for query in queries)
-
-    async with engine.transaction() as transaction:
-        rows = await transaction.run(read)
-    await database.close()
-    await engine.dispose()
-    ordered, run = (json.loads(r) if isinstance(r, str) else r for r in rows)
+    query = "SELECT command, run FROM directives JOIN runs USING (job_id)"
+    ordered, run = await migrated(database_url, write_as_of_0008, query)
     assert ordered == {"kind": "roll_forward"}
     assert run["pending"] == {"a": {"kind": "roll_forward"}, "b": {"kind": "copy"}}
     phase = "ROLLING_FORWARD"
     assert run["transition"] == {"phase": phase, "phase_starts": [[phase, "12:00"]]}
+
+
+@pytest.mark.parametrize(("phase", "kind"), [("STAGING", "stage_plan"), ("ACTIVATING", "activate")])
+async def test_an_engine_that_was_awaited_while_it_staged_a_plan(
+    database_url: str, phase: str, kind: str
+) -> None:
+    """Of what a run awaits, only the phase tells which Activate had the plan staged."""
+    run = {"pending": {"a": {"kind": "activate"}}, "transition": {"phase": phase}}
+
+    def write_as_of_0010(connection: Connection) -> None:
+        command.upgrade(_config(connection), "0010")
+        connection.execute(text(JOB))
+        connection.execute(
+            text("INSERT INTO runs (job_id, run) VALUES ('job-1', :run)"), {"run": json.dumps(run)}
+        )
+
+    (upgraded,) = await migrated(database_url, write_as_of_0010, "SELECT run FROM runs")
+    assert upgraded["pending"] == {"a": {"kind": kind}}

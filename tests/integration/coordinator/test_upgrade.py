@@ -18,7 +18,14 @@ from planaria_coordinator.adapters.database.engine import open_engine, parse_dat
 from planaria_coordinator.adapters.database.migrate import _config
 from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
 from planaria_coordinator.application.paging import PageRequest
-from planaria_coordinator.domain.engines.directive import Command, Copy, Prepare, RollForward
+from planaria_coordinator.domain.engines.directive import (
+    Activate,
+    Command,
+    Copy,
+    Prepare,
+    RollForward,
+    StagePlan,
+)
 from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
@@ -210,6 +217,20 @@ async def test_a_job_that_has_ended_is_read(ended: None, upgraded: SqlDatabase) 
     assert (run.transition, run.pending, pending) == (None, {}, [])
     assert job is not None
     assert job.state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize("old", ["switching", "recovering"], indirect=True)
+async def test_a_plan_that_was_staged_is_told_from_one_in_force(upgraded: SqlDatabase) -> None:
+    """One of three engines followed a layer; two engines finished a step in the plan before."""
+    async with upgraded.unit_of_work() as work:
+        commands = {each.id: each.command for each in await work.directives.pending()}
+    await upgraded.close()
+    staged = [commands[f"job-1/3/{number}"] for number in (21, 22, 23)]
+    followed = [each.layers for each in staged if isinstance(each, StagePlan)]
+    assert [[source.layer for source in layers] for layers in followed] == [[], [4], []]
+    finishing = commands["job-1/2/18"]
+    assert isinstance(finishing, Activate)
+    assert finishing.committed_steps == 10
 
 
 async def test_the_job_goes_on(upgraded: SqlDatabase) -> None:

@@ -1,20 +1,18 @@
 """What a coordinator does to change the plan at a commit, on real engines.
 
 handover = Handover(cluster, before, after)
-handover.stage()                # Activate with at_commit, answered with Staged
+handover.stage()                # StagePlan, answered with Staged
 handover.switch()               # Switch, and Quiesce AT_COMMIT to who has no place
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from google.protobuf.duration_pb2 import Duration
-
 from planaria.api.worker.v1.directive_pb2 import (
-    Activate,
     DigestLayers,
     LayerSource,
     Quiesce,
+    StagePlan,
     Switch,
 )
 from planaria.api.worker.v1.report_pb2 import (
@@ -58,11 +56,12 @@ class Handover:
         self._needed: dict[str, list[int]] = {}
         for pipeline in after:
             self._needed |= cluster.needs(pipeline)
-        self._activate = cluster.activate_command(after, rebuild_seconds)
-        self._activate.at_commit = True
-        self._activate.ClearField("kept_groups")
-        self._activate.committed_steps = 0
-        self._activate.rebuild_timeout.CopyFrom(Duration(seconds=rebuild_seconds))
+        plan = cluster.activate_command(after, rebuild_seconds)
+        self._plan = StagePlan(
+            pipelines=plan.pipelines,
+            store_address=plan.store_address,
+            rebuild_timeout=plan.rebuild_timeout,
+        )
         self.leaving = [name for name in self._held if name not in self._needed]
         self.staying = list(self._needed)
         cluster.members = [*self.staying, *self.leaving]
@@ -84,16 +83,16 @@ class Handover:
         self._preferred = name
 
     def begin_staging(self) -> None:
-        """Sends Activate to every engine that has a place in the next plan."""
+        """Sends StagePlan to every engine that has a place in the next plan."""
         self._staging = {
-            name: self.cluster.direct(name, self.generation, activate=self.activate_command(name))
+            name: self.cluster.direct(name, self.generation, stage_plan=self.stage_command(name))
             for name in self.staying
         }
 
-    def activate_command(self, name: str) -> Activate:
+    def stage_command(self, name: str) -> StagePlan:
         """What one engine is told: it follows what it lacks, from everybody who has it."""
-        command = Activate()
-        command.CopyFrom(self._activate)
+        command = StagePlan()
+        command.CopyFrom(self._plan)
         for layer in self._needed[name]:
             if layer not in self._held.get(name, ()):
                 holders = [other for other, layers in self._held.items() if layer in layers]

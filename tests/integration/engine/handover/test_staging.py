@@ -41,10 +41,10 @@ def test_an_assignment_that_cannot_be_staged_is_refused(
     }[lack]
     handover = Handover(cluster, BOTH, after)
     name = after[0].stages[0][0]
-    command = handover.activate_command(name)
+    command = handover.stage_command(name)
     if lack == "layers":
         del command.layers[-1]
-    result = cluster.ask(name, handover.generation, activate=command)
+    result = cluster.ask(name, handover.generation, stage_plan=command)
     assert result.failure.reason == ErrorReason.ERROR_REASON_WRONG_STATE
     assert result.failure.metadata["field"] == ("layers" if lack == "layers" else "keeps_step")
     go.touch()

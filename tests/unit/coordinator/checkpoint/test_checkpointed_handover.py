@@ -175,11 +175,11 @@ async def test_staging_does_not_wait_for_checkpoint_copies() -> None:
     done = world.members()[0].id
     await write(world, 2, {done: shares[done]})
     for agent in world.agents.values():
-        agent.held_kinds.add("activate")
+        agent.held_kinds.add("stage_plan")
     await world.coordinator.cluster.drain("n1")
     await world.settle()
     assert world.run.transition is not None
     assert world.run.transition.phase is Phase.STAGING
-    waited = {p.allowed_seconds for p in world.run.pending.values() if p.kind == "activate"}
+    waited = {p.allowed_seconds for p in world.run.pending.values() if p.kind == "stage_plan"}
     assert len(waited) == 1, waited
     await world.stop()

@@ -221,7 +221,7 @@ async def test_an_engine_without_a_next_assignment_writes_too() -> None:
     """It was not told of the generation that is being made ready, and must not hear of it so."""
     world = await checkpointed_world(resilience={"fault_tolerance": 0})
     for agent in world.agents.values():
-        agent.held_kinds.add("activate")
+        agent.held_kinds.add("stage_plan")
     await world.coordinator.cluster.drain("n0")
     await world.settle()
     assert world.run.transition is not None

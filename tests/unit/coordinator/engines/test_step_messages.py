@@ -17,6 +17,7 @@ from planaria_coordinator.domain.engines.directive import (
     QuiesceMode,
     RollForward,
     StageAssignment,
+    StagePlan,
     Switch,
 )
 from planaria_coordinator.domain.engines.outcome import FenceReport, IdleGroup, Staged
@@ -65,18 +66,15 @@ def test_an_activate_names_kept_microbatches_and_followers() -> None:
 
 def test_an_assignment_to_stage_names_the_layers_it_lacks() -> None:
     stage = StageAssignment(engine_id="e", data_address="e:1", first_layer=0, num_layers=3)
-    activate = message_of(
-        Activate(
+    plan = message_of(
+        StagePlan(
             pipelines=(PipelineAssignment(stages=(stage,), microbatches=(0, 1)),),
-            committed_steps=0,
             store_address="s",
             rebuild_timeout_seconds=2.5,
-            at_commit=True,
             layers=(LayerSource(layer=2, addresses=("a:1", "b:1")),),
         )
-    ).activate
-    assert activate.at_commit
-    assert [(s.layer, list(s.addresses)) for s in activate.layers] == [(2, ["a:1", "b:1"])]
+    ).stage_plan
+    assert [(s.layer, list(s.addresses)) for s in plan.layers] == [(2, ["a:1", "b:1"])]
     assert message_of(Switch()).WhichOneof("command") == "switch"
 
 

@@ -1,6 +1,6 @@
 """Nodes with two accelerators: an engine on each, and one of them may be lost alone."""
 
-from planaria_coordinator.domain.engines.directive import Activate
+from planaria_coordinator.domain.engines.directive import StagePlan
 from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.simulation.fake_database import DIRECTIVE
@@ -85,7 +85,7 @@ async def test_layers_that_move_within_a_machine_come_from_there() -> None:
     (layers,) = [
         {source.layer: source.addresses for source in directive.command.layers}
         for directive in sent
-        if isinstance(directive.command, Activate)
+        if isinstance(directive.command, StagePlan)
         and directive.command.layers
         and directive.engine_id == moving
     ]

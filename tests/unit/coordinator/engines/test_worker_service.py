@@ -231,6 +231,7 @@ def test_every_command_has_its_message() -> None:
             store_address="s:1",
             rebuild_timeout_seconds=5.0,
         ),
+        words.StagePlan(pipelines=(), store_address="", rebuild_timeout_seconds=1),
         words.DigestLayers(layers=(0, 1)),
         words.Export(path="out", format="huggingface", layers=(source,)),
         words.Stop(reason="done"),
@@ -247,39 +248,38 @@ def test_every_command_has_its_message() -> None:
 
 
 def test_a_plan_of_many_engines_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a thousand engines each has a place for each of the others in its Activate."""
-    converted: list[words.Activate] = []
+    """With a thousand engines each has a place for each of the others in its StagePlan."""
+    converted: list[words.StagePlan] = []
     whole = to_message
 
     def counted(value: Any, message: type[Message]) -> Message:
-        if isinstance(value, words.Activate):
+        if isinstance(value, words.StagePlan):
             converted.append(value)
         return whole(value, message)
 
     monkeypatch.setattr(to_agent, "to_message", counted)
 
-    def plan(address: str) -> words.Activate:
+    def plan(address: str) -> words.StagePlan:
         stage = words.StageAssignment(
             engine_id="e", data_address=address, first_layer=0, num_layers=3
         )
-        return words.Activate(
+        return words.StagePlan(
             pipelines=(words.PipelineAssignment(stages=(stage,), microbatches=(1,)),),
-            committed_steps=4,
             store_address="s:1",
             rebuild_timeout_seconds=5.0,
         )
 
     plans = to_agent.PlanMessages()
 
-    def sent(command: words.Activate) -> directive_pb2.Activate:
-        return told(command, plans).activate
+    def sent(command: words.StagePlan) -> directive_pb2.StagePlan:
+        return told(command, plans).stage_plan
 
     first, second = plan("d:1"), plan("d:2")
     source = words.LayerSource(layer=5, addresses=("d:9",))
     assert not sent(first).layers
     assert sent(replace(first, layers=(source,))).layers[0].layer == 5
     assert not sent(first).layers
-    assert sent(replace(first, committed_steps=5)).committed_steps == 5
+    assert sent(replace(first, store_address="s:2")).store_address == "s:2"
     assert sent(second).pipelines[0].stages[0].data_address == "d:2"
     assert len(converted) == 3
 

@@ -18,6 +18,7 @@ from planaria_coordinator.domain.engines.directive import (
     Quiesce,
     QuiesceMode,
     RollForward,
+    StagePlan,
     Switch,
 )
 from planaria_coordinator.domain.engines.outcome import (
@@ -136,10 +137,10 @@ class EngineModel:
                 return self._roll_forward(member, record)
             case Copy():
                 return self._copy(member, command, peers)
-            case Activate(at_commit=True):
-                return self._stage(member, generation, command, peers)
             case Activate():
                 return self._activate(member, generation, command, has_groups=has_groups)
+            case StagePlan():
+                return self._stage(member, generation, command, peers)
             case Switch():
                 return self._switch(member, generation)
             case _:
@@ -298,7 +299,7 @@ class EngineModel:
 
     # -- an online change --------------------------------------------------------------------------
 
-    def _stage(self, member: Member, generation: int, command: Activate, peers: Peers) -> After:
+    def _stage(self, member: Member, generation: int, command: StagePlan, peers: Peers) -> After:
         """Begin to follow the layers that it lacks; the answer comes when it has them."""
         number = self.plans.number(generation, command)
         held = self.owned(member.plan) if member.is_training else frozenset()

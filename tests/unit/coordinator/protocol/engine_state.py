@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.engines.directive import Activate
+from planaria_coordinator.domain.engines.directive import Activate, PlanCommand, StagePlan
 from planaria_coordinator.domain.engines.outcome import Failure, HeldLayer, Outcome
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -65,7 +65,7 @@ Said = Outcome | Lack | Start
 
 
 class EnginePlan(NamedTuple):
-    """What an Activate tells every engine."""
+    """What an Activate or a StagePlan tells every engine."""
 
     generation: int
     committed_steps: int
@@ -84,14 +84,15 @@ class Plans:
 
     def __init__(self) -> None:
         self._plans: list[EnginePlan] = []
-        self._numbers: dict[tuple[int, Activate], int] = {}
+        self._numbers: dict[tuple[int, PlanCommand], int] = {}
 
-    def number(self, generation: int, activate: Activate) -> int:
-        """Return the number of an Activate; which layers each engine lacks makes no difference."""
-        key = (generation, replace(activate, layers=()))
+    def number(self, generation: int, command: PlanCommand) -> int:
+        """Return the number of a plan; which layers each engine lacks makes no difference."""
+        shared = replace(command, layers=()) if isinstance(command, StagePlan) else command
+        key = (generation, shared)
         number = self._numbers.setdefault(key, len(self._plans))
         if number == len(self._plans):
-            self._plans.append(_plan(generation, activate))
+            self._plans.append(_plan(generation, command))
         return number
 
     def __getitem__(self, number: int) -> EnginePlan:
@@ -118,7 +119,7 @@ class Member(NamedTuple):
     """What made each layer; None: not held."""
     generation: int
     plan: int = -1
-    """Number of the Activate applied last."""
+    """Number of the plan in force."""
     is_fenced: bool = False
     is_parked: bool = False
     steps: int = 0
@@ -131,7 +132,7 @@ class Member(NamedTuple):
     staged: int = -1
     """Number of the plan that is staged."""
     has_told: bool = False
-    """It has answered that Activate."""
+    """It has answered that StagePlan."""
     sums: int = 0
     """Generation of the complete sums of the step in flight; 0: none."""
     followed: tuple[Followed, ...] = ()
@@ -158,21 +159,21 @@ class Member(NamedTuple):
         )
 
 
-def _plan(generation: int, activate: Activate) -> EnginePlan:
+def _plan(generation: int, command: PlanCommand) -> EnginePlan:
     layers = {
         s.engine_id: frozenset(range(s.first_layer, s.first_layer + s.num_layers))
-        for p in activate.pipelines
+        for p in command.pipelines
         for s in p.stages
     }
-    layers.update({f.engine_id: frozenset(f.layers) for f in activate.followers})
+    layers.update({f.engine_id: frozenset(f.layers) for f in command.followers})
     return EnginePlan(
         generation=generation,
-        committed_steps=activate.committed_steps,
-        chains=tuple(tuple(s.engine_id for s in p.stages) for p in activate.pipelines),
-        shares=tuple(frozenset(p.microbatches) for p in activate.pipelines),
+        committed_steps=command.committed_steps if isinstance(command, Activate) else 0,
+        chains=tuple(tuple(s.engine_id for s in p.stages) for p in command.pipelines),
+        shares=tuple(frozenset(p.microbatches) for p in command.pipelines),
         step_shares=tuple(
-            frozenset(p.step_microbatches or p.microbatches) for p in activate.pipelines
+            frozenset(p.step_microbatches or p.microbatches) for p in command.pipelines
         ),
-        keeps=tuple(p.keeps_step for p in activate.pipelines),
+        keeps=tuple(p.keeps_step for p in command.pipelines),
         layers=tuple(sorted(layers.items())),
     )

@@ -60,7 +60,7 @@ class Engines(ABC):
                 f"{self.nodes[index]} hears {what}",
                 self._hears(taken, index, generation, command),
             )
-            if isinstance(command, Activate) and not command.at_commit and state.num_lacks:
+            if isinstance(command, Activate) and state.num_lacks:
                 lacking = taken._replace(num_lacks=state.num_lacks - 1)
                 yield (
                     f"{self.nodes[index]} cannot make the groups of {what}",
@@ -95,7 +95,7 @@ class Engines(ABC):
             has_groups=has_groups,
         )
         state = self._put_member(state, index, member)
-        if isinstance(command, Activate) and not command.at_commit and has_groups:
+        if isinstance(command, Activate) and has_groups:
             state = self._join(state, index)
         if answer is not None:
             state = self._answer(state, index, command.kind, generation, answer)
@@ -252,7 +252,7 @@ class Engines(ABC):
         assert member is not None
         state = self._put_member(state, index, member._replace(has_told=True))
         generation = self.plans[member.staged].generation
-        state = self._answer(state, index, "activate", generation, outcome)
+        state = self._answer(state, index, "stage_plan", generation, outcome)
         first = len(state.to_coordinator[index]) == 1
         return self._coordinator_hears(state, index) if first else state
 

@@ -21,7 +21,7 @@ from unit.coordinator.simulation.agent import SimAgent
 from unit.coordinator.simulation.world import World
 
 NAMES = tuple(f"n{index}" for index in range(5))
-KINDS = ("prepare", "quiesce", "roll_forward", "copy", "activate", "switch")
+KINDS = ("prepare", "quiesce", "roll_forward", "copy", "activate", "stage_plan", "switch")
 
 
 class Cluster(RuleBasedStateMachine):

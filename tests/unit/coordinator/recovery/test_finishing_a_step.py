@@ -105,7 +105,7 @@ async def test_stopping_after_the_step_delays_the_regrowth() -> None:
     world.planner.is_open.clear()
     world.begin_step()
     await world.kill_node("n0")
-    agent.held_kinds.add("activate")
+    agent.held_kinds.update(("stage_plan", "activate"))
     world.planner.is_open.set()
     await world.settle()
     (directive,) = agent.held

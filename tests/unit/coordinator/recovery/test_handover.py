@@ -2,6 +2,7 @@
 
 import pytest
 
+from planaria_coordinator.domain.engines.directive import StagePlan
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.simulation.handover_world import (
@@ -48,11 +49,11 @@ async def test_unchanged_pipelines_keep_their_step() -> None:
         await world.add_node(node_id, "prepare")
     await release(world)
     staged = world.engine_on("n0").staged
-    assert staged is not None
+    assert isinstance(staged, StagePlan)
     assert [pipeline.keeps_step for pipeline in staged.pipelines] == [True, True, False]
     assert staged.layers == ()
     joining = world.engine_on("n8").staged
-    assert joining is not None
+    assert isinstance(joining, StagePlan)
     assert [source.layer for source in joining.layers] == [0, 1, 2]
     await world.train(2)
     assert len(world.members()) == 6

@@ -34,7 +34,7 @@ async def test_a_joiner_that_dies_during_staging_disturbs_no_engine() -> None:
 async def test_the_other_joiner_joins_without_the_one_that_died() -> None:
     world = await running_world(2)
     for node_id in ("n8", "n9"):
-        await world.add_node(node_id, "prepare", "activate")
+        await world.add_node(node_id, "prepare", "stage_plan")
     for node_id in ("n8", "n9"):
         world.agents[node_id].held_kinds.remove("prepare")
         world.agents[node_id].release_kind("prepare")
@@ -79,7 +79,7 @@ async def test_a_joiner_that_does_not_stage_in_time_is_lost_and_others_are_parke
     if node_id == "n9":
         await staging_join(world)
     else:
-        hold(world, "activate", node_id)
+        hold(world, "stage_plan", node_id)
         await world.add_node("n9")
     for _ in range(40):
         await world.train()
@@ -151,8 +151,8 @@ async def test_a_failed_switch_fences_every_engine() -> None:
     world = await running_world(3)
     agent = await staging_join(world)
     hold(world, "switch", "n9")
-    agent.held_kinds.remove("activate")
-    agent.release_kind("activate")
+    agent.held_kinds.remove("stage_plan")
+    agent.release_kind("stage_plan")
     await world.settle()
     (directive,) = agent.held
     agent.held.clear()
@@ -175,7 +175,7 @@ async def test_a_switch_that_never_comes_about_is_given_up() -> None:
     world = await running_world(3)
     agent = await staging_join(world)
     agent.held_kinds = {"switch", "quiesce"}
-    agent.release_kind("activate")
+    agent.release_kind("stage_plan")
     await world.settle()
     assert phase_of(world) is Phase.SWITCHING
     for _ in range(90):

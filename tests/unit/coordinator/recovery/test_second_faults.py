@@ -53,7 +53,7 @@ CAUSES: dict[str, Disturb] = {
 }
 
 
-KINDS = ["prepare", "quiesce", "roll_forward", "copy", "activate"]
+KINDS = ["prepare", "quiesce", "roll_forward", "copy", "activate stage_plan"]
 
 
 async def lose_another_node(world: World) -> None:
@@ -131,7 +131,7 @@ async def test_a_second_fault_in_any_phase_only_starts_the_next_change(
     )
     await world.train(2)
     for agent in world.agents.values():
-        agent.held_kinds.add(kind)
+        agent.held_kinds.update(kind.split())
     await CAUSES[cause](world)
     before = (await world.job()).step
     await SECOND[second](world)

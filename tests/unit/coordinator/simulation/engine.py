@@ -5,14 +5,15 @@ from datetime import datetime
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import (
-    Activate,
     Command,
     CommitRecord,
     DigestLayers,
     Directive,
     DiscardCheckpoint,
     Export,
+    PlanCommand,
     SealCheckpoint,
+    StagePlan,
     Stop,
     WriteCheckpoint,
 )
@@ -49,8 +50,8 @@ class SimEngine:
     progress: int = 0
     pending: Directive | None = None
     """A Quiesce or a Switch that waits for the next commit."""
-    activates: dict[int, Activate] = field(default_factory=dict)
-    """By number of the plan."""
+    plans: dict[int, PlanCommand] = field(default_factory=dict)
+    """The commands that brought them, by number of the plan."""
     results: dict[str, Outcome] = field(default_factory=dict)
     compute_end_time: datetime | None = None
 
@@ -81,18 +82,18 @@ class SimEngine:
         return self.model.owned(self.member.plan)
 
     @property
-    def active(self) -> Activate | None:
-        """The Activate applied last."""
-        return self.activates.get(self.member.plan)
+    def active(self) -> PlanCommand | None:
+        """The command that brought the plan in force."""
+        return self.plans.get(self.member.plan)
 
     @property
     def active_generation(self) -> int:
         return self.model.plans[self.member.plan].generation if self.member.plan >= 0 else 0
 
     @property
-    def staged(self) -> Activate | None:
-        """The Activate to switch to at a commit."""
-        return self.activates.get(self.member.staged)
+    def staged(self) -> PlanCommand | None:
+        """The command that brought the plan to switch to at a commit."""
+        return self.plans.get(self.member.staged)
 
     @property
     def state(self) -> EngineState:
@@ -136,10 +137,10 @@ class SimEngine:
 
     def _carry_out(self, directive: Directive) -> Said | None:
         generation, command = directive.generation, directive.command
-        if isinstance(command, Activate):
-            self.activates[self.model.plans.number(generation, command)] = command
+        if isinstance(command, PlanCommand):
+            self.plans[self.model.plans.number(generation, command)] = command
         self.member, said = self.model.carry_out(self.member, generation, command, self.peers)
-        if not isinstance(command, Activate):
+        if not isinstance(command, PlanCommand):
             self.pending = directive if self.member.mark == generation and said is None else None
         return said
 
@@ -147,7 +148,7 @@ class SimEngine:
         """Return the answer; staging ends at once here."""
         if isinstance(said, Lack):
             return FAILURES[said]
-        if said is None and isinstance(command, Activate):
+        if said is None and isinstance(command, StagePlan):
             now = self.clock.now()
             self.member = self.member._replace(has_told=True)
             return Staged(

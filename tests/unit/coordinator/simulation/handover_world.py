@@ -22,7 +22,7 @@ async def release(world: World) -> None:
 
 async def staging_join(world: World) -> SimAgent:
     """n9 is to join, and its place cannot be made ready yet."""
-    agent = await world.add_node("n9", "activate")
+    agent = await world.add_node("n9", "stage_plan")
     assert phase_of(world) is Phase.STAGING
     return agent
 

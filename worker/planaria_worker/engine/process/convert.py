@@ -1,6 +1,7 @@
 """Between protobuf and what the engine's parts understand; nothing else here."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -32,10 +33,23 @@ def failure(reason: ErrorReason, message: str, metadata: Mapping[str, str]) -> r
     )
 
 
-def plan_request(directive: directive_pb2.Directive) -> PlanRequest:
-    activate = directive.activate
+def plan_to_activate(generation: int, activate: directive_pb2.Activate) -> PlanRequest:
+    return replace(
+        _plan_request(generation, activate),
+        committed_steps=activate.committed_steps,
+        kept_groups=frozenset(activate.kept_groups),
+    )
+
+
+def plan_to_stage(generation: int, plan: directive_pb2.StagePlan) -> PlanRequest:
+    return replace(_plan_request(generation, plan), layers=sources(plan.layers))
+
+
+def _plan_request(
+    generation: int, command: directive_pb2.Activate | directive_pb2.StagePlan
+) -> PlanRequest:
     return PlanRequest(
-        generation=directive.generation,
+        generation=generation,
         pipelines=tuple(
             PipelineAssignment(
                 stages=tuple(
@@ -51,7 +65,7 @@ def plan_request(directive: directive_pb2.Directive) -> PlanRequest:
                 changed_microbatches=tuple(pipeline.step_microbatches),
                 keeps_step=pipeline.keeps_step,
             )
-            for pipeline in activate.pipelines
+            for pipeline in command.pipelines
         ),
         followers=tuple(
             FollowerAssignment(
@@ -59,13 +73,10 @@ def plan_request(directive: directive_pb2.Directive) -> PlanRequest:
                 data_address=follower.data_address,
                 layers=tuple(follower.layers),
             )
-            for follower in activate.followers
+            for follower in command.followers
         ),
-        committed_steps=activate.committed_steps,
-        store_address=activate.store_address,
-        rebuild_timeout_seconds=activate.rebuild_timeout.ToNanoseconds() / 1e9,
-        kept_groups=frozenset(activate.kept_groups),
-        layers=sources(activate.layers),
+        store_address=command.store_address,
+        rebuild_timeout_seconds=command.rebuild_timeout.ToNanoseconds() / 1e9,
     )
 
 

@@ -35,7 +35,7 @@ from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.layers.copy import CopyInterrupted, LayerFetcher
 from planaria_worker.engine.layers.layer_tasks import LayerTasks
 from planaria_worker.engine.process import convert
-from planaria_worker.engine.recovery.plan_request import Activated, Answer, PlanRequest
+from planaria_worker.engine.recovery.plan_request import Activated, Answer
 from planaria_worker.engine.recovery.staging import Staged
 from planaria_worker.engine.step.training_context import EngineResources
 from planaria_worker.engine.telemetry import Vitals
@@ -82,6 +82,7 @@ class Directives:
             "roll_forward": self._roll_forward,
             "copy": self._copy,
             "activate": self._activate,
+            "stage_plan": self._stage_plan,
             "switch": self._switch,
             "digest_layers": self._digest,
             "export": self._export,
@@ -187,15 +188,15 @@ class Directives:
         self._trainer.submit(lambda: self._guarded(directive, work))
 
     def _activate(self, directive: Directive) -> None:
-        request = convert.plan_request(directive)
+        request = convert.plan_to_activate(directive.generation, directive.activate)
         self._trainer.handover.unstage(directive.generation + 1)  # this one replaces it
-        if directive.activate.at_commit:
-            self._stage(directive, request)
-            return
         work = self._trainer.accept(request, self._activated(directive))
         self._trainer.submit(lambda: self._guarded(directive, work))
 
-    def _stage(self, directive: Directive, request: PlanRequest) -> None:
+    def _stage_plan(self, directive: Directive) -> None:
+        request = convert.plan_to_stage(directive.generation, directive.stage_plan)
+        self._trainer.handover.unstage(directive.generation + 1)  # this one replaces it
+
         def answer(result: Staged | Exception) -> None:
             if isinstance(result, Exception):
                 self._fail(directive, result)

@@ -1,4 +1,4 @@
-"""What an Activate asks for, checked and prepared: the view of the plan and its groups."""
+"""What a plan asks of an engine, checked and prepared: the view of the plan and its groups."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ from planaria_worker.models.stage import hosted_layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A plan to activate or to stage, as an Activate directive brings it."""
+    """A plan to activate or to stage."""
 
     generation: int
     pipelines: tuple[PipelineAssignment, ...]
     followers: tuple[FollowerAssignment, ...] = ()
-    committed_steps: int
-    """0 when the plan is activated at a commit, whichever that is."""
+    committed_steps: int = 0
+    """0 when the plan is staged: it is activated at a commit, whichever that is."""
     store_address: str
     rebuild_timeout_seconds: float
     kept_groups: frozenset[str] = frozenset()

@@ -40,7 +40,7 @@ class Staged:
 
 
 StagedAnswer = Callable[[Staged | Exception], None]
-"""Answers an Activate at a commit; from any thread, and only the first answer counts."""
+"""Answers a StagePlan; from any thread, and only the first answer counts."""
 
 
 class StagedChange:

@@ -46,6 +46,7 @@ class Directive(_message.Message):
     SEAL_CHECKPOINT_FIELD_NUMBER: _builtins.int
     DISCARD_CHECKPOINT_FIELD_NUMBER: _builtins.int
     ROLL_FORWARD_FIELD_NUMBER: _builtins.int
+    STAGE_PLAN_FIELD_NUMBER: _builtins.int
     directive_id: _builtins.str
     """Unique; results carry it."""
     job_id: _builtins.str
@@ -68,7 +69,7 @@ class Directive(_message.Message):
 
     @_builtins.property
     def activate(self) -> Global___Activate:
-        """Activate an assignment of a plan and train."""
+        """Put an assignment of a plan in force at once, and train."""
 
     @_builtins.property
     def digest_layers(self) -> Global___DigestLayers:
@@ -102,6 +103,10 @@ class Directive(_message.Message):
     def roll_forward(self) -> Global___RollForward:
         """Apply a step that another engine has already committed."""
 
+    @_builtins.property
+    def stage_plan(self) -> Global___StagePlan:
+        """Make an assignment of a plan ready, while the engine continues."""
+
     def __init__(
         self,
         *,
@@ -121,12 +126,13 @@ class Directive(_message.Message):
         seal_checkpoint: Global___SealCheckpoint | None = ...,
         discard_checkpoint: Global___DiscardCheckpoint | None = ...,
         roll_forward: Global___RollForward | None = ...,
+        stage_plan: Global___StagePlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "copy", b"copy", "digest_layers", b"digest_layers", "discard_checkpoint", b"discard_checkpoint", "export", b"export", "prepare", b"prepare", "quiesce", b"quiesce", "roll_forward", b"roll_forward", "seal_checkpoint", b"seal_checkpoint", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "copy", b"copy", "digest_layers", b"digest_layers", "discard_checkpoint", b"discard_checkpoint", "export", b"export", "prepare", b"prepare", "quiesce", b"quiesce", "roll_forward", b"roll_forward", "seal_checkpoint", b"seal_checkpoint", "stage_plan", b"stage_plan", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "discard_checkpoint", b"discard_checkpoint", "engine_id", b"engine_id", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "roll_forward", b"roll_forward", "seal_checkpoint", b"seal_checkpoint", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "discard_checkpoint", b"discard_checkpoint", "engine_id", b"engine_id", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "roll_forward", b"roll_forward", "seal_checkpoint", b"seal_checkpoint", "stage_plan", b"stage_plan", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["prepare", "quiesce", "copy", "activate", "digest_layers", "export", "stop", "switch", "write_checkpoint", "seal_checkpoint", "discard_checkpoint", "roll_forward"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["prepare", "quiesce", "copy", "activate", "digest_layers", "export", "stop", "switch", "write_checkpoint", "seal_checkpoint", "discard_checkpoint", "roll_forward", "stage_plan"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -333,7 +339,7 @@ Global___LayerSource: _TypeAlias = LayerSource  # noqa: Y015
 
 @_typing.final
 class Activate(_message.Message):
-    """Gives the engine its assignment: it keeps the layers of the plan's stage that it holds in this
+    """Puts the engine's assignment in force: it keeps the layers of the plan's stage that it holds in this
     version, drops the others, builds the generation's communicators and trains from step
     `committed_steps` on. Answered with Activated when the communicators are built.
     """
@@ -345,17 +351,11 @@ class Activate(_message.Message):
     STORE_ADDRESS_FIELD_NUMBER: _builtins.int
     REBUILD_TIMEOUT_FIELD_NUMBER: _builtins.int
     FOLLOWERS_FIELD_NUMBER: _builtins.int
-    AT_COMMIT_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
     KEPT_GROUPS_FIELD_NUMBER: _builtins.int
     committed_steps: _builtins.int
     """Version of the parameters: the number of committed steps."""
     store_address: _builtins.str
     """Address of the rendezvous store of one engine that is alive."""
-    at_commit: _builtins.bool
-    """The assignment is staged while the engine continues, and activated at the commit that
-    Switch waits for; `committed_steps` is not set. Answered with Staged.
-    """
     @_builtins.property
     def pipelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___PipelineAssignment]:
         """The pipelines of the plan."""
@@ -368,12 +368,6 @@ class Activate(_message.Message):
     def followers(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowerAssignment]:
         """Engines that hold layers and compute nothing: they take part in their layers' sums, adding
         nothing, and in the commit vote, and so remain replicas.
-        """
-
-    @_builtins.property
-    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerSource]:
-        """With `at_commit`: the layers that the assignment needs and the engine does not have. It receives
-        them from engines that train, and every step that those commit from then on.
         """
 
     @_builtins.property
@@ -390,22 +384,70 @@ class Activate(_message.Message):
         store_address: _builtins.str = ...,
         rebuild_timeout: _duration_pb2.Duration | None = ...,
         followers: _abc.Iterable[Global___FollowerAssignment] | None = ...,
-        at_commit: _builtins.bool = ...,
-        layers: _abc.Iterable[Global___LayerSource] | None = ...,
         kept_groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rebuild_timeout", b"rebuild_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_commit", b"at_commit", "committed_steps", b"committed_steps", "followers", b"followers", "kept_groups", b"kept_groups", "layers", b"layers", "pipelines", b"pipelines", "rebuild_timeout", b"rebuild_timeout", "store_address", b"store_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "followers", b"followers", "kept_groups", b"kept_groups", "pipelines", b"pipelines", "rebuild_timeout", b"rebuild_timeout", "store_address", b"store_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Activate: _TypeAlias = Activate  # noqa: Y015
 
 @_typing.final
+class StagePlan(_message.Message):
+    """Makes the engine's assignment ready while the engine continues: builds the generation's communicators
+    and receives the layers it lacks. It takes effect at the commit that Switch waits for. Answered with
+    Staged.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIPELINES_FIELD_NUMBER: _builtins.int
+    STORE_ADDRESS_FIELD_NUMBER: _builtins.int
+    REBUILD_TIMEOUT_FIELD_NUMBER: _builtins.int
+    FOLLOWERS_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    store_address: _builtins.str
+    """Address of the rendezvous store of one engine that is alive."""
+    @_builtins.property
+    def pipelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___PipelineAssignment]:
+        """The pipelines of the plan; none has `step_microbatches`."""
+
+    @_builtins.property
+    def rebuild_timeout(self) -> _duration_pb2.Duration:
+        """How long building communicators may take."""
+
+    @_builtins.property
+    def followers(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowerAssignment]:
+        """As in Activate."""
+
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerSource]:
+        """The layers that the assignment needs and the engine does not have. It receives them from engines
+        that train, and every step that those commit from then on.
+        """
+
+    def __init__(
+        self,
+        *,
+        pipelines: _abc.Iterable[Global___PipelineAssignment] | None = ...,
+        store_address: _builtins.str = ...,
+        rebuild_timeout: _duration_pb2.Duration | None = ...,
+        followers: _abc.Iterable[Global___FollowerAssignment] | None = ...,
+        layers: _abc.Iterable[Global___LayerSource] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rebuild_timeout", b"rebuild_timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["followers", b"followers", "layers", b"layers", "pipelines", b"pipelines", "rebuild_timeout", b"rebuild_timeout", "store_address", b"store_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagePlan: _TypeAlias = StagePlan  # noqa: Y015
+
+@_typing.final
 class Switch(_message.Message):
-    """Every engine has staged the assignment that an Activate with `at_commit` of this generation gave. At the
-    commit whose votes say that every engine holds this directive, or a Quiesce with
+    """Every engine has staged the assignment that the StagePlan of this generation gave. At the commit whose votes say that every engine holds this directive, or a Quiesce with
     MODE_AT_COMMIT of the same generation, the engine activates it and trains on. Answered with
     Activated.
     """

@@ -174,7 +174,7 @@ class DirectiveResult(_message.Message):
 
     @_builtins.property
     def staged(self) -> Global___Staged:
-        """Of Activate with `at_commit`."""
+        """Of StagePlan."""
 
     @_builtins.property
     def checkpoint_taken(self) -> Global___CheckpointTaken:

@@ -126,21 +126,32 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activate:
-    """Take an assignment in a plan and train."""
+class PlanCommand:
+    """What every command that brings a plan says of it."""
 
     pipelines: tuple[PipelineAssignment, ...]
-    committed_steps: int
     store_address: str
     rebuild_timeout_seconds: float
     followers: tuple[FollowerAssignment, ...] = ()
-    at_commit: bool = False
-    """The assignment is only staged; it is activated at the commit that Switch waits for."""
-    layers: tuple[LayerSource, ...] = ()
-    """With `at_commit`: those that the assignment needs and the engine lacks; it follows them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activate(PlanCommand):
+    """Put an assignment of a plan in force at once, and train."""
+
+    committed_steps: int
     kept_groups: tuple[str, ...] = ()
     """Groups that all their members have reported idle: they are not rebuilt."""
     kind: Literal["activate"] = "activate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan(PlanCommand):
+    """Make an assignment of a plan ready while training continues; Switch puts it in force."""
+
+    layers: tuple[LayerSource, ...] = ()
+    """Those that the assignment needs and the engine lacks; it follows them."""
+    kind: Literal["stage_plan"] = "stage_plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +229,7 @@ Command = (
     | RollForward
     | Copy
     | Activate
+    | StagePlan
     | Switch
     | DigestLayers
     | Export

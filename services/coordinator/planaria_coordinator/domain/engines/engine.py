@@ -42,6 +42,7 @@ DirectiveKind = Literal[
     "roll_forward",
     "copy",
     "activate",
+    "stage_plan",
     "switch",
     "digest_layers",
     "export",

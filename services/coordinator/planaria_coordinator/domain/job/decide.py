@@ -266,7 +266,7 @@ def _result(turn: Turn, pending: Pending, outcome: object) -> None:
                     begin_regrowing(turn)
                 else:
                     complete(turn)
-        case Staged(), "activate":
+        case Staged(), "stage_plan":
             on_staged(turn, pending, outcome)
         case Activated(), "switch":
             on_switched(turn, pending, outcome)
@@ -300,7 +300,7 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
             checkpoint_protocol.write_failed(turn, pending, failure)
         case "seal_checkpoint":
             checkpoint_protocol.seal_failed(turn, pending, failure)
-        case "activate" if turn.transition.phase is Phase.STAGING:
+        case "stage_plan":
             staging_failed(turn, failure)
         case "activate":
             activation_failed(turn, failure)

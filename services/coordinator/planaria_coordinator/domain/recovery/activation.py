@@ -1,14 +1,14 @@
-"""Send every engine of a plan its assignment, to activate at once or to stage."""
+"""Have every engine of a plan activate its assignment at once."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import (
     Activate,
     FollowerAssignment,
-    LayerSource,
     PipelineAssignment,
     StageAssignment,
 )
@@ -27,50 +27,37 @@ def begin_activation(turn: Turn) -> None:
     turn.account_phase(Activity.REBUILD)
     turn.change(placement=target, candidate=None, left_idle=())
     turn.save_generation(transition.history.cause, plan=target.plan, reason=target.reason)
-    send_assignments(turn, target)
-
-
-def send_assignments(
-    turn: Turn,
-    target: Placement,
-    *,
-    at_commit: bool = False,
-    layers: Mapping[str, tuple[LayerSource, ...]] | None = None,
-    copy_seconds: float = 0.0,
-) -> None:
-    """Send every engine of a placement its assignment.
-
-    Args:
-        turn: the decision.
-        target: the placement.
-        at_commit: the assignments are only to be staged.
-        layers: with `at_commit`, by engine: what it lacks.
-        copy_seconds: how long obtaining them may take.
-    """
+    rebuild_seconds = turn.limits.directive_seconds
+    if target.step_microbatches:
+        rebuild_seconds += pass_seconds(turn, target)
     engines = turn.run.engines
-    rebuild_seconds = _rebuild_seconds(turn, target, at_commit=at_commit) + copy_seconds
     command = Activate(
-        pipelines=_assignments(target, engines),
-        committed_steps=0 if at_commit else turn.transition.target_steps,
-        store_address=engines[target.stage_engines[0][0]].store_address,
-        rebuild_timeout_seconds=rebuild_seconds,
-        at_commit=at_commit,
-        kept_groups=() if at_commit else idle_groups(turn.transition.reports.values()),
-        followers=tuple(
+        **plan_fields(target, engines, rebuild_seconds),
+        committed_steps=transition.target_steps,
+        kept_groups=idle_groups(transition.reports.values()),
+    )
+    for engine_id in sorted(target.engine_ids):
+        # An engine that waits in vain for others says so after the rebuild's timeout: only one
+        # that is silent for longer than that is itself at fault.
+        allow_seconds = 2 * rebuild_seconds + _copying_seconds(turn, engine_id)
+        turn.send(engines[engine_id], command, allow_seconds=allow_seconds)
+
+
+def plan_fields(
+    target: Placement, engines: Mapping[str, Engine], rebuild_seconds: float
+) -> dict[str, Any]:
+    """Return the fields of a `PlanCommand` that brings a placement to its engines."""
+    return {
+        "pipelines": _assignments(target, engines),
+        "store_address": engines[target.stage_engines[0][0]].store_address,
+        "rebuild_timeout_seconds": rebuild_seconds,
+        "followers": tuple(
             FollowerAssignment(
                 engine_id=engine_id, data_address=engines[engine_id].data_address, layers=layers
             )
             for engine_id, layers in sorted(target.followers.items())
         ),
-    )
-    for engine_id in sorted(target.engine_ids):
-        # An engine that waits in vain for others says so after the rebuild's timeout: only one
-        # that is silent for longer than that is itself at fault.
-        allow_seconds = 2 * rebuild_seconds
-        if not at_commit:  # staging happens in parallel with them
-            allow_seconds += _copying_seconds(turn, engine_id)
-        mine = replace(command, layers=layers.get(engine_id, ())) if layers else command
-        turn.send(engines[engine_id], mine, allow_seconds=allow_seconds)
+    }
 
 
 def idle_groups(reports: Iterable[FenceReport]) -> tuple[str, ...]:
@@ -79,16 +66,14 @@ def idle_groups(reports: Iterable[FenceReport]) -> tuple[str, ...]:
     return tuple(sorted(group.id for group, times in named.items() if times == group.size))
 
 
-def _rebuild_seconds(turn: Turn, target: Placement, *, at_commit: bool) -> float:
-    """Return how long building groups may take; an engine that computes joins after its pass.
+def pass_seconds(turn: Turn, target: Placement) -> float:
+    """Return how much longer building groups may take where engines compute and join after a pass.
 
     If no step has been measured and none is predicted (a custom scheduler may give no time), a pass
     is waited for like a step's end.
     """
-    if not (at_commit or target.step_microbatches):
-        return turn.limits.directive_seconds
     step_seconds = max(turn.run.last_step_seconds, target.plan.iteration_seconds)
-    return turn.limits.directive_seconds + (2 * step_seconds or turn.seconds_until_commit)
+    return 2 * step_seconds or turn.seconds_until_commit
 
 
 def _copying_seconds(turn: Turn, engine_id: str) -> float:

@@ -6,7 +6,7 @@ Engines stage the next generation while training continues (STAGING), and all sw
 
 from dataclasses import replace
 
-from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode, Switch
+from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode, StagePlan, Switch
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Activated, Failure, FenceReport, Staged
 from planaria_coordinator.domain.job.turn import Turn
@@ -18,7 +18,11 @@ from planaria_coordinator.domain.placement.replicas import (
     holdings_of_placement,
     missing_layers,
 )
-from planaria_coordinator.domain.recovery.activation import note_activation, send_assignments
+from planaria_coordinator.domain.recovery.activation import (
+    note_activation,
+    pass_seconds,
+    plan_fields,
+)
 from planaria_coordinator.domain.recovery.copy_layers import emit_layers_copied, seconds_for_layers
 from planaria_coordinator.domain.recovery.opening import (
     carried_history,
@@ -47,15 +51,15 @@ def begin_staging(turn: Turn, running: Placement, answer: PlanAnswer) -> None:
         plans_online=False,
         target=target,
     )
-    send_assignments(
-        turn,
-        target,
-        at_commit=True,
-        layers=choose_sources(missing, holdings, run.engines, answer.copies),
-        copy_seconds=max(
-            (seconds_for_layers(turn, layers) for layers in missing.values()), default=0.0
-        ),
+    copy_seconds = max(
+        (seconds_for_layers(turn, layers) for layers in missing.values()), default=0.0
     )
+    rebuild_seconds = turn.limits.directive_seconds + pass_seconds(turn, target) + copy_seconds
+    command = StagePlan(**plan_fields(target, run.engines, rebuild_seconds))
+    layers = choose_sources(missing, holdings, run.engines, answer.copies)
+    for engine_id in sorted(target.engine_ids):
+        mine = replace(command, layers=layers[engine_id]) if engine_id in layers else command
+        turn.send(run.engines[engine_id], mine, allow_seconds=2 * rebuild_seconds)
 
 
 def _grown_from(running: Placement, target: Placement) -> Placement:
@@ -104,7 +108,7 @@ def staging_overdue(turn: Turn, pending: Pending) -> None:
 
 
 def _when_all_have_answered(turn: Turn) -> None:
-    if turn.is_awaiting("activate"):
+    if turn.is_awaiting("stage_plan"):
         return
     failure = turn.transition.failure
     if failure:

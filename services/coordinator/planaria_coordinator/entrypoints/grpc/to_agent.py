@@ -2,23 +2,25 @@
 
 from dataclasses import replace
 
+from google.protobuf.message import Message
+
 from planaria.api.worker.v1 import directive_pb2
 from planaria_common.messages import to_message
-from planaria_coordinator.domain.engines.directive import Activate, Directive
+from planaria_coordinator.domain.engines.directive import Directive, PlanCommand, StagePlan
 
 
 class PlanMessages:
-    """The part of an Activate that is the same for all engines, converted once."""
+    """What is the same for all engines in a command that brings a plan, converted once."""
 
     def __init__(self) -> None:
-        self._newest: Activate | None = None
-        self._message = directive_pb2.Activate()
+        self._newest: PlanCommand | None = None
+        self._message: Message = directive_pb2.Activate()
 
-    def __call__(self, activate: Activate) -> directive_pb2.Activate:
-        """Convert all but the layers, which are an engine's own."""
-        plan = replace(activate, layers=())
+    def __call__(self, command: PlanCommand, message_type: type[Message]) -> Message:
+        """Convert all but the layers to follow, which are an engine's own."""
+        plan = replace(command, layers=()) if isinstance(command, StagePlan) else command
         if plan != self._newest:  # quick: the commands of one plan share all that is large in it
-            self._newest, self._message = plan, to_message(plan, directive_pb2.Activate)
+            self._newest, self._message = plan, to_message(plan, message_type)
         return self._message
 
 
@@ -30,13 +32,12 @@ def directive_message(directive: Directive, plans: PlanMessages) -> directive_pb
         engine_id=directive.engine_id,
     )
     command = directive.command
-    if isinstance(command, Activate):
-        message.activate.CopyFrom(plans(command))
-        message.activate.layers.extend(
-            to_message(layer, directive_pb2.LayerSource) for layer in command.layers
-        )
-        return message
     part = getattr(message, command.kind)
     part.SetInParent()
-    part.MergeFrom(to_message(command, type(part)))
+    if isinstance(command, PlanCommand):
+        part.MergeFrom(plans(command, type(part)))
+    else:
+        part.MergeFrom(to_message(command, type(part)))
+    if isinstance(command, StagePlan):
+        part.layers.extend(to_message(layer, directive_pb2.LayerSource) for layer in command.layers)
     return message
