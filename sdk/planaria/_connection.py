@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from planaria._calls import Call
 from planaria.errors import (
+    AccessError,
     ConflictError,
     InternalError,
     InvalidArgumentError,
@@ -30,10 +31,15 @@ API_PREFIX = "/api/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """The coordinator's URL and the token for it."""
+    """The coordinator's URL and the token for it.
+
+    Attributes:
+        is_guess: nobody named the address, and no cluster was found on this machine.
+    """
 
     address: str
     token: str | None
+    is_guess: bool = False
 
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
@@ -57,11 +63,20 @@ class Connection:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Raise UnavailableError where httpx says that the coordinator cannot be reached."""
+        """Raise UnavailableError for a coordinator that cannot be reached or was only guessed."""
         try:
             yield
         except httpx.TransportError as error:
             raise unreachable(self.address, error) from error
+        except AccessError as error:
+            if self.token or not self.is_guess:
+                raise
+            raise UnavailableError(
+                "no cluster of yours was found: start one with `planaria up` or set "
+                f"--address/PLANARIA_ADDRESS (what answers at {self.address} needs a token)",
+                reason="UNAVAILABLE",
+                metadata={"address": self.address},
+            ) from error
 
 
 def resolve(address: str | None = None, token: str | None = None) -> Connection:
@@ -75,7 +90,8 @@ def resolve(address: str | None = None, token: str | None = None) -> Connection:
     """
     cluster = local_state.find()
     local_address = cluster.http_url if cluster else DEFAULT_ADDRESS
-    found = (address or os.environ.get("PLANARIA_ADDRESS") or local_address).rstrip("/")
+    named = address or os.environ.get("PLANARIA_ADDRESS")
+    found = (named or local_address).rstrip("/")
     parts = urlsplit(found)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise InvalidArgumentError(
@@ -86,7 +102,7 @@ def resolve(address: str | None = None, token: str | None = None) -> Connection:
     token = token or os.environ.get("PLANARIA_TOKEN")
     if not token and cluster and found == cluster.http_url:
         token = _read_token(Path(cluster.token_file))
-    return Connection(address=found, token=token)
+    return Connection(address=found, token=token, is_guess=not named and cluster is None)
 
 
 def _read_token(path: Path) -> str | None:

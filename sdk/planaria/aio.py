@@ -70,7 +70,7 @@ class AsyncClient(Calls):
             response = await self._http.request(
                 call.method, API_PREFIX + call.path, params=dict(call.query), json=call.body
             )
-        return body_of(response)
+            return body_of(response)
 
     async def send(self, call: Call[T]) -> T:
         """Send a call and return its typed result."""

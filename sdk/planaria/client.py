@@ -90,7 +90,7 @@ class Client(Calls):
             response = self._http.request(
                 call.method, API_PREFIX + call.path, params=dict(call.query), json=call.body
             )
-        return body_of(response)
+            return body_of(response)
 
     def send(self, call: Call[T]) -> T:
         """Send a call and return its typed result."""

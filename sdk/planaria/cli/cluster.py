@@ -8,17 +8,12 @@ import typer
 from planaria.cli.output import console, print_table
 from planaria.local import cluster as local_cluster
 from planaria.local.startup import ClusterOptions
+from planaria.local.state import default_data_dir, point_to
 
 
 def register(app: typer.Typer) -> None:
     app.command("up", help="Start a whole cluster on this machine.")(up)
     app.command("down", help="Stop what `up` started.")(down)
-
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Where everything is kept. Default: ~/.local/share/planaria."),
-]
 
 
 def up(
@@ -27,7 +22,10 @@ def up(
         int, typer.Option(min=1, max=64, help="Accelerators of each node.")
     ] = 1,
     port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port; 0: any.")] = 8080,
-    data_dir: DataDir = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where everything is kept. Default: ~/.local/share/planaria."),
+    ] = None,
     database_url: Annotated[
         str | None, typer.Option(help="postgresql://...; default: SQLite in the data directory.")
     ] = None,
@@ -37,10 +35,11 @@ def up(
             num_nodes=nodes,
             accelerators_per_node=accelerators_per_node,
             port=port,
-            data_dir=(data_dir or local_cluster.default_data_dir()).resolve(),
+            data_dir=(data_dir or default_data_dir()).resolve(),
             database_url=database_url,
         )
     )
+    point_to(cluster)
     out = console()
     out.print(f"coordinator  {cluster.http_url}")
     out.print(f"gRPC         {cluster.grpc_address}")
@@ -50,7 +49,15 @@ def up(
     print_table(("NODE", "AGENT PID"), ([a.name, str(a.pid)] for a in agents), empty="no nodes")
 
 
-def down(data_dir: DataDir = None) -> None:
+def down(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of the cluster to stop. Default: of the one started last, if it runs, "
+            "else ~/.local/share/planaria."
+        ),
+    ] = None,
+) -> None:
     cluster = local_cluster.find(data_dir.resolve() if data_dir else None)
     stopped = local_cluster.stop(cluster)
     typer.echo(f"stopped {stopped} processes of {cluster.http_url}")

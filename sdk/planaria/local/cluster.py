@@ -1,7 +1,6 @@
 """`planaria up`: planner, coordinator and agents as separate processes on this machine."""
 
 import importlib.util
-import os
 import socket
 from pathlib import Path
 
@@ -20,14 +19,8 @@ _PARTS = {
 """Module of each part -> a library that only its extra brings."""
 
 
-def default_data_dir() -> Path:
-    """Return the folder of this user's cluster."""
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "planaria"
-
-
 def find(data_dir: Path | None) -> LocalCluster:
-    """Return the cluster of a data directory, or the one started last.
+    """Return the cluster of a data directory, or this user's.
 
     Raises:
         NotFoundError: none was started.
@@ -36,8 +29,10 @@ def find(data_dir: Path | None) -> LocalCluster:
     if data_dir is None:
         cluster = local_state.find()
     if cluster is None:
-        where = f" in {data_dir}" if data_dir else ""
-        raise NotFoundError(f"no cluster was started here{where}", reason="UNAVAILABLE")
+        where = f"in {data_dir}" if data_dir else "of yours"
+        raise NotFoundError(
+            f"no cluster {where} was found: `planaria up` starts one", reason="UNAVAILABLE"
+        )
     return cluster
 
 
@@ -71,10 +66,7 @@ def stop(cluster: LocalCluster) -> int:
 
 
 def _recorded(cluster: LocalCluster) -> set[ProcessIdentity]:
-    return {
-        ProcessIdentity(pid=record.pid, start_ticks=record.start_ticks)
-        for record in cluster.processes
-    }
+    return {record.identity for record in cluster.processes}
 
 
 def _processes(cluster: LocalCluster) -> set[ProcessIdentity]:

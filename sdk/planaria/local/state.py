@@ -2,14 +2,17 @@
 
 `<data-dir>/up.json` holds the facts; a pointer in the user's state directory leads there, so that
 `down`, `submit` and the client library find the cluster without being given its address.
+Where it leads to no running cluster, they take the one in the default data directory.
 """
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planaria.errors import InvalidArgumentError
+from planaria.local.processes import ProcessIdentity, is_alive
 
 STATE_FILE_NAME = "up.json"
 
@@ -29,6 +32,10 @@ class ProcessRecord:
     start_ticks: int
     log_file: str
 
+    @property
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(pid=self.pid, start_ticks=self.start_ticks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCluster:
@@ -44,6 +51,17 @@ class LocalCluster:
     def state_file(self) -> Path:
         return Path(self.data_dir) / STATE_FILE_NAME
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a process that `up` started is alive."""
+        return any(is_alive(record.identity) for record in self.processes)
+
+
+def default_data_dir() -> Path:
+    """Return the folder of this user's cluster."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "planaria"
+
 
 def pointer_file() -> Path:
     """Return the file that names the state file of this user's cluster."""
@@ -52,8 +70,12 @@ def pointer_file() -> Path:
 
 
 def save(cluster: LocalCluster) -> None:
-    """Write a cluster's state file and point to it."""
+    """Write a cluster's state file."""
     _replace(cluster.state_file, json.dumps(asdict(cluster), indent=2) + "\n")
+
+
+def point_to(cluster: LocalCluster) -> None:
+    """Make a cluster the one that is found without an address."""
     pointer = pointer_file()
     pointer.parent.mkdir(parents=True, exist_ok=True)
     _replace(pointer, f"{cluster.state_file}\n")
@@ -80,12 +102,17 @@ def load(state_file: Path) -> LocalCluster | None:
 
 
 def find() -> LocalCluster | None:
-    """Return the cluster that the pointer leads to, if any."""
-    try:
-        state_file = Path(pointer_file().read_text(encoding="utf-8").strip())
-    except OSError:
-        return None
-    return load(state_file)
+    """Return this user's cluster, if any.
+
+    It is the one that the pointer leads to, else the one in the default data directory; one that
+    has ended only where the other does not run either.
+    """
+    state_files = [default_data_dir() / STATE_FILE_NAME]
+    with suppress(OSError):
+        state_files.insert(0, Path(pointer_file().read_text(encoding="utf-8").strip()))
+    found = [cluster for file in state_files if (cluster := load(file)) is not None]
+    running = (cluster for cluster in found if cluster.is_running)
+    return next(running, found[0] if found else None)
 
 
 def forget(cluster: LocalCluster) -> None:

@@ -17,6 +17,7 @@ def _no_cluster_of_the_developer(
 ) -> None:
     """Nothing here may find, or touch, a cluster that runs on this machine."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("share")))
     monkeypatch.delenv("PLANARIA_ADDRESS", raising=False)
     monkeypatch.delenv("PLANARIA_TOKEN", raising=False)
 

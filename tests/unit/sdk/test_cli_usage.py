@@ -129,7 +129,11 @@ def test_the_installed_command_exits_with_the_status() -> None:
 
 
 def test_down_without_a_cluster(run: Run) -> None:
-    assert run("down") == (1, "", "error: no cluster was started here\n")
+    assert run("down") == (
+        1,
+        "",
+        "error: no cluster of yours was found: `planaria up` starts one\n",
+    )
 
 
 def test_every_command_is_documented() -> None:

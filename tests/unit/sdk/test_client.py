@@ -218,6 +218,7 @@ def test_a_cluster_on_this_machine_is_found_by_itself(
         processes=(),
     )
     local_state.save(cluster)
+    local_state.point_to(cluster)
     coordinator.answer("GET /jobs", Answer(body={"jobs": []}))
     with Client() as client:
         client.list_jobs()
@@ -227,18 +228,36 @@ def test_a_cluster_on_this_machine_is_found_by_itself(
         assert client.address == "http://127.0.0.1:8080"
 
 
+def test_a_coordinator_that_nobody_named_is_not_said_to_want_a_token() -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(
+            401, json={"reason": "UNAUTHENTICATED", "detail": "a token is needed"}
+        )
+
+    with (
+        Client(transport=httpx.MockTransport(refuse)) as client,
+        pytest.raises(planaria.UnavailableError, match=r"no cluster of yours .* `planaria up`"),
+    ):
+        client.list_jobs()
+    with (
+        Client("http://c.test", transport=httpx.MockTransport(refuse)) as client,
+        pytest.raises(planaria.AccessError, match="a token is needed"),
+    ):
+        client.list_jobs()
+
+
 def test_the_local_token_goes_to_no_other_address(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("local-token\n")
-    local_state.save(
-        LocalCluster(
-            http_url="http://127.0.0.1:8080",
-            grpc_address="",
-            data_dir=str(tmp_path),
-            token_file=str(token_file),
-            processes=(),
-        )
+    cluster = LocalCluster(
+        http_url="http://127.0.0.1:8080",
+        grpc_address="",
+        data_dir=str(tmp_path),
+        token_file=str(token_file),
+        processes=(),
     )
+    local_state.save(cluster)
+    local_state.point_to(cluster)
     seen: list[httpx.Request] = []
 
     def record(request: httpx.Request) -> httpx.Response:

@@ -16,6 +16,7 @@ from planaria.cli.main import main
 from planaria.local import cluster as local_cluster
 from planaria.local import state as local_state
 from planaria.local.processes import find_workers, identify, is_alive, reap, start_module, stop
+from planaria.local.startup import ClusterOptions
 from unit.sdk.fake_api import Answer, FakeApi
 from unit.sdk.samples import node
 
@@ -107,6 +108,24 @@ def test_down_finds_and_stops_all_and_a_new_up_is_possible(
     assert main(["down"]) == 1
     assert up(data_dir) == 0
     assert main(["down", "--data-dir", str(data_dir)]) == 0
+
+
+def test_a_cluster_that_ended_gives_way_to_the_one_in_the_default_directory(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo's cluster, started without `up`, is never found by itself."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(data_dir.parent / "share"))
+    assert main(["up", "--port", "0"]) == 0
+    other = local_cluster.start(
+        ClusterOptions(num_nodes=3, accelerators_per_node=1, port=0, data_dir=data_dir)
+    )
+    default = local_cluster.find(None)
+    assert default.data_dir == str(data_dir.parent / "share" / "planaria")
+    local_state.point_to(other)
+    assert local_cluster.find(None) == other
+    assert main(["down"]) == 0
+    assert local_cluster.find(None) == default
+    assert main(["down"]) == 0
 
 
 def test_down_stops_engines_and_agents_started_by_hand_too(data_dir: Path, tmp_path: Path) -> None:
