@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.oracle.reference import ReferenceResult
-from integration.engine.handover.staged import BOTH, NUM_STEPS, STEP, WITH_E, begin, finish
+from integration.engine.handover.staged import NUM_STEPS, STEP, WITH_E, begin, hand_over
+from integration.engine.scenarios import finish
 from planaria_worker.engine.layers.checkpoint.manifest import Manifest
 from support.engines import checkpoints
 from support.engines.checkpoints import beginning_from, checkpointed
@@ -50,9 +51,7 @@ def change_at_a_checkpoint(
     """Changes the plan at the commit of VERSION, and checks who writes it."""
     go = folder / "go"
     begin(cluster, go, joining="e")
-    handover = Handover(cluster, BOTH, after)
-    handover.stage()
-    handover.switch_after(STEP, go)
+    handover = hand_over(cluster, go, after)
     handover.wait_until_switched()
     assert takers(cluster, VERSION).keys() == set(range(7)), "layers are not written"
     return handover

@@ -6,11 +6,12 @@ engines of the second are armed to die if they compute any microbatch of that st
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from benchmarks.oracle.reference import ReferenceResult
-from integration.engine.scenarios import BEFORE, FAILED_STEP
+from integration.engine.scenarios import BEFORE, FAILED_STEP, finish, kept
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Quiesce
 from planaria.api.worker.v1.report_pb2 import FenceReport
@@ -52,33 +53,18 @@ def held(path: Path, microbatch: int) -> dict[str, object]:
     }
 
 
-def kept(reports: Mapping[str, FenceReport]) -> dict[str, list[int]]:
-    return {name: list(report.kept_microbatches) for name, report in reports.items()}
-
-
-def finish(
+def lose_b(
     cluster: EngineCluster,
-    expected: ReferenceResult,
-    plan: Sequence[Pipeline] = AFTER,
-    followers: Mapping[str, Sequence[int]] | None = None,
-) -> None:
-    """The job ends as if nothing had happened; followers have every step."""
-    cluster.wait_until_finished(*(n for p in plan for n, _ in p.stages), *(followers or {}))
-    assert cluster.digest(plan) == expected.digest
-    assert cluster.losses() == expected.losses
-    for name, layers in (followers or {}).items():
-        report = cluster.quiesce([name])[name]
-        versions = {layer.layer: layer.version for layer in report.layers}
-        assert versions == dict.fromkeys(layers, cluster.job.num_steps)
-
-
-def activate(
-    cluster: EngineCluster,
-    plan: Sequence[Pipeline] = FINISHING,
-    followers: Mapping[str, Sequence[int]] | None = None,
-) -> None:
-    for name, result in cluster.activate(plan, followers=followers).items():
-        assert result.HasField("activated"), (name, result)
+    failpoint: Mapping[str, object] = MappingProxyType({"at": "forward", "microbatch": 1}),
+    **armed: Sequence[Mapping[str, object]],
+) -> dict[str, FenceReport]:
+    """b dies in the step that is to fail; the others, armed as named, are fenced."""
+    fatal = {"action": "kill", "step": FAILED_STEP, **failpoint}
+    cluster.prepare(*"abcd", failpoints={"b": [fatal], **armed})
+    cluster.train(BEFORE)
+    cluster.wait_until_dead("b")
+    cluster.committed_steps = FAILED_STEP
+    return cluster.fence(["b"])
 
 
 @pytest.mark.parametrize(
@@ -95,21 +81,14 @@ def activate(
 def test_a_healthy_pipeline_finishes_the_step_of_a_broken_one(
     cluster: EngineCluster, expected: ReferenceResult, failpoint: dict[str, object]
 ) -> None:
-    fatal = {"action": "kill", "step": FAILED_STEP, **failpoint}
-    cluster.prepare(
-        "a", "b", "c", "d", failpoints={"b": [fatal], "c": once_only(), "d": once_only()}
-    )
-    cluster.train(BEFORE)
-    cluster.wait_until_dead("b")
-    reports = cluster.fence(["b"])
+    reports = lose_b(cluster, failpoint, c=once_only(), d=once_only())
     assert kept(reports) == {"a": [], "c": KEPT, "d": KEPT}
     assert reports["a"].HasField("park_time")
     assert {report.committed_steps for report in reports.values()} == {FAILED_STEP}
     assert {reports[name].applied_generation for name in "cd"} == {cluster.generation - 1}
     assert all(reports[name].microbatch_seconds > 0 for name in "cd")
-    cluster.committed_steps = FAILED_STEP
-    activate(cluster, followers={"a": LAYERS_OF_A})
-    finish(cluster, expected, followers={"a": LAYERS_OF_A})
+    cluster.place(FINISHING, followers={"a": LAYERS_OF_A})
+    finish(cluster, expected, AFTER, followers={"a": LAYERS_OF_A})
 
 
 def test_a_group_without_a_lost_member_continues(
@@ -120,12 +99,8 @@ def test_a_group_without_a_lost_member_continues(
     Guard: who is in a broken pipeline sets its idle groups aside, too.
     """
     go = tmp_path / "go"
-    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
     once_made = {"at": "rebuild", "action": "kill", "skip": 1}
-    cluster.prepare("a", "b", "c", "d", failpoints={"b": [fatal], "c": [held(go, 4), once_made]})
-    cluster.train(BEFORE)
-    cluster.wait_until_dead("b")
-    reports = cluster.fence(["b"])
+    reports = lose_b(cluster, c=[held(go, 4), once_made])
     go.touch()
     assert {name: [g.size for g in report.idle_groups] for name, report in reports.items()} == {
         "a": [2],
@@ -133,9 +108,8 @@ def test_a_group_without_a_lost_member_continues(
         "d": [],
     }
     assert len(cluster.kept_groups) == 1
-    cluster.committed_steps = FAILED_STEP
-    activate(cluster, followers={"a": LAYERS_OF_A})
-    finish(cluster, expected, followers={"a": LAYERS_OF_A})
+    cluster.place(FINISHING, followers={"a": LAYERS_OF_A})
+    finish(cluster, expected, AFTER, followers={"a": LAYERS_OF_A})
 
 
 def test_a_kept_group_lost_before_the_plan_arrives_costs_no_microbatch(
@@ -143,24 +117,13 @@ def test_a_kept_group_lost_before_the_plan_arrives_costs_no_microbatch(
 ) -> None:
     """A second loss, between the reports and the Activate. Guard: it is accepted all the same."""
     go = tmp_path / "go"
-    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
-    cluster.prepare(
-        "a",
-        "b",
-        "c",
-        "d",
-        failpoints={"b": [fatal], "c": [held(go, 4), *once_only([3, 5])], "d": once_only()},
-    )
-    cluster.train(BEFORE)
-    cluster.wait_until_dead("b")
-    cluster.fence(["b"])
+    lose_b(cluster, c=[held(go, 4), *once_only([3, 5])], d=once_only())
     assert len(cluster.kept_groups) == 1
     cluster.engines["a"].kill()
     cluster.wait_for(
         "loss of a seen by c",
         lambda: [e for e in cluster.engines["c"].events if e.peer_lost.lost_engine_id.count("/a/")],
     )
-    cluster.committed_steps = FAILED_STEP
     command = cluster.activate_command(FINISHING, followers={"a": LAYERS_OF_A})
     directives = {name: cluster.direct(name, activate=command) for name in "cd"}
     result = cluster.wait_for_result("c", directives["c"])
@@ -173,8 +136,8 @@ def test_a_kept_group_lost_before_the_plan_arrives_costs_no_microbatch(
     go.touch()
     in_flight = FINISHING[0].in_flight
     assert kept(reports) == {"c": in_flight, "d": in_flight}
-    activate(cluster)
-    finish(cluster, expected)
+    cluster.place(FINISHING)
+    finish(cluster, expected, AFTER)
 
 
 def test_broken_pipelines_report_and_build_groups_during_their_last_pass(
@@ -200,7 +163,7 @@ def test_broken_pipelines_report_and_build_groups_during_their_last_pass(
             assert cluster.wait_for_result(name, directives[name]).HasField("activated")
     go.touch()
     assert cluster.wait_for_result("a", directives["a"]).HasField("activated")
-    finish(cluster, expected, followers={"a": LAYERS_OF_A})
+    finish(cluster, expected, AFTER, followers={"a": LAYERS_OF_A})
 
 
 def test_a_healthy_pipeline_computes_between_the_fence_and_the_plan(
@@ -208,25 +171,14 @@ def test_a_healthy_pipeline_computes_between_the_fence_and_the_plan(
 ) -> None:
     """However often it is fenced meanwhile."""
     go = tmp_path / "go"
-    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
-    cluster.prepare(
-        "a",
-        "b",
-        "c",
-        "d",
-        failpoints={"b": [fatal], "c": [held(go, 4), *once_only([3, 5])], "d": once_only()},
-    )
-    cluster.train(BEFORE)
-    cluster.wait_until_dead("b")
-    reports = cluster.fence(["b"])
+    reports = lose_b(cluster, c=[held(go, 4), *once_only([3, 5])], d=once_only())
     assert kept(reports) == {"a": [], "c": KEPT, "d": KEPT}
     assert len(reports["c"].finished_microbatches) < len(KEPT)
     go.touch()
     reports = cluster.fence_until_computed("c", "d")
     assert kept(reports) == {"a": [], "c": KEPT, "d": KEPT}
-    cluster.committed_steps = FAILED_STEP
-    activate(cluster)
-    finish(cluster, expected)
+    cluster.place(FINISHING)
+    finish(cluster, expected, AFTER)
 
 
 def test_a_second_fence_overtakes_the_plan_of_the_first(
@@ -234,30 +186,15 @@ def test_a_second_fence_overtakes_the_plan_of_the_first(
 ) -> None:
     """Both engines had accepted it, so both make its passes and its attempt, in vain."""
     go = tmp_path / "go"
-    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
-    cluster.prepare(
-        "a",
-        "b",
-        "c",
-        "d",
-        failpoints={
-            "b": [fatal],
-            "c": [held(go, 4), *once_only([0, 1, 2, 3, 5])],
-            "d": once_only(),
-        },
-    )
-    cluster.train(BEFORE)
-    cluster.wait_until_dead("b")
-    cluster.fence(["b"])
-    cluster.committed_steps = FAILED_STEP
-    activate(cluster)  # answered while c is held: the groups are built meanwhile
+    lose_b(cluster, c=[held(go, 4), *once_only([0, 1, 2, 3, 5])], d=once_only())
+    cluster.place(FINISHING)  # answered while c is held: the groups are built meanwhile
     reports = cluster.fence()
     everything = [*KEPT, 0, 1, 2]
     assert kept(reports) == {"c": everything, "d": everything}
     assert {reports[name].applied_generation for name in "cd"} == {cluster.generation - 1}
     go.touch()
-    activate(cluster, [Pipeline(AFTER[0].stages, range(6), in_flight=everything)])
-    finish(cluster, expected)
+    cluster.place([Pipeline(AFTER[0].stages, range(6), in_flight=everything)])
+    finish(cluster, expected, AFTER)
 
 
 def test_a_pipeline_with_more_microbatches_in_time_does_not_drain(
@@ -268,39 +205,23 @@ def test_a_pipeline_with_more_microbatches_in_time_does_not_drain(
     It fails there, and nothing of what was begun is in the step.
     """
     go, end = tmp_path / "go", tmp_path / "end"
-    fatal = {"at": "forward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
     failing = {"at": "forward", "action": "raise", "step": FAILED_STEP, "microbatch": 0}
     last = {"at": "backward", "action": "hold", "step": FAILED_STEP, "microbatch": KEPT[-1]}
-    cluster.prepare(
-        "a",
-        "b",
-        "c",
-        "d",
-        failpoints={"b": [fatal], "c": [held(go, 4), {**last, "until": str(end)}], "d": [failing]},
-    )
-    cluster.train(BEFORE)
-    cluster.wait_until_dead("b")
-    cluster.fence(["b"])
-    cluster.committed_steps = FAILED_STEP
-    activate(cluster)
+    lose_b(cluster, c=[held(go, 4), {**last, "until": str(end)}], d=[failing])
+    cluster.place(FINISHING)
     go.touch()
     assert "failpoint at forward" in cluster.wait_for_fault("d").failure.message
     end.touch()
     reports = cluster.recover([Pipeline(AFTER[0].stages, range(6))])
     assert kept(reports) == {"c": [], "d": []}
-    finish(cluster, expected)
+    finish(cluster, expected, AFTER)
 
 
 def test_a_follower_keeps_up_and_can_be_assigned_again(
     cluster: EngineCluster, expected: ReferenceResult
 ) -> None:
-    fatal = {"at": "backward", "action": "kill", "step": FAILED_STEP, "microbatch": 1}
-    cluster.prepare("a", "b", "c", "d", failpoints={"b": [fatal], "c": once_only()})
-    cluster.train(BEFORE)
-    cluster.wait_until_dead("b")
-    cluster.fence(["b"])
-    cluster.committed_steps = FAILED_STEP
-    activate(cluster, followers={"a": LAYERS_OF_A})
+    lose_b(cluster, {"at": "backward", "microbatch": 1}, c=once_only())
+    cluster.place(FINISHING, followers={"a": LAYERS_OF_A})
     reports = cluster.quiesce(mode=Quiesce.MODE_AT_COMMIT)
     steps = {report.committed_steps for report in reports.values()}
     assert len(steps) == 1
@@ -341,7 +262,7 @@ def test_a_healthy_pipeline_that_missed_a_commit_continues_after_it(
     assert kept(reports) == {"a": [0, 1, 2], "b": [0, 1, 2], "c": KEPT, "d": KEPT}
     assert {report.committed_steps for report in reports.values()} == {FAILED_STEP + 1}
     keeping = [Pipeline(p.stages, p.microbatches, in_flight=p.microbatches) for p in plan]
-    activate(cluster, keeping)
+    cluster.place(keeping)
     finish(cluster, expected, plan)
 
 
@@ -362,7 +283,7 @@ def test_a_follower_reports_a_step_when_its_reporters_are_lost(
     cluster.wait_until_dead("a")
     cluster.fence(["a"])
     cluster.committed_steps = FAILED_STEP
-    activate(cluster, followers={"b": range(3, 7)})
+    cluster.place(FINISHING, followers={"b": range(3, 7)})
     cluster.wait_for(
         "the commit of b and c",
         lambda: all(cluster.engines[n].snapshot.committed_steps > FAILED_STEP for n in "bc"),

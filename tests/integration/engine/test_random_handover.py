@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.oracle.reference import ReferenceResult
+from integration.engine.scenarios import finish
 from integration.engine.test_random_in_step import finishing_plan
 from integration.engine.test_random_kills import (
     NAMES,
@@ -20,7 +21,7 @@ from integration.engine.test_random_kills import (
 )
 from planaria.api.worker.v1.directive_pb2 import DigestLayers
 from planaria.api.worker.v1.report_pb2 import EngineState, FenceReport
-from support.engines.cluster import EngineCluster
+from support.engines.cluster import EngineCluster, names_of
 from support.engines.handover import Handover
 from support.engines.one_engine import EngineDiedError
 from support.engines.small_plans import Pipeline
@@ -66,25 +67,19 @@ def test_invariant_6_however_often_the_plan_changes_the_model_is_the_same(
         cluster.train(now.plan)
         while not is_over(cluster, now.plan):
             now = change(cluster, rng, now)
-        cluster.wait_until_finished(*engines_of(now.plan))
-        assert cluster.digest(now.plan) == expected.digest
-        assert cluster.losses() == expected.losses
-
-
-def engines_of(plan: Plan) -> list[str]:
-    return [name for pipeline in plan for name, _ in pipeline.stages]
+        finish(cluster, expected, now.plan)
 
 
 def is_over(cluster: EngineCluster, plan: Plan) -> bool:
     """Whether all engines of a plan have done the last step."""
     finished = EngineState.ENGINE_STATE_FINISHED
-    return all(cluster.engines[name].snapshot.state == finished for name in engines_of(plan))
+    return all(cluster.engines[name].snapshot.state == finished for name in names_of(plan))
 
 
 def next_plan(rng: random.Random, plan: Plan) -> Plan:
     """Keeps some pipelines, and makes others of some of the rest: two in all, at least."""
     kept = [replace(p, keeps=True, in_flight=()) for p in plan if rng.random() < 0.6]
-    kept_names = engines_of(kept)
+    kept_names = names_of(kept)
     rest = rng.sample([n for n in NAMES if n not in kept_names], len(NAMES) - len(kept_names))
     most = min(len(rest), 4 - len(kept))
     num_new = rng.randint(min(max(2 - len(kept), 0), most), most)
@@ -99,7 +94,7 @@ def next_plan(rng: random.Random, plan: Plan) -> Plan:
 
 def change(cluster: EngineCluster, rng: random.Random, now: InForce) -> InForce:
     """Changes the plan as a coordinator does; returns what is in force."""
-    members = [*engines_of(now.plan), *now.followers]
+    members = [*names_of(now.plan), *now.followers]
     cluster.prepare(*(name for name in NAMES if name not in members))
     after = next_plan(rng, now.plan)
     if len(after) < 2:
@@ -166,11 +161,10 @@ def recovered(
             layers = {
                 name: [x for x, version in own.items() if version == cluster.committed_steps]
                 for name, own in held.items()
-                if name not in engines_of(plan)
+                if name not in names_of(plan)
             }
             followers = {name: own for name, own in layers.items() if own}
-            for name, answer in cluster.activate(plan, followers=followers).items():
-                assert answer.HasField("activated"), (name, answer)
+            cluster.place(plan, followers=followers)
         except EngineDiedError:
             continue
         return InForce(plan=plan, followers=followers)

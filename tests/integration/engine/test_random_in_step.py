@@ -17,7 +17,7 @@ from integration.engine.test_random_kills import (
 )
 from planaria.api.worker.v1.directive_pb2 import Quiesce
 from planaria.api.worker.v1.report_pb2 import FenceReport
-from support.engines.cluster import EngineCluster
+from support.engines.cluster import EngineCluster, names_of
 from support.engines.one_engine import EngineDiedError
 from support.engines.small_plans import Pipeline
 
@@ -78,7 +78,7 @@ def finish_the_step(cluster: EngineCluster, rng: random.Random, plans: dict[int,
                 plans[cluster.generation] = plan
                 return plan
             plans[cluster.generation] = plan
-            placed = {name for pipeline in plan for name, _ in pipeline.stages}
+            placed = set(names_of(plan))
             current = {
                 name: [x for x, version in layers.items() if version == cluster.committed_steps]
                 for name, layers in held.items()

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.worker.v1.directive_pb2 import Quiesce
 from planaria.api.worker.v1.report_pb2 import EngineState
-from support.engines.cluster import EngineCluster
+from support.engines.cluster import EngineCluster, names_of
 from support.engines.one_engine import EngineDiedError
 from support.engines.small_plans import Pipeline
 
@@ -89,7 +89,7 @@ def split(rng: random.Random, items: Sequence[T], num_parts: int) -> list[list[T
 
 def wait_for_a_death_or_the_end(cluster: EngineCluster, plan: Sequence[Pipeline]) -> bool:
     """True when all have finished."""
-    names = [name for pipeline in plan for name, _ in pipeline.stages]
+    names = names_of(plan)
 
     def found() -> str:
         if not all(cluster.is_alive(name) for name in names):

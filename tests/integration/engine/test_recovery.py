@@ -14,6 +14,7 @@ from integration.engine.scenarios import (
     BEFORE,
     FAILED_STEP,
     WITHOUT_B,
+    finish,
 )
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Quiesce, RollForward
@@ -22,14 +23,6 @@ from support.engines.cluster import EngineCluster
 from support.engines.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
-
-
-def finish(cluster: EngineCluster, plan: list[Pipeline], expected: ReferenceResult) -> None:
-    """The job ends as if nothing had happened."""
-    names = [name for pipeline in plan for name, _ in pipeline.stages]
-    cluster.wait_until_finished(*names)
-    assert cluster.digest(plan) == expected.digest
-    assert cluster.losses() == expected.losses
 
 
 @pytest.mark.parametrize(
@@ -48,12 +41,12 @@ def test_an_engine_is_killed_within_a_step(
     cluster: EngineCluster, expected: ReferenceResult, failpoint: dict[str, object]
 ) -> None:
     fatal = {"action": "kill", "step": FAILED_STEP, **failpoint}
-    cluster.prepare("a", "b", "c", "d", failpoints={"b": [fatal]})
+    cluster.prepare(*"abcd", failpoints={"b": [fatal]})
     pids = {name: cluster.engines[name].process.pid for name in "acd"}
     cluster.train(BEFORE)
     cluster.wait_until_dead("b")
     cluster.recover(WITHOUT_B)
-    finish(cluster, WITHOUT_B, expected)
+    finish(cluster, expected, WITHOUT_B)
     alive = [name for name in "acd" if cluster.is_alive(name)]
     assert pids == {name: cluster.engines[name].process.pid for name in alive}
 
@@ -65,7 +58,7 @@ def test_a_kill_between_the_phases_of_a_commit_is_rolled_forward(
     plan = [Pipeline([("a", 2), ("b", 3), ("c", 2)], [0, 1, 2]), Pipeline([("d", 7)], [3, 4, 5])]
     never = str(tmp_path / "never")
     held_back = {"at": "after_exchange", "action": "hold", "step": FAILED_STEP, "until": never}
-    cluster.prepare("a", "b", "c", "d", failpoints={"b": [held_back]})
+    cluster.prepare(*"abcd", failpoints={"b": [held_back]})
     cluster.train(plan)
     for name in "cd":
         cluster.wait_for_step(name, FAILED_STEP)
@@ -85,7 +78,7 @@ def test_a_kill_between_the_phases_of_a_commit_is_rolled_forward(
     assert copied.keys() == {"c"}
     assert copied["c"].copied.bytes > 0
     cluster.activate(after)
-    finish(cluster, after, expected)
+    finish(cluster, expected, after)
 
 
 def test_a_rank_without_the_very_sums_of_a_record_says_that_it_is_stale(
@@ -111,14 +104,14 @@ def test_a_healthy_job_may_be_fenced_at_any_moment(
     for step in range(cluster.job.num_steps - 1):
         cluster.wait_for_step("d", step)
         cluster.recover(BEFORE)
-    finish(cluster, BEFORE, expected)
+    finish(cluster, expected, BEFORE)
 
 
 def test_an_exception_parks_the_engine_which_goes_on_in_the_next_generation(
     cluster: EngineCluster, expected: ReferenceResult
 ) -> None:
     raising = {"at": "backward", "action": "raise", "step": FAILED_STEP, "microbatch": 4}
-    cluster.prepare("a", "b", "c", "d", failpoints={"c": [raising]})
+    cluster.prepare(*"abcd", failpoints={"c": [raising]})
     cluster.train(BEFORE)
     fault = cluster.wait_for_fault("c")
     assert not fault.fatal
@@ -126,7 +119,7 @@ def test_an_exception_parks_the_engine_which_goes_on_in_the_next_generation(
     assert "failpoint at backward" in fault.failure.message
     cluster.wait_for_state(EngineState.ENGINE_STATE_PARKED, "a", "b", "c", "d")
     cluster.recover(BEFORE)
-    finish(cluster, BEFORE, expected)
+    finish(cluster, expected, BEFORE)
 
 
 def test_a_stopped_engine_does_not_delay_fenced_engines(
@@ -134,13 +127,13 @@ def test_a_stopped_engine_does_not_delay_fenced_engines(
 ) -> None:
     """SIGSTOP: nothing shows on the network; the survivors are woken by the fence alone."""
     stopping = {"at": "wait_peer", "action": "stop", "step": FAILED_STEP}
-    cluster.prepare("a", "b", "c", "d", failpoints={"b": [stopping]})
+    cluster.prepare(*"abcd", failpoints={"b": [stopping]})
     cluster.train(BEFORE)
     cluster.wait_for_step("d", FAILED_STEP - 1)
     reports = cluster.quiesce(["a", "c", "d"])
     cluster.copy_missing(WITHOUT_B, cluster.roll_forward(reports))
     cluster.activate(WITHOUT_B)
-    finish(cluster, WITHOUT_B, expected)
+    finish(cluster, expected, WITHOUT_B)
     cluster.engines["b"].close()
 
 
@@ -161,8 +154,7 @@ def test_invariant_4_a_stale_coordinator_changes_nothing(
             result = cluster.ask(name, stale, **command)
             assert result.failure.reason == ErrorReason.ERROR_REASON_STALE_GENERATION, result
             assert result.failure.metadata["newest"] == str(cluster.generation)
-    cluster.wait_until_finished("a", "b", "c", "d")
-    assert cluster.digest(BEFORE) == expected.digest
+    finish(cluster, expected, BEFORE)
 
 
 def test_invariant_2_no_engine_commits_before_all_have_the_sums(
@@ -181,8 +173,7 @@ def test_invariant_2_no_engine_commits_before_all_have_the_sums(
     reports = cluster.recover(after)
     committed = {report.committed_steps for report in reports.values()}
     assert committed == {FAILED_STEP}, "somebody has committed a step that nobody could finish"
-    cluster.wait_until_finished("c")
-    assert cluster.digest(after) == expected.digest
+    finish(cluster, expected, after)
 
 
 def test_a_source_that_dies_while_it_serves_is_replaced_by_the_next(
@@ -211,7 +202,7 @@ def test_a_source_that_dies_while_it_serves_is_replaced_by_the_next(
     cluster.wait_until_dead("c")
     cluster.quiesce(["a", "d"])
     cluster.activate(after)
-    finish(cluster, after, expected)
+    finish(cluster, expected, after)
 
 
 def test_pause_join_and_drain_lose_no_microbatch(
@@ -228,7 +219,7 @@ def test_pause_join_and_drain_lose_no_microbatch(
     after = [Pipeline([("e", 4), ("b", 3)], [0, 1, 2, 3]), Pipeline([("a", 7)], [4, 5])]
     cluster.copy_missing(after, cluster.roll_forward(reports))
     cluster.activate(after)
-    finish(cluster, after, expected)
+    finish(cluster, expected, after)
     steps = [report.record.step for report in cluster.step_reports()]
     assert sorted(steps) == sorted(2 * list(range(cluster.job.num_steps)))
 
@@ -258,4 +249,4 @@ def test_a_second_loss_while_groups_are_built_opens_the_next_generation(
         assert failure.reason == ErrorReason.ERROR_REASON_STALE_GENERATION
     cluster.copy_missing(alone, cluster.roll_forward(reports))
     cluster.activate(alone)
-    finish(cluster, alone, expected)
+    finish(cluster, expected, alone)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.engine.scenarios import finish
 from support.engines.cluster import EngineCluster
 from support.engines.handover import Handover
 from support.engines.small_plans import Pipeline
@@ -30,9 +31,7 @@ def test_a_tied_embedding_survives_the_loss_of_its_first_stage(
         copied = cluster.copy_missing(after, held)
         assert copied.keys() == {"b"}  # only layer 1: the head's stage has the embedding
         cluster.activate(after)
-        cluster.wait_until_finished("b", "c")
-        assert cluster.digest(after) == expected.digest
-        assert cluster.losses() == expected.losses
+        finish(cluster, expected, after)
 
 
 def test_a_tied_embedding_is_followed_by_both_future_owners(tmp_path: Path, zygote: Zygote) -> None:
@@ -53,6 +52,4 @@ def test_a_tied_embedding_is_followed_by_both_future_owners(tmp_path: Path, zygo
         handover.stage()
         handover.switch_after(2, go)
         handover.wait_until_switched()
-        cluster.wait_until_finished(*"abde")
-        assert cluster.digest(after) == expected.digest
-        assert cluster.losses() == expected.losses
+        finish(cluster, expected, after)

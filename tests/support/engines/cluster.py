@@ -72,13 +72,20 @@ class EngineCluster(Engines):
     def copy_initial(self, plan: Sequence[Pipeline]) -> None:
         """Loads every layer of the job's base, wherever the plan puts it."""
         sources = dict.fromkeys(range(self.job.num_layers), ())
-        self._copy(dict.fromkeys(_names(plan), sources), self.base_steps)
+        self._copy(dict.fromkeys(names_of(plan), sources), self.base_steps)
         self.committed_steps = self.base_steps
 
     def activate(self, plan: Sequence[Pipeline], **fields: Any) -> dict[str, DirectiveResult]:
         """Gives every engine of a plan its place; returns their answers."""
         command = self.activate_command(plan, **fields)
         return self.ask_all({name: {"activate": command} for name in self.members})
+
+    def place(
+        self, plan: Sequence[Pipeline], followers: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        """Gives every engine of a plan its place, which it takes."""
+        for name, result in self.activate(plan, followers=followers).items():
+            assert result.HasField("activated"), (name, result)
 
     def activate_command(
         self,
@@ -87,7 +94,7 @@ class EngineCluster(Engines):
         followers: Mapping[str, Sequence[int]] | None = None,
     ) -> Activate:
         followers = followers or {}
-        names = self.members = [*_names(plan), *followers]
+        names = self.members = [*names_of(plan), *followers]
         self._placed_ids = {self.engines[name].engine_id for name in names}
         return Activate(
             pipelines=[self._assignment(pipeline) for pipeline in plan],
@@ -107,11 +114,10 @@ class EngineCluster(Engines):
 
     def train(self, plan: Sequence[Pipeline]) -> None:
         """Begins the job again in a new generation, whatever the engines did before."""
-        self.quiesce(dict.fromkeys([*_alive(self, self.members), *_names(plan)]))
+        self.quiesce(dict.fromkeys([*_alive(self, self.members), *names_of(plan)]))
         self._forget_events()
         self.copy_initial(plan)
-        for name, result in self.activate(plan).items():
-            assert result.HasField("activated"), (name, result)
+        self.place(plan)
 
     def needs(self, pipeline: Pipeline) -> dict[str, list[int]]:
         """Layers that each engine of a pipeline hosts."""
@@ -172,8 +178,7 @@ class EngineCluster(Engines):
         reports = self.quiesce()
         held = self.roll_forward(reports)
         self.copy_missing(plan, held)
-        for name, result in self.activate(plan).items():
-            assert result.HasField("activated"), (name, result)
+        self.place(plan)
         return reports
 
     def roll_forward(self, reports: Mapping[str, FenceReport]) -> dict[str, dict[int, int]]:
@@ -301,7 +306,8 @@ def _agreed(values: Iterable[tuple[int, float]]) -> dict[int, float]:
     return {step: by_step[step].pop() for step in sorted(by_step)}
 
 
-def _names(plan: Sequence[Pipeline]) -> list[str]:
+def names_of(plan: Sequence[Pipeline]) -> list[str]:
+    """All engines of a plan, in its order."""
     return [name for pipeline in plan for name, _ in pipeline.stages]
 
 

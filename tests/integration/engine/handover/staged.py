@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Quiesce
 from planaria.api.worker.v1.report_pb2 import FenceReport
-from support.engines.cluster import EngineCluster
+from support.engines.cluster import EngineCluster, names_of
+from support.engines.handover import Handover
 from support.engines.small_plans import Pipeline
 
 NUM_STEPS = 9
@@ -36,22 +36,18 @@ def begin(
     failpoints: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
 ) -> None:
     """Trains up to STEP, where a waits."""
-    names = [name for pipeline in before for name, _ in pipeline.stages]
     armed = {name: list(points) for name, points in (failpoints or {}).items()}
     armed.setdefault("a", []).append(held(go))
-    cluster.prepare(*names, *joining, failpoints=armed)
+    cluster.prepare(*names_of(before), *joining, failpoints=armed)
     cluster.train(before)
 
 
-def finish(cluster: EngineCluster, expected: ReferenceResult, plan: Sequence[Pipeline]) -> None:
-    """The job ends as if nothing had happened."""
-    cluster.wait_until_finished(*(name for pipeline in plan for name, _ in pipeline.stages))
-    assert cluster.digest(plan) == expected.digest
-    assert cluster.losses() == expected.losses
-
-
-def kept(reports: Mapping[str, FenceReport]) -> dict[str, list[int]]:
-    return {name: list(report.kept_microbatches) for name, report in reports.items()}
+def hand_over(cluster: EngineCluster, go: Path, after: Sequence[Pipeline]) -> Handover:
+    """Stages the plan after BOTH, and lets a begin STEP when all are to switch after it."""
+    handover = Handover(cluster, BOTH, after)
+    handover.stage()
+    handover.switch_after(STEP, go)
+    return handover
 
 
 def fence_while_held(

@@ -17,9 +17,10 @@ from integration.engine.handover.staged import (
     WITH_E,
     WITHOUT_D,
     begin,
-    finish,
+    hand_over,
     held,
 )
+from integration.engine.scenarios import finish
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Switch
 from support.engines.cluster import EngineCluster
@@ -76,9 +77,7 @@ def test_plans_change_one_after_the_other(
     """A join, and behind the next commit a drain; old groups last as long as they are needed."""
     later = tmp_path / "later"
     begin(cluster, go, joining="e", failpoints={"a": [held(later, STEP + 1)]})
-    first = Handover(cluster, BOTH, WITH_E)
-    first.stage()
-    first.switch_after(STEP, go)
+    first = hand_over(cluster, go, WITH_E)
     first.wait_until_switched()
     after = [Pipeline(PAIR, [0, 1, 2], keeps=True), Pipeline([("e", 7)], [3, 4, 5], keeps=True)]
     second = Handover(cluster, WITH_E, after)
@@ -103,8 +102,7 @@ def test_a_lost_pipeline_is_regrown_without_a_second_stop(
     cluster.fence(["b"])
     cluster.committed_steps = 1
     finishing = [Pipeline(OTHER_PAIR, range(6), in_flight=[3, 4, 5, 0, 1, 2])]
-    for name, result in cluster.activate(finishing, followers={"a": range(3)}).items():
-        assert result.HasField("activated"), (name, result)
+    cluster.place(finishing, followers={"a": range(3)})
     cluster.wait_for_step("d", 1)
     for name in "cd":  # it answers behind having said that it rested before it finished the step
         cluster.ask(name, cluster.generation, digest_layers=DigestLayers())
@@ -192,16 +190,13 @@ def test_layers_of_the_old_assignment_are_kept_until_the_first_commit(
         Pipeline([("a", 2), ("b", 5)], [0, 1, 2]),
         Pipeline(OTHER_PAIR, [3, 4, 5], keeps=True),
     ]
-    handover = Handover(cluster, BOTH, shifted)
-    handover.stage()
-    handover.switch_after(STEP, go)
+    handover = hand_over(cluster, go, shifted)
     handover.wait_until_switched()
     reports = cluster.fence()
     assert {x.layer: x.version for x in reports["a"].layers} == dict.fromkeys(range(3), STEP + 1)
     keeping = [Pipeline(p.stages, p.microbatches, in_flight=p.microbatches) for p in shifted]
     cluster.committed_steps = STEP + 1
-    for name, result in cluster.activate(keeping).items():
-        assert result.HasField("activated"), (name, result)
+    cluster.place(keeping)
     later.touch()
     finish(cluster, expected, keeping)
     reports = cluster.quiesce(["a"])

@@ -13,9 +13,8 @@ from integration.engine.handover.staged import (
     WITH_E,
     WITHOUT_D,
     begin,
-    finish,
-    kept,
 )
+from integration.engine.scenarios import finish, kept
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Switch
 from support.engines.cluster import EngineCluster
