@@ -102,10 +102,10 @@ class Failures:
         report = yield
         self.num_run += call.when == "call"
         if report.failed and call.excinfo is not None:
-            if call.when == "call":
-                self.raised.append(call.excinfo.value)
-            else:
+            if call.when == "setup":
                 self.broken.append(report.longreprtext)
+            else:  # a fixture may check how a test ended
+                self.raised.append(call.excinfo.value)
         return report
 
     def call(self, scenario: Callable[..., object]) -> None:

@@ -34,8 +34,7 @@ async def switching(change: str) -> World:
     else:
         await world.coordinator.cluster.drain("n1")
         await world.settle()
-    assert world.run.transition is not None
-    assert world.run.transition.phase is Phase.SWITCHING
+    assert world.phase is Phase.SWITCHING
     assert (await world.job()).step == 1
     return world
 
@@ -43,9 +42,7 @@ async def switching(change: str) -> World:
 async def join_in_a_pair(world: World) -> None:
     for node_id in ("n8", "n9"):
         await world.add_node(node_id, "prepare")
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
 
 
 def say_taken(world: World, engine: SimEngine, layers: tuple[int, ...]) -> None:
@@ -88,7 +85,6 @@ async def test_files_that_are_written_before_the_change_is_made(change: str) -> 
     await change_over(world, say_written)
     assert outcomes(world) == [("checkpoint_written", 2)]
     await assert_it_goes_on(world, change)
-    await world.stop()
 
 
 async def test_files_that_are_written_in_the_next_generation() -> None:
@@ -99,7 +95,6 @@ async def test_files_that_are_written_in_the_next_generation() -> None:
     await write(world, 2, shares)
     assert outcomes(world) == [("checkpoint_written", 2)]
     await assert_it_goes_on(world, "join")
-    await world.stop()
 
 
 async def test_an_engine_that_leaves_at_the_commit_writes_its_layers_first() -> None:
@@ -109,7 +104,6 @@ async def test_an_engine_that_leaves_at_the_commit_writes_its_layers_first() -> 
     assert outcomes(world) == [("checkpoint_written", 2)]
     assert not world.agents["n1"].engines
     await assert_it_goes_on(world, "drain")
-    await world.stop()
 
 
 async def test_an_engine_that_leaves_writes_its_layers_first_even_if_the_coordinator_dies() -> None:
@@ -123,7 +117,6 @@ async def test_an_engine_that_leaves_writes_its_layers_first_even_if_the_coordin
     assert outcomes(world) == [("checkpoint_written", 2)]
     assert not world.agents["n1"].engines
     await assert_it_goes_on(world, "drain")
-    await world.stop()
 
 
 async def test_a_disk_that_hangs_at_that_commit() -> None:
@@ -142,7 +135,6 @@ async def test_a_disk_that_hangs_at_that_commit() -> None:
     await write(world, 2, part)
     assert outcomes(world) == [("checkpoint_written", 2)]
     await assert_it_goes_on(world, "join")
-    await world.stop()
 
 
 async def test_a_writer_that_dies_while_the_plan_is_handed_over() -> None:
@@ -151,8 +143,7 @@ async def test_a_writer_that_dies_while_the_plan_is_handed_over() -> None:
     joiner = world.agents["n9"]
     joiner.is_silent = True
     shares = await change_over(world, say_taken)
-    assert world.run.transition is not None
-    assert world.run.transition.phase is Phase.SWITCHING
+    assert world.phase is Phase.SWITCHING
     victim = next(e for e, layers in shares.items() if layers)
     joiner.is_silent = False
     joiner.disconnect()
@@ -164,7 +155,6 @@ async def test_a_writer_that_dies_while_the_plan_is_handed_over() -> None:
     assert outcomes(world) == [("checkpoint_written", 2)]
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_staging_does_not_wait_for_checkpoint_copies() -> None:
@@ -174,12 +164,9 @@ async def test_staging_does_not_wait_for_checkpoint_copies() -> None:
     shares = announce(world, 2)
     done = world.members()[0].id
     await write(world, 2, {done: shares[done]})
-    for agent in world.agents.values():
-        agent.held_kinds.add("stage_plan")
+    world.hold("stage_plan")
     await world.coordinator.cluster.drain("n1")
     await world.settle()
-    assert world.run.transition is not None
-    assert world.run.transition.phase is Phase.STAGING
+    assert world.phase is Phase.STAGING
     waited = {p.allowed_seconds for p in world.run.pending.values() if p.kind == "stage_plan"}
     assert len(waited) == 1, waited
-    await world.stop()

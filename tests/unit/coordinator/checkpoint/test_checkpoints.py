@@ -28,7 +28,6 @@ async def test_a_checkpoint_is_sealed_when_all_layers_are_written() -> None:
     assert checkpoint_events(world) == [("checkpoint_written", 2)]
     assert world.run.newest_checkpoint == "runs/step-00000002"
     assert world.run.checkpoints == {}
-    await world.stop()
 
 
 async def test_a_full_disk_is_reported_and_training_continues() -> None:
@@ -42,7 +41,6 @@ async def test_a_full_disk_is_reported_and_training_continues() -> None:
     assert checkpoint_events(world) == [("checkpoint_failed", 2), ("checkpoint_written", 4)]
     assert "disk full" in events_of(world, "checkpoint_failed")[0].message
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_a_dead_writers_layers_are_written_by_replicas_that_still_have_them() -> None:
@@ -57,7 +55,6 @@ async def test_a_dead_writers_layers_are_written_by_replicas_that_still_have_the
     await write(world, 2, writers(world.run.checkpoints[2]))
     assert checkpoint_events(world) == [("checkpoint_written", 2)]
     await world.train()
-    await world.stop()
 
 
 async def test_an_engine_that_copies_for_a_checkpoint_may_activate_late() -> None:
@@ -74,7 +71,6 @@ async def test_an_engine_that_copies_for_a_checkpoint_may_activate_late() -> Non
     lost = {event.details["engine_id"] for event in events_of(world, "engine_lost")}
     assert silent.id in lost
     assert late.id not in lost
-    await world.stop()
 
 
 async def test_a_version_that_no_engine_holds_is_given_up_and_the_next_one_is_written() -> None:
@@ -87,32 +83,27 @@ async def test_a_version_that_no_engine_holds_is_given_up_and_the_next_one_is_wr
     await world.train()
     await write(world, 4, announce(world, 4))
     assert checkpoint_events(world)[-1] == ("checkpoint_written", 4)
-    await world.stop()
 
 
 async def test_another_engine_seals_when_the_first_one_dies() -> None:
     world = await checkpointed_world()
     await world.train()
-    for agent in world.agents.values():
-        agent.held_kinds.add("seal_checkpoint")
+    world.hold("seal_checkpoint")
     await write(world, 2, announce(world, 2))
     first = world.run.checkpoints[2].sealer
     for agent in world.agents.values():
         agent.held_kinds.clear()
     await world.kill_node(node_of(first))
     assert checkpoint_events(world) == [("checkpoint_written", 2)]
-    await world.stop()
 
 
 async def test_the_coordinator_may_crash_between_the_layers_and_the_seal() -> None:
     world = await checkpointed_world()
     await world.train()
-    for agent in world.agents.values():
-        agent.held_kinds.add("seal_checkpoint")
+    world.hold("seal_checkpoint")
     await write(world, 2, announce(world, 2))
     await world.crash_coordinator()
     for agent in world.agents.values():
         agent.held_kinds.clear()
     await world.reconnect()
     assert checkpoint_events(world) == [("checkpoint_written", 2)]
-    await world.stop()

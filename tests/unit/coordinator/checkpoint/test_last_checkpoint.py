@@ -43,7 +43,6 @@ async def test_a_drained_node_is_free_when_it_has_written_its_layers() -> None:
     assert leaver not in world.engines()
     await world.advance(1)
     assert (await world.coordinator.cluster.get(node_of(leaver))).state is NodeState.DRAINED
-    await world.stop()
 
 
 async def test_a_drained_node_whose_disk_hangs_is_free_when_the_version_is_given_up() -> None:
@@ -55,7 +54,6 @@ async def test_a_drained_node_whose_disk_hangs_is_free_when_the_version_is_given
         "checkpoint_failed",
     ]
     assert leaver not in world.engines()
-    await world.stop()
 
 
 async def test_after_a_crash_at_the_end_the_last_checkpoint_is_written_again() -> None:
@@ -70,7 +68,6 @@ async def test_after_a_crash_at_the_end_the_last_checkpoint_is_written_again() -
     await write(world, 2, writers(world.run.checkpoints[2]))
     assert (await world.job()).state is JobState.SUCCEEDED
     assert checkpoint_events(world) == [("checkpoint_written", 2)]
-    await world.stop()
 
 
 async def test_the_job_ends_when_its_last_checkpoint_is_complete() -> None:
@@ -84,7 +81,6 @@ async def test_the_job_ends_when_its_last_checkpoint_is_complete() -> None:
     job = await world.job()
     assert job.state is JobState.SUCCEEDED
     assert checkpoint_events(world) == [("checkpoint_written", 4)]
-    await world.stop()
 
 
 async def test_a_writer_lost_at_the_end_is_replaced() -> None:
@@ -96,7 +92,6 @@ async def test_a_writer_lost_at_the_end_is_replaced() -> None:
     await write(world, 2, writers(world.run.checkpoints[2]))
     assert (await world.job()).state is JobState.SUCCEEDED
     assert checkpoint_events(world) == [("checkpoint_written", 2)]
-    await world.stop()
 
 
 async def test_a_failed_last_checkpoint_does_not_fail_the_job() -> None:
@@ -107,4 +102,3 @@ async def test_a_failed_last_checkpoint_does_not_fail_the_job() -> None:
     await world.settle()
     assert (await world.job()).state is JobState.SUCCEEDED
     assert checkpoint_events(world) == [("checkpoint_failed", 2)]
-    await world.stop()

@@ -50,7 +50,6 @@ async def test_replicas_write_what_an_engine_gives_back() -> None:
     await world.train()  # they have copies
     await write(world, 2, part)
     assert outcomes(world) == [("checkpoint_written", 2)]
-    await world.stop()
 
 
 async def test_reports_of_a_late_engine_are_repeated() -> None:
@@ -66,7 +65,6 @@ async def test_reports_of_a_late_engine_are_repeated() -> None:
     assert writers(world.run.checkpoints[2]) == part
     await write(world, 2, part)
     assert outcomes(world) == [("checkpoint_written", 2)]
-    await world.stop()
 
 
 async def test_layers_that_a_fence_has_given_to_others_stay_with_them() -> None:
@@ -83,7 +81,6 @@ async def test_layers_that_a_fence_has_given_to_others_stay_with_them() -> None:
     tell(world, world.engines()[silent], 2, CheckpointTaken(layers=mine))
     await world.settle()
     assert writers(world.run.checkpoints[2]) == part
-    await world.stop()
 
 
 async def test_a_late_writer_is_reported_once_until_it_is_back() -> None:
@@ -99,7 +96,6 @@ async def test_a_late_writer_is_reported_once_until_it_is_back() -> None:
     tell(world, world.engines()[late], 2, written(0))
     await world.settle()
     assert not world.run.late_writers
-    await world.stop()
 
 
 async def test_a_version_no_replica_holds_is_given_up_at_once() -> None:
@@ -114,24 +110,19 @@ async def test_a_version_no_replica_holds_is_given_up_at_once() -> None:
     (event,) = events_of(world, "checkpoint_failed")
     assert "there is no checkpoint of step 2: layer-0000 is not written" in event.message
     assert world.run.checkpoints == {}
-    await world.stop()
 
 
 async def test_a_replica_that_has_just_moved_on() -> None:
     """The event says what began it."""
     world = await checkpointed_world()
     await world.train()
-    for agent in world.agents.values():
-        agent.held_kinds.add("write_checkpoint")
+    world.hold("write_checkpoint")
     shares = announce(world, 2)
     give_back(world, next(e for e, layers in shares.items() if layers), 2)
     await world.train()
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     (event,) = events_of(world, "checkpoint_failed")
     assert "the disk hangs; not held any more" in event.message
-    await world.stop()
 
 
 async def test_when_all_disks_hang_the_version_is_dropped_without_further_requests() -> None:
@@ -143,7 +134,6 @@ async def test_when_all_disks_hang_the_version_is_dropped_without_further_reques
     assert world.run.checkpoints == {}
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_a_late_engine_does_not_fill_gaps() -> None:
@@ -157,13 +147,11 @@ async def test_a_late_engine_does_not_fill_gaps() -> None:
     await world.kill_node(node_of(partner))
     assert outcomes(world) == [("checkpoint_failed", 2)]
     await world.train(2)
-    await world.stop()
 
 
 async def test_a_late_engine_does_not_seal() -> None:
     world, shares, late = await world_at_two()
-    for agent in world.agents.values():
-        agent.held_kinds.add("seal_checkpoint")
+    world.hold("seal_checkpoint")
     await write(world, 2, shares)
     await write(world, 2, writers(world.run.checkpoints[2]))
     sealers = [world.run.checkpoints[2].sealer]
@@ -172,19 +160,16 @@ async def test_a_late_engine_does_not_seal() -> None:
         await world.advance(100, tick_seconds=10)
     assert len(set(sealers)) == 3
     assert late not in sealers
-    await world.stop()
 
 
 async def test_the_end_of_a_job_does_not_wait_for_a_disk_that_hangs() -> None:
     """All stand at the last version: replicas write it as soon as the writer gives it back."""
     world, shares, _ = await world_at_two(training={"steps": 2})
-    assert world.run.transition is not None
-    assert world.run.transition.phase is Phase.CHECKPOINTING
+    assert world.phase is Phase.CHECKPOINTING
     await write(world, 2, shares)
     await write(world, 2, writers(world.run.checkpoints[2]))
     assert (await world.job()).state is JobState.SUCCEEDED
     assert outcomes(world) == [("checkpoint_written", 2)]
-    await world.stop()
 
 
 async def test_layers_given_back_during_a_fence_are_reassigned() -> None:
@@ -198,34 +183,28 @@ async def test_layers_given_back_during_a_fence_are_reassigned() -> None:
     victim, *others = [e for e, layers in shares.items() if layers]
     held = set(world.engines()[victim].layers)
     late = next(e for e in others if held.isdisjoint(world.engines()[e].layers))
-    for agent in world.agents.values():
-        agent.held_kinds.add("quiesce")
+    world.hold("quiesce")
     await world.kill_node(node_of(victim))
     give_back(world, late, 2)
     await world.settle()
     tell(world, world.engines()[late], 2, CheckpointTaken(layers=shares[late]))
     await world.settle()
     assert 2 in world.run.checkpoints
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     part = writers(world.run.checkpoints[2])
     assert late not in part
     await write(world, 2, part)
     assert outcomes(world) == [("checkpoint_written", 2)]
     await world.train(2)
-    await world.stop()
 
 
 async def test_an_engine_without_a_next_assignment_writes_too() -> None:
     """It was not told of the generation that is being made ready, and must not hear of it so."""
     world = await checkpointed_world(resilience={"fault_tolerance": 0})
-    for agent in world.agents.values():
-        agent.held_kinds.add("stage_plan")
+    world.hold("stage_plan")
     await world.coordinator.cluster.drain("n0")
     await world.settle()
-    assert world.run.transition is not None
-    assert world.run.transition.phase is Phase.STAGING
+    assert world.phase is Phase.STAGING
     leaver = world.engine_on("n0")
     await world.train()
     shares = announce(world, 2)
@@ -241,7 +220,6 @@ async def test_an_engine_without_a_next_assignment_writes_too() -> None:
         agent.release()
     await world.train(3)
     assert (await world.job()).step == 5
-    await world.stop()
 
 
 async def test_a_silent_end_waits_for_the_deadline_of_the_job_file() -> None:
@@ -257,7 +235,6 @@ async def test_a_silent_end_waits_for_the_deadline_of_the_job_file() -> None:
     await world.advance(25)
     assert (await world.job()).state is JobState.SUCCEEDED
     assert outcomes(world) == [("checkpoint_incomplete", 2)]
-    await world.stop()
 
 
 async def test_a_version_queued_after_others_is_not_given_up() -> None:
@@ -280,7 +257,6 @@ async def test_a_version_queued_after_others_is_not_given_up() -> None:
     await write(world, 4, {slow: last[slow]})
     assert ("checkpoint_written", 4) in outcomes(world)
     assert (await world.job()).state is JobState.SUCCEEDED
-    await world.stop()
 
 
 async def test_a_full_disk_is_not_tried_by_every_engine() -> None:
@@ -289,4 +265,3 @@ async def test_a_full_disk_is_not_tried_by_every_engine() -> None:
     tell(world, world.engines()[next(iter(shares))], 2, FULL)
     await world.settle()
     assert outcomes(world) == [("checkpoint_failed", 2)]
-    await world.stop()

@@ -16,7 +16,6 @@ async def test_an_agent_that_comes_back_within_its_lease_is_no_loss() -> None:
     await world.train(5)
     assert world.run.generation == generation
     assert "node_lost" not in world.event_types()
-    await world.stop()
 
 
 async def test_a_transition_waits_for_an_agent_that_is_away() -> None:
@@ -37,7 +36,6 @@ async def test_a_transition_waits_for_an_agent_that_is_away() -> None:
     assert (await world.job()).state is JobState.RUNNING
     assert world.event_types().count("engine_lost") == 0
     assert len(world.members()) == 3
-    await world.stop()
 
 
 async def test_an_agent_that_stays_away_longer_than_its_lease_is_lost() -> None:
@@ -46,7 +44,6 @@ async def test_an_agent_that_stays_away_longer_than_its_lease_is_lost() -> None:
     await world.advance(10.5)
     assert "node_lost" in world.event_types()
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_a_node_that_was_declared_lost_joins_afresh() -> None:
@@ -65,7 +62,6 @@ async def test_a_node_that_was_declared_lost_joins_afresh() -> None:
     assert agent.engines
     assert not old & set(agent.engines)
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_a_restarted_coordinator_knows_how_far_the_job_was() -> None:
@@ -79,7 +75,6 @@ async def test_a_restarted_coordinator_knows_how_far_the_job_was() -> None:
     await world.reconnect()
     await world.advance(10.5)
     assert world.recoveries[-1].nodes_lost == ("n1",)
-    await world.stop()
 
 
 async def test_an_agent_that_is_slow_to_find_a_restarted_coordinator_is_no_loss() -> None:
@@ -96,7 +91,6 @@ async def test_an_agent_that_is_slow_to_find_a_restarted_coordinator_is_no_loss(
     await world.train(3)
     assert world.run.generation == generation
     assert "node_lost" not in world.event_types()
-    await world.stop()
 
 
 async def test_an_engine_that_peers_saw_end_is_lost_before_its_agent_is_back() -> None:
@@ -113,7 +107,6 @@ async def test_an_engine_that_peers_saw_end_is_lost_before_its_agent_is_back() -
     assert len(world.members()) == 3
     await world.advance(3.5)
     assert "node_lost" in world.event_types()
-    await world.stop()
 
 
 async def test_an_engine_whose_end_is_reported_twice_is_forgotten() -> None:
@@ -134,7 +127,6 @@ async def test_an_engine_whose_end_is_reported_twice_is_forgotten() -> None:
     await world.train(3)
     assert "node_lost" not in world.event_types()
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_a_coordinator_that_was_stopped_declares_no_node_lost() -> None:
@@ -144,7 +136,6 @@ async def test_a_coordinator_that_was_stopped_declares_no_node_lost() -> None:
     await world.coordinator.tick()
     await world.settle()
     assert "node_lost" not in world.event_types()
-    await world.stop()
 
 
 async def test_a_directive_that_cannot_be_stored_is_not_sent() -> None:
@@ -160,4 +151,3 @@ async def test_a_directive_that_cannot_be_stored_is_not_sent() -> None:
         await world.advance(0.5)
     assert not world.violations
     assert world.recoveries[-1].nodes_lost == ("n1",)
-    await world.stop()

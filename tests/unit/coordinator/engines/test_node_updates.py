@@ -49,7 +49,6 @@ async def test_a_node_that_is_lost(is_seen: bool) -> None:
     assert [each.nodes_lost for each in world.recoveries] == [("n1",)]
     assert "n1" not in world.run.held_nodes
     assert len(world.members()) == 3
-    await world.stop()
 
 
 async def test_a_node_that_is_to_be_freed() -> None:
@@ -59,7 +58,6 @@ async def test_a_node_that_is_to_be_freed() -> None:
     await crash_and_train(world)
     assert (await world.coordinator.cluster.get("n1")).state is NodeState.DRAINED
     assert len(world.members()) == 3
-    await world.stop()
 
 
 async def test_a_node_that_has_been_freed_but_for_the_stop_of_its_engine() -> None:
@@ -78,7 +76,6 @@ async def test_a_node_that_has_been_freed_but_for_the_stop_of_its_engine() -> No
     await world.coordinator.cluster.uncordon("n1")
     await world.train(3)
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_a_node_that_is_to_be_kept_after_all() -> None:
@@ -93,7 +90,6 @@ async def test_a_node_that_is_to_be_kept_after_all() -> None:
     assert world.run.draining == ()
     assert (await world.coordinator.cluster.get("n1")).state is NodeState.READY
     assert {engine.id for engine in world.members()} == engines
-    await world.stop()
 
 
 async def test_a_node_that_is_lost_while_it_is_given_to_a_job(
@@ -117,7 +113,6 @@ async def test_a_node_that_is_lost_while_it_is_given_to_a_job(
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     assert "n2" not in world.run.held_nodes
-    await world.stop()
 
 
 async def test_a_job_hears_of_a_lost_node_once_that_is_stored() -> None:
@@ -137,4 +132,3 @@ async def test_a_job_hears_of_a_lost_node_once_that_is_stored() -> None:
     assert world.run.num_faults == num_faults
     await world.train(2)
     assert world.run.num_faults == num_faults + 1
-    await world.stop()

@@ -25,8 +25,7 @@ async def test_a_joiner_enters_at_a_commit_and_nothing_is_redone() -> None:
     world.agents["n0"].held_kinds.add("switch")
     await world.add_node("n9")
     await world.train()
-    assert world.run.transition is not None
-    assert world.run.transition.phase is Phase.SWITCHING
+    assert world.phase is Phase.SWITCHING
     world.agents["n0"].release()
     await world.settle()
     await world.train(2)
@@ -36,7 +35,6 @@ async def test_a_joiner_enters_at_a_commit_and_nothing_is_redone() -> None:
     assert recovery.redone_microbatches == 0
     assert recovery.copied_bytes == 600
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_a_joiner_gets_the_operation_counts_of_the_first_engines() -> None:
@@ -53,7 +51,6 @@ async def test_a_joiner_gets_the_operation_counts_of_the_first_engines() -> None
     await world.train(2)
     assert world.agents["n7"].num_counts == 0  # nor if only joiners are left to have been told
     assert counted_flops(world.run) == tuple(range(NUM_LAYERS))
-    await world.stop()
 
 
 async def test_several_joiners_enter_together() -> None:
@@ -68,7 +65,6 @@ async def test_several_joiners_enter_together() -> None:
     assert world.recoveries[-1].nodes_joined == ("n8", "n9")
     assert len(world.recoveries) == 1
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_a_joiner_that_dies_while_it_starts_disturbs_no_engine() -> None:
@@ -83,7 +79,6 @@ async def test_a_joiner_that_dies_while_it_starts_disturbs_no_engine() -> None:
     assert job.step == 5
     assert world.run.placement is not None
     assert world.run.placement.generation == generation
-    await world.stop()
 
 
 async def test_a_loss_while_a_joiner_starts_is_dealt_with_at_once() -> None:
@@ -98,7 +93,6 @@ async def test_a_loss_while_a_joiner_starts_is_dealt_with_at_once() -> None:
     await world.train(3)
     assert [r.cause for r in world.recoveries] == ["node_lost", "node_joined"]
     assert len(world.members()) == 3
-    await world.stop()
 
 
 async def test_a_joiner_that_is_of_no_use_is_left_alone() -> None:
@@ -109,7 +103,6 @@ async def test_a_joiner_that_is_of_no_use_is_left_alone() -> None:
     await world.train(2)
     assert not agent.engines
     assert world.run.generation == 1
-    await world.stop()
 
 
 async def test_a_joiner_with_other_data_is_refused_and_training_goes_on() -> None:
@@ -124,7 +117,6 @@ async def test_a_joiner_with_other_data_is_refused_and_training_goes_on() -> Non
     assert [e.node_id for e in refused] == ["n9"]
     assert not agent.engines
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_a_joiner_that_cannot_start_is_refused_for_this_job() -> None:
@@ -137,7 +129,6 @@ async def test_a_joiner_that_cannot_start_is_refused_for_this_job() -> None:
     await world.train(2)
     assert world.event_types().count("node_refused") == 1
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_max_nodes_is_never_exceeded() -> None:
@@ -148,7 +139,6 @@ async def test_max_nodes_is_never_exceeded() -> None:
     await world.train(2)
     assert agent.engines
     assert len(world.members()) == 3
-    await world.stop()
 
 
 async def test_a_drained_node_is_freed_without_losing_a_microbatch() -> None:
@@ -165,7 +155,6 @@ async def test_a_drained_node_is_freed_without_losing_a_microbatch() -> None:
     await world.settle()
     await world.train(2)
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_a_node_without_work_is_drained_at_once() -> None:
@@ -178,7 +167,6 @@ async def test_a_node_without_work_is_drained_at_once() -> None:
         await world.coordinator.cluster.remove("n0")
     await world.kill_node("n0")
     await world.coordinator.cluster.remove("n0")
-    await world.stop()
 
 
 async def test_a_node_that_cannot_be_spared_is_drained_when_another_has_come() -> None:
@@ -192,7 +180,6 @@ async def test_a_node_that_cannot_be_spared_is_drained_when_another_has_come() -
     await world.train(3)
     assert await state_of(world, "n0") is NodeState.DRAINED
     assert [node_of(engine.id) for engine in world.members()] == ["n9"]
-    await world.stop()
 
 
 async def test_a_cordoned_node_keeps_its_work_and_gets_no_new() -> None:
@@ -207,7 +194,6 @@ async def test_a_cordoned_node_keeps_its_work_and_gets_no_new() -> None:
     assert await state_of(world, "n1") is NodeState.CORDONED
     assert not agent.engines
     assert len(world.members()) == 1
-    await world.stop()
 
 
 async def test_only_nodes_that_are_gone_can_be_removed() -> None:
@@ -218,7 +204,6 @@ async def test_only_nodes_that_are_gone_can_be_removed() -> None:
     await world.coordinator.cluster.remove("n1")
     with pytest.raises(PlanariaError, match="there is no node n1"):
         await world.coordinator.cluster.get("n1")
-    await world.stop()
 
 
 def hello(
@@ -253,7 +238,6 @@ async def test_a_session_that_must_not_be_is_refused(greeting: Hello, reason: Er
     with pytest.raises(PlanariaError) as caught:
         await world.coordinator.sessions.open(greeting)
     assert caught.value.reason is reason
-    await world.stop()
 
 
 async def test_another_agent_takes_over_a_name_when_the_first_has_fallen_silent() -> None:
@@ -264,4 +248,3 @@ async def test_another_agent_takes_over_a_name_when_the_first_has_fallen_silent(
     session = await world.coordinator.sessions.open(hello())
     assert session.agent_id == "other"
     session.close()
-    await world.stop()

@@ -36,7 +36,6 @@ async def test_steps_reported_but_not_stored_outlive_a_crash() -> None:
     await world.coordinator.flush()
     assert stored_steps(world) == [0, 1, 2, 3, 4, 5]
     assert (await world.job()).loss == pytest.approx(1 / 6)
-    await world.stop()
 
 
 async def test_reports_are_acknowledged_when_they_are_stored_and_not_before() -> None:
@@ -51,7 +50,6 @@ async def test_reports_are_acknowledged_when_they_are_stored_and_not_before() ->
     await world.coordinator.flush()
     await world.settle()
     assert num_unacknowledged(world) == 0
-    await world.stop()
 
 
 async def test_a_report_that_is_not_decided_on_is_not_acknowledged() -> None:
@@ -73,7 +71,6 @@ async def test_a_report_that_is_not_decided_on_is_not_acknowledged() -> None:
     await world.coordinator.flush()
     await world.settle()
     assert num_unacknowledged(world) == 0
-    await world.stop()
 
 
 async def test_a_directive_is_not_resolved_before_its_result_is_decided_on() -> None:
@@ -91,7 +88,6 @@ async def test_a_directive_is_not_resolved_before_its_result_is_decided_on() -> 
     await world.settle()
     await world.coordinator.flush()
     assert directive.id in world.database.tables.settled
-    await world.stop()
 
 
 async def test_results_that_come_while_one_is_stored_all_count() -> None:
@@ -110,7 +106,6 @@ async def test_results_that_come_while_one_is_stored_all_count() -> None:
     await world.settle()
     assert len(world.run.prepared_engines) == 3
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_old_steps_that_are_sent_again_do_not_count_as_the_newest() -> None:
@@ -121,7 +116,6 @@ async def test_old_steps_that_are_sent_again_do_not_count_as_the_newest() -> Non
     assert (await world.job()).loss == pytest.approx(1 / 31)
     await world.coordinator.flush()
     assert stored_steps(world) == list(range(31))
-    await world.stop()
 
 
 async def test_with_the_end_of_a_job_all_its_steps_are_stored() -> None:
@@ -130,4 +124,3 @@ async def test_with_the_end_of_a_job_all_its_steps_are_stored() -> None:
     await world.train(4)
     assert (await world.job()).state is JobState.SUCCEEDED
     assert stored_steps(world) == [0, 1, 2, 3]
-    await world.stop()

@@ -37,7 +37,6 @@ async def test_a_node_is_assigned_only_when_all_its_engines_are_back() -> None:
     assert nodes_with_a_place(world) == {"n0", "n1", "n2"}
     (new,) = world.agents["n1"].engines.keys() - {other}
     assert new.split("/")[:3] == crashed.split("/")[:3], "on the same accelerator"
-    await world.stop()
 
 
 async def test_a_node_takes_both_of_its_engines_along() -> None:
@@ -50,14 +49,12 @@ async def test_a_node_takes_both_of_its_engines_along() -> None:
     assert recovery.nodes_lost == ("n1",)
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.members()) == 6
-    await world.stop()
 
 
 async def test_the_rest_of_a_half_lost_node_may_go_as_well() -> None:
     """[5] First an engine, then the other one of its node, then a node: f + 1 replicas are left."""
     world = await world_of_pairs(4, nodes_per_pipeline=1)
-    for agent in world.agents.values():
-        agent.held_kinds.add("prepare")
+    world.hold("prepare")
     for engine_id in sorted(world.agents["n1"].engines):
         world.begin_step()
         world.agents["n1"].lose_engine(engine_id)
@@ -70,7 +67,6 @@ async def test_the_rest_of_a_half_lost_node_may_go_as_well() -> None:
     await world.settle()
     await world.train(2)
     assert nodes_with_a_place(world) == {"n0", "n1", "n3"}
-    await world.stop()
 
 
 async def test_layers_that_move_within_a_machine_come_from_there() -> None:
@@ -93,4 +89,3 @@ async def test_layers_that_move_within_a_machine_come_from_there() -> None:
     assert len(layers[4]) == 2
     await world.train(2)
     assert world.engines()[moving].owned == {4, 5}
-    await world.stop()

@@ -42,7 +42,6 @@ async def test_steps_tell_what_they_evaluated_and_the_last_one_is_no_step_of_tra
     ]
     assert checkpoint_events(world) == [("checkpoint_written", 3)]
     assert world.events[-1].details["step"] == 3
-    await world.stop()
 
 
 async def test_stored_steps_outlive_the_coordinator() -> None:
@@ -60,7 +59,6 @@ async def test_stored_steps_outlive_the_coordinator() -> None:
     assert world.run.last_commit_time == before.last_commit_time
     assert world.run.last_step_seconds == before.last_step_seconds > 0
     assert world.run.committed_steps == before.committed_steps > 0
-    await world.stop()
 
 
 async def test_the_last_checkpoint_is_written_by_engines_that_have_evaluated_since() -> None:
@@ -74,7 +72,6 @@ async def test_the_last_checkpoint_is_written_by_engines_that_have_evaluated_sin
     await write(world, 3, writers(world.run.checkpoints[3]))
     assert (await world.job()).state is JobState.SUCCEEDED
     assert checkpoint_events(world) == [("checkpoint_written", 3)]
-    await world.stop()
 
 
 async def test_an_evaluation_outlives_its_reporter() -> None:
@@ -85,4 +82,3 @@ async def test_an_evaluation_outlives_its_reporter() -> None:
     await world.commit_unreported()
     job = await world.job()
     assert (job.state, job.evaluation_step, job.evaluation_loss) == (JobState.SUCCEEDED, 3, 0.5)
-    await world.stop()

@@ -35,7 +35,6 @@ async def test_a_job_begins_at_the_step_of_its_initial_state() -> None:
     assert started.message.startswith("training begins from runs/step-00000050 at step 50")
     await world.train(2)
     assert (await world.job()).step == 52
-    await world.stop()
 
 
 async def test_before_the_first_commit_the_initial_state_cannot_be_lost() -> None:
@@ -48,7 +47,6 @@ async def test_before_the_first_commit_the_initial_state_cannot_be_lost() -> Non
     await world.train(2)
     job = await world.job()
     assert (job.state, job.step) == (JobState.RUNNING, 52)
-    await world.stop()
 
 
 async def test_lost_state_is_reported_with_a_way_to_resume() -> None:
@@ -64,7 +62,6 @@ async def test_lost_state_is_reported_with_a_way_to_resume() -> None:
     assert job.error.reason is ErrorReason.STATE_LOST
     assert "runs/step-00000052" in job.error.message
     assert f"`planaria submit --resume {world.job_id}`" in job.error.message
-    await world.stop()
 
 
 async def test_fresh_engines_alone_never_begin_a_job_again() -> None:
@@ -82,7 +79,6 @@ async def test_fresh_engines_alone_never_begin_a_job_again() -> None:
     assert job.error is not None
     assert job.error.reason is ErrorReason.STATE_LOST
     assert "is gone at step 5" in job.error.message
-    await world.stop()
 
 
 async def test_a_joiner_gets_the_initial_state_and_one_with_another_is_refused() -> None:
@@ -92,7 +88,6 @@ async def test_a_joiner_gets_the_initial_state_and_one_with_another_is_refused()
     other.initial_state = replace(BASE, sha256="cd")
     await world.train(3)
     assert all(engine.committed_steps > 50 for engine in other.engines.values())
-    await world.stop()
 
 
 async def test_nodes_that_see_different_bases_are_named() -> None:
@@ -106,4 +101,3 @@ async def test_nodes_that_see_different_bases_are_named() -> None:
     assert job.error is not None
     assert job.error.reason is ErrorReason.INIT_MISMATCH
     assert "n2 sees other contents at runs (init_from)" in job.error.message
-    await world.stop()

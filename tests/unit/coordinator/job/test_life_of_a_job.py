@@ -38,7 +38,6 @@ async def test_a_job_starts_trains_and_succeeds() -> None:
     assert not world.engines()
     assert world.event_types()[-1] == "job_succeeded"
     assert_every_second_has_a_name(job)
-    await world.stop()
 
 
 async def test_a_job_starts_without_the_fencing_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +50,6 @@ async def test_a_job_starts_without_the_fencing_code(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fencing.begin_quiescing, "__code__", never.__code__)
     world = await running_world(2)
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_the_final_digest_is_that_of_the_layers_digests_in_order() -> None:
@@ -60,7 +58,6 @@ async def test_the_final_digest_is_that_of_the_layers_digests_in_order() -> None
     await world.train(2)
     layers = b"".join(bytes.fromhex(f"{layer:064x}") for layer in range(NUM_LAYERS))
     assert (await world.job()).final_digest == hashlib.sha256(layers).hexdigest()
-    await world.stop()
 
 
 async def test_engines_tell_the_layers_of_a_users_own_model_and_that_it_ties_them() -> None:
@@ -78,7 +75,6 @@ async def test_engines_tell_the_layers_of_a_users_own_model_and_that_it_ties_the
     copies = [d["command"] for d in stored if d["command"]["kind"] == "copy"]
     assert [copy["initial_layers"] for copy in copies] == [[0, 1, 2], [0, 3, 4, 5]]
     assert not any(copy["layers"] for copy in copies)
-    await world.stop()
 
 
 async def test_the_output_is_written_once_by_one_engine() -> None:
@@ -87,7 +83,6 @@ async def test_the_output_is_written_once_by_one_engine() -> None:
     written = [e for e in world.events if e.type == "output_written"]
     assert [e.details["path"] for e in written] == ["out/model"]
     assert (await world.job()).state is JobState.SUCCEEDED
-    await world.stop()
 
 
 @pytest.mark.parametrize("kind", ["quiesce", "roll_forward", "digest_layers", "export"])
@@ -95,27 +90,22 @@ async def test_a_node_lost_while_the_job_finishes_loses_nothing(kind: str) -> No
     """A failure during finishing opens another transition [5]."""
     world = await running_world(3, training={"steps": 3}, output={"path": "out/model"})
     await world.train()
-    for agent in world.agents.values():
-        agent.held_kinds.add(kind)
+    world.hold(kind)
     world.pass_exchange(world.begin_step()[:2])
     await world.settle()
     await world.kill_node("n0")
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     job = await world.job()
     assert job.state is JobState.SUCCEEDED
     assert job.step == 3
     assert_every_second_has_a_name(job)
-    await world.stop()
 
 
 async def test_each_loss_while_the_job_finishes_is_a_story_of_its_own() -> None:
     """Nothing that is learnt later of one that was over makes another recovery of it."""
     world = await running_world(4, training={"steps": 3}, output={"path": "out/model"})
     await world.train()
-    for agent in world.agents.values():
-        agent.held_kinds.add("digest_layers")
+    world.hold("digest_layers")
     world.pass_exchange(world.begin_step()[:2])
     await world.settle()
     agent = world.agents.pop("n0")
@@ -136,12 +126,9 @@ async def test_each_loss_while_the_job_finishes_is_a_story_of_its_own() -> None:
     assert second.resume_seconds is None, "the job was over"
     assert second.fence_seconds is not None
     assert second.fence_seconds < 5.0
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     assert (await world.job()).state is JobState.SUCCEEDED
     assert len(world.recoveries) == 2
-    await world.stop()
 
 
 async def test_a_job_is_finished_though_the_last_step_report_was_lost() -> None:
@@ -149,7 +136,6 @@ async def test_a_job_is_finished_though_the_last_step_report_was_lost() -> None:
     world = await running_world(2, training={"steps": 2})
     await world.commit_unreported()
     assert (await world.job()).state is JobState.SUCCEEDED
-    await world.stop()
 
 
 async def test_a_job_waits_for_as_many_nodes_as_its_fault_tolerance_needs() -> None:
@@ -163,7 +149,6 @@ async def test_a_job_waits_for_as_many_nodes_as_its_fault_tolerance_needs() -> N
     assert reasons[-1] == "the job waits: 2 of 3 nodes are free (3 replicas of 1 node)"
     await world.add_node("n2")
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_a_second_job_waits_for_the_nodes_of_the_first() -> None:
@@ -174,7 +159,6 @@ async def test_a_second_job_waits_for_the_nodes_of_the_first() -> None:
     await world.coordinator.jobs.cancel(first)
     await world.settle()
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_a_paused_job_parks_after_a_commit_and_resumes() -> None:
@@ -193,7 +177,6 @@ async def test_a_paused_job_parks_after_a_commit_and_resumes() -> None:
     await world.train()
     assert (await world.job()).step == 3
     assert world.recoveries[-1].cause == "resumed"
-    await world.stop()
 
 
 async def test_a_node_lost_while_paused_leaves_the_job_paused() -> None:
@@ -208,7 +191,6 @@ async def test_a_node_lost_while_paused_leaves_the_job_paused() -> None:
     await world.train()
     assert (await world.job()).step == 3
     assert len(world.members()) == 2
-    await world.stop()
 
 
 async def test_a_pause_taken_back_before_the_commit_changes_nothing() -> None:
@@ -220,7 +202,6 @@ async def test_a_pause_taken_back_before_the_commit_changes_nothing() -> None:
     job = await world.job()
     assert job.state is JobState.RUNNING
     assert job.step >= 3
-    await world.stop()
 
 
 @pytest.mark.parametrize("kind", ["", "prepare", "quiesce", "copy", "activate"])
@@ -229,12 +210,10 @@ async def test_a_job_can_be_cancelled_in_any_phase(kind: str) -> None:
     world = World()
     await world.start(2)
     if kind in ("prepare", "copy", "activate"):
-        for agent in world.agents.values():
-            agent.held_kinds.add(kind)
+        world.hold(kind)
     await world.submit()
     if kind == "quiesce":
-        for agent in world.agents.values():
-            agent.held_kinds.add(kind)
+        world.hold(kind)
         await world.add_node("n9")
     await world.coordinator.jobs.cancel(world.job_id)
     await world.settle()
@@ -248,7 +227,6 @@ async def test_a_job_can_be_cancelled_in_any_phase(kind: str) -> None:
     assert (await world.coordinator.jobs.cancel(world.job_id)).state is JobState.CANCELLED
     await world.submit()
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_data_that_differs_fails_the_job_and_names_node_and_path() -> None:
@@ -263,7 +241,6 @@ async def test_data_that_differs_fails_the_job_and_names_node_and_path() -> None
     assert job.error.reason is ErrorReason.DATA_MISMATCH
     assert job.error.metadata == {"node_id": "n0", "path": "corpus.txt"}
     assert not world.engines()
-    await world.stop()
 
 
 async def test_an_environment_that_differs_fails_only_a_reproducible_job() -> None:
@@ -277,7 +254,6 @@ async def test_an_environment_that_differs_fails_only_a_reproducible_job() -> No
     assert job.error.message == ("n1 has torch 3, n0 has 2: a reproducible job needs them equal")
     await world.submit(training={"reproducible": False})
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_engines_that_cannot_talk_to_each_other_fail_any_job() -> None:
@@ -293,7 +269,6 @@ async def test_engines_that_cannot_talk_to_each_other_fail_any_job() -> None:
     assert job.error.message == (
         "n1 has transport nccl, n0 has gloo_via_host: every job needs them equal"
     )
-    await world.stop()
 
 
 async def test_unusable_data_fails_the_job_with_what_the_agent_says() -> None:
@@ -309,7 +284,6 @@ async def test_unusable_data_fails_the_job_with_what_the_agent_says() -> None:
     assert job.state is JobState.FAILED
     assert job.error is not None
     assert job.error.message == "n1: corpus.txt: no such file"
-    await world.stop()
 
 
 async def test_an_engine_that_does_not_start_is_tried_again_and_then_done_without() -> None:
@@ -323,7 +297,6 @@ async def test_an_engine_that_does_not_start_is_tried_again_and_then_done_withou
     assert job.state is JobState.RUNNING
     assert world.event_types().count("engine_not_started") == 3
     assert len(world.members()) == 2
-    await world.stop()
 
 
 async def test_an_engine_that_never_answers_prepare_is_given_up() -> None:
@@ -334,7 +307,6 @@ async def test_an_engine_that_never_answers_prepare_is_given_up() -> None:
     await world.advance(361)
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.members()) == 2
-    await world.stop()
 
 
 async def test_f_that_cannot_be_met_any_more_is_said_loudly_and_training_goes_on() -> None:
@@ -348,4 +320,3 @@ async def test_f_that_cannot_be_met_any_more_is_said_loudly_and_training_goes_on
     await world.add_node("n9")
     await world.train(2)
     assert "fault_tolerance_restored" in world.event_types()
-    await world.stop()

@@ -40,7 +40,6 @@ async def test_directives_of_the_last_generations_are_kept() -> None:
     await world.coordinator.jobs.cancel(world.job_id)
     await world.settle()
     assert min(stored_generations(world)) == oldest
-    await world.stop()
 
 
 async def test_nothing_is_pruned_while_a_recovery_is_under_way() -> None:
@@ -55,7 +54,6 @@ async def test_nothing_is_pruned_while_a_recovery_is_under_way() -> None:
     await world.settle()
     await world.train()
     assert not before <= stored_generations(world)
-    await world.stop()
 
 
 async def test_a_result_that_was_lost_with_the_coordinator_is_not_awaited_for_ever() -> None:
@@ -66,7 +64,6 @@ async def test_a_result_that_was_lost_with_the_coordinator_is_not_awaited_for_ev
     assert not await pending(world)
     await world.reconnect()
     await world.train()
-    await world.stop()
 
 
 async def pending(world: World) -> list[str]:
@@ -86,4 +83,3 @@ async def test_a_request_id_is_remembered_for_two_days() -> None:
     world.clock.advance(timedelta(hours=2).total_seconds())
     await jobs.create(job_document(), request_id="r3")
     assert set(world.database.tables.requests) == {"r2", "r3"}
-    await world.stop()

@@ -41,13 +41,11 @@ async def test_a_job_without_checkpoints_is_refused_with_the_reason() -> None:
         assert error.reason is ErrorReason.INVALID_ARGUMENT
         assert error.message == f"{world.job_id} wrote no checkpoints: checkpoint.path was not set"
         assert error.metadata == {"field": "resume_job_id", "job_id": world.job_id}
-    await world.stop()
 
 
 async def test_a_job_that_is_not_there_cannot_be_gone_on_from() -> None:
     world = await running_world(2)
     assert (await refusal(world, "job-0")).reason is ErrorReason.JOB_NOT_FOUND
-    await world.stop()
 
 
 async def test_until_a_checkpoint_is_complete_the_refusal_says_how_far_it_is() -> None:
@@ -70,7 +68,6 @@ async def test_until_a_checkpoint_is_complete_the_refusal_says_how_far_it_is() -
     shares = announce(world, 4)
     await write(world, 4, shares)
     assert await beginning(world, world.job_id) == "runs"
-    await world.stop()
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
@@ -89,7 +86,6 @@ async def test_a_job_that_has_ended_is_asked_for_its_checkpoints_too(is_complete
         assert await beginning(world, world.job_id) == "runs"
     else:
         assert "has completed no checkpoint" in (await refusal(world, world.job_id)).message
-    await world.stop()
 
 
 async def cancelled_while_sealing(*, dies: bool) -> World:
@@ -119,7 +115,6 @@ async def test_a_checkpoint_that_is_sealed_while_its_job_is_cancelled_is_known(d
     assert world.job_id not in world.coordinator._state.actors
     assert checkpoint_events(world) == [("checkpoint_written", 2)]
     assert await beginning(world, world.job_id) == "runs"
-    await world.stop()
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -132,7 +127,6 @@ async def test_a_checkpoint_that_was_not_sealed_before_its_engine_stopped_is_giv
     await world.settle()
     assert checkpoint_events(world) == [("checkpoint_incomplete", 2)]
     assert "has completed no checkpoint" in (await refusal(world, world.job_id)).message
-    await world.stop()
 
 
 async def test_a_job_in_the_folder_that_it_began_from_can_be_gone_on_from() -> None:
@@ -144,7 +138,6 @@ async def test_a_job_in_the_folder_that_it_began_from_can_be_gone_on_from() -> N
     second = await world.coordinator.jobs.create(document, resume_job_id=world.job_id)
     assert second.job.state is JobState.PENDING
     assert await beginning(world, second.job.id) == "runs"
-    await world.stop()
 
 
 def found(path: str, step: int) -> InitialState:
@@ -174,4 +167,3 @@ async def test_only_a_checkpoint_in_the_folder_itself_is_found_there(
     requirements = replace(world.run.requirements, init_from=init_from)
     run = replace(world.run, requirements=requirements, initial_state=initial_state)
     assert (resume_problem(run) == "") is is_there
-    await world.stop()

@@ -43,7 +43,6 @@ async def test_a_wrong_field_is_named() -> None:
     assert error.reason is ErrorReason.INVALID_JOB
     assert "did you mean steps?" in error.message
     assert not world.database.tables.jobs
-    await world.stop()
 
 
 async def test_a_fault_tolerance_that_is_impossible_now_is_refused_at_submission() -> None:
@@ -51,7 +50,6 @@ async def test_a_fault_tolerance_that_is_impossible_now_is_refused_at_submission
     await world.start(2)
     error = await refusal(world, resilience={"fault_tolerance": 2})
     assert error.reason is ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE
-    await world.stop()
 
 
 async def test_an_unknown_scheduler_is_refused() -> None:
@@ -59,7 +57,6 @@ async def test_an_unknown_scheduler_is_refused() -> None:
     await world.start(2)
     error = await refusal(world, scheduler="mine")
     assert error.reason is ErrorReason.SCHEDULER_NOT_FOUND
-    await world.stop()
 
 
 async def test_a_dry_run_plans_and_stores_nothing() -> None:
@@ -70,7 +67,6 @@ async def test_a_dry_run_plans_and_stores_nothing() -> None:
     assert submission.plan.sizes == (1, 1, 1)
     assert submission.job.id == ""
     assert not world.database.tables.jobs
-    await world.stop()
 
 
 async def test_a_submission_that_is_repeated_is_one_job() -> None:
@@ -83,7 +79,6 @@ async def test_a_submission_that_is_repeated_is_one_job() -> None:
     with pytest.raises(PlanariaError) as caught:
         await jobs.create(job_document(name="other"), request_id="r1")
     assert caught.value.reason is ErrorReason.REQUEST_ID_REUSED
-    await world.stop()
 
 
 async def test_submissions_that_are_repeated_at_once_are_one_job() -> None:
@@ -97,7 +92,6 @@ async def test_submissions_that_are_repeated_at_once_are_one_job() -> None:
     )
     assert first.job.id == second.job.id
     assert len(world.database.tables.jobs) == 1
-    await world.stop()
 
 
 async def test_a_submission_whose_caller_goes_away_is_a_job_or_is_not() -> None:
@@ -149,7 +143,6 @@ async def test_a_defect_in_planning_is_an_answer() -> None:
     assert job.error is not None
     assert job.error.reason is ErrorReason.INTERNAL
     assert job.error.message == "ZeroDivisionError: of ours"
-    await world.stop()
 
 
 async def test_a_job_that_has_ended_can_only_be_read() -> None:
@@ -160,7 +153,6 @@ async def test_a_job_that_has_ended_can_only_be_read() -> None:
         assert caught.value.reason is ErrorReason.WRONG_STATE
     with pytest.raises(PlanariaError, match="it has ended"):
         await world.coordinator.jobs.cancel(world.job_id)
-    await world.stop()
 
 
 async def test_every_node_and_every_unfinished_job_is_listed() -> None:
@@ -170,7 +162,6 @@ async def test_every_node_and_every_unfinished_job_is_listed() -> None:
     second = await world.submit()
     assert [job.id for job in world.coordinator.jobs.unfinished()] == [second]
     assert [node.id for node in world.coordinator.cluster.all()] == ["n0", "n1"]
-    await world.stop()
 
 
 async def test_a_job_that_is_not_there_is_not_found() -> None:
@@ -186,7 +177,6 @@ async def test_a_job_that_is_not_there_is_not_found() -> None:
         assert caught.value.reason is ErrorReason.JOB_NOT_FOUND
     with pytest.raises(PlanariaError):
         await anext(jobs.watch("job-0"))
-    await world.stop()
 
 
 async def test_the_steps_are_listed_once_each_though_every_pipeline_reports_them() -> None:
@@ -202,7 +192,6 @@ async def test_the_steps_are_listed_once_each_though_every_pipeline_reports_them
     job = await world.job()
     assert job.loss == pytest.approx(1 / 5)
     assert job.tokens_per_second == pytest.approx(128)
-    await world.stop()
 
 
 async def test_a_watcher_that_was_cut_off_misses_no_event() -> None:
@@ -221,7 +210,6 @@ async def test_a_watcher_that_was_cut_off_misses_no_event() -> None:
     assert [event.type for event in page.items] == ["job_submitted", "job_starting"]
     assert page.next_page_token == str(page.items[-1].sequence)
     await rest.aclose()  # type: ignore[attr-defined]
-    await world.stop()
 
 
 async def test_a_watched_job_is_seen_changing_until_it_ends() -> None:
@@ -238,7 +226,6 @@ async def test_a_watched_job_is_seen_changing_until_it_ends() -> None:
     await watching
     assert states[0] == (JobState.RUNNING, 1)
     assert states[-1] == (JobState.SUCCEEDED, 3)
-    await world.stop()
 
 
 async def test_the_plan_that_is_read_is_the_newest_that_was_used() -> None:
@@ -252,7 +239,6 @@ async def test_the_plan_that_is_read_is_the_newest_that_was_used() -> None:
     assert record is not None
     assert record.plan is not None
     assert (record.generation, record.plan.sizes) == (1, (1, 1))
-    await world.stop()
 
 
 async def test_a_planner_that_is_away_is_waited_for() -> None:
@@ -268,7 +254,6 @@ async def test_a_planner_that_is_away_is_waited_for() -> None:
     world.planner.error = None
     await killed
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_readiness_names_the_part_that_does_not_answer() -> None:
@@ -280,7 +265,6 @@ async def test_readiness_names_the_part_that_does_not_answer() -> None:
     )
     with pytest.raises(PlanariaError, match="no planner answers"):
         await world.coordinator.check_ready()
-    await world.stop()
 
 
 class Chooser(BuiltInPolicy):
@@ -321,7 +305,6 @@ async def test_a_custom_scheduler_decides_which_nodes_and_which_plan() -> None:
     assert world.run.placement is not None
     assert world.run.placement.plan.node_ids == ("n3", "n2")
     assert world.run.placement.reason == "the other way round"
-    await world.stop()
 
 
 async def test_when_a_scheduler_is_overruled_an_event_says_so() -> None:
@@ -335,7 +318,6 @@ async def test_when_a_scheduler_is_overruled_an_event_says_so() -> None:
         "scheduler mine: the plan does not run each of the 8 microbatches exactly once",
     ]
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_log_lines_of_engines_are_kept_in_order() -> None:
@@ -352,23 +334,18 @@ async def test_log_lines_of_engines_are_kept_in_order() -> None:
     await world.coordinator.flush()
     page = await world.coordinator.jobs.logs(world.job_id, PageRequest())
     assert [(line.sequence, line.text) for line in page.items] == [(1, "first"), (2, "second")]
-    await world.stop()
 
 
 async def test_a_plan_that_the_planner_refuses_is_not_asked_for_again_and_again() -> None:
     """The job waits for one more node instead."""
     world = World()
     await world.start(2)
-    for agent in world.agents.values():
-        agent.held_kinds.add("prepare")
+    world.hold("prepare")
     await world.submit(resources={"min_nodes": 2}, resilience={"fault_tolerance": 1})
     world.planner.min_size = 3
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     assert (await world.job()).state is JobState.PENDING
     assert world.event_types().count("job_starting") == 1
     world.planner.min_size = 1
     await world.add_node("n9")
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()

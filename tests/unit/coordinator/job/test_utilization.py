@@ -57,14 +57,11 @@ async def test_utilization_is_known_for_a_step_reported_after_a_loss() -> None:
     """The engines that are gone took part in it."""
     world = await running_world(4)
     members = world.begin_step()
-    for agent in world.agents.values():
-        agent.held_kinds.add("quiesce")
+    world.hold("quiesce")
     await world.kill_node("n3")
     world.pass_exchange(engine for engine in members if "/n3/" not in engine.id)
     await world.settle()
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     await world.train()
     await world.coordinator.flush()
     page = await world.coordinator.jobs.metrics(world.job_id, PageRequest())
@@ -72,4 +69,3 @@ async def test_utilization_is_known_for_a_step_reported_after_a_loss() -> None:
     accelerators = [flops / (1e3 * (each.model_flops_utilization or 0)) for each in page.items]
     assert [each.generation for each in page.items] == [1, 1, 2]
     assert accelerators == pytest.approx([4, 4, 3])
-    await world.stop()

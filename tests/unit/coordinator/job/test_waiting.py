@@ -68,7 +68,6 @@ async def test_a_pending_job_says_for_what_it_waits_until_it_starts() -> None:
     await world.settle()
     assert await state_and_reason(world) == (JobState.RUNNING, "")
     assert told(world) == [f"the job waits: {TWO_OF_THREE}"]
-    await world.stop()
 
 
 async def test_nodes_that_come_and_go_before_it_runs_are_no_news() -> None:
@@ -79,7 +78,6 @@ async def test_nodes_that_come_and_go_before_it_runs_are_no_news() -> None:
         await lose(world, node_id)
         assert await state_and_reason(world) == (JobState.PENDING, TWO_OF_THREE)
     assert told(world) == [f"the job waits: {TWO_OF_THREE}"]
-    await world.stop()
 
 
 async def test_another_reason_is_news() -> None:
@@ -88,7 +86,6 @@ async def test_another_reason_is_news() -> None:
     one = "1 of 3 nodes is free (1 replica of 3 nodes)"
     assert await state_and_reason(world) == (JobState.PENDING, one)
     assert told(world) == [f"the job waits: {reason}" for reason in (TWO_OF_THREE, one)]
-    await world.stop()
 
 
 async def test_a_job_that_asks_for_more_nodes_than_its_replicas_take_says_so() -> None:
@@ -97,7 +94,6 @@ async def test_a_job_that_asks_for_more_nodes_than_its_replicas_take_says_so() -
     await world.submit(resources={"min_nodes": 5})
     expected = "2 of 5 nodes are free (resources.min_nodes)"
     assert await state_and_reason(world) == (JobState.PENDING, expected)
-    await world.stop()
 
 
 async def test_a_job_whose_plan_was_refused_waits_for_one_node_more() -> None:
@@ -109,7 +105,6 @@ async def test_a_job_whose_plan_was_refused_waits_for_one_node_more() -> None:
     await world.add_node("n0")
     expected = "1 of 2 nodes is free (1 replica of 2 nodes)"
     assert await state_and_reason(world) == (JobState.PENDING, expected)
-    await world.stop()
 
 
 async def test_a_job_that_has_trained_says_how_many_nodes_it_needs_to_go_on() -> None:
@@ -125,7 +120,6 @@ async def test_a_job_that_has_trained_says_how_many_nodes_it_needs_to_go_on() ->
     await world.add_node("n9")
     assert await state_and_reason(world) == (JobState.RUNNING, "")
     assert world.run.waiting_reason == "", "the next time it is reported again"
-    await world.stop()
 
 
 async def test_an_engine_that_starts_while_the_planner_refuses_a_plan_without_it_is_used() -> None:
@@ -146,7 +140,6 @@ async def test_an_engine_that_starts_while_the_planner_refuses_a_plan_without_it
         "n9",
     ]
     assert [each.nodes_joined for each in world.recoveries if each.nodes_joined] == [("n9",)]
-    await world.stop()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +175,6 @@ async def test_a_node_whose_loss_is_known_only_when_the_job_waits_is_recorded_as
     (recovery,) = world.recoveries
     assert recovery.nodes_lost == ("n0", "n3")
     assert recovery.cause == "node_lost"
-    await world.stop()
 
 
 async def test_a_node_that_lives_though_its_engine_died_is_lost_in_a_story_of_its_own() -> None:
@@ -203,7 +195,6 @@ async def test_a_node_that_lives_though_its_engine_died_is_lost_in_a_story_of_it
     await world.kill_node("n0")
     await world.train(2)
     assert [recovery.nodes_lost for recovery in world.recoveries] == [(), ("n0",)]
-    await world.stop()
 
 
 async def test_losses_while_a_waiting_job_starts_engines_belong_to_one_recovery() -> None:
@@ -227,7 +218,6 @@ async def test_losses_while_a_waiting_job_starts_engines_belong_to_one_recovery(
     assert recovery.regrow_seconds == recovery.resume_seconds
     assert recovery.idle_seconds is not None
     assert recovery.idle_seconds > 12
-    await world.stop()
 
 
 @pytest.mark.parametrize(
@@ -261,7 +251,6 @@ async def test_a_job_that_waits_can_be_paused_though_the_nodes_that_were_to_join
     await world.coordinator.jobs.pause(world.job_id)
     await lose(world, "n8")
     assert (await world.job()).state is JobState.PAUSED
-    await world.stop()
 
 
 async def test_a_paused_job_waits_for_nothing() -> None:
@@ -272,7 +261,6 @@ async def test_a_paused_job_waits_for_nothing() -> None:
     await world.coordinator.jobs.resume(world.job_id)
     await world.settle()
     assert await state_and_reason(world) == (JobState.PENDING, TWO_OF_THREE)
-    await world.stop()
 
 
 class Undecided(BuiltInPolicy):
@@ -294,7 +282,6 @@ async def test_a_scheduler_is_not_asked_again_because_of_what_it_has_said() -> N
     state, reason = await state_and_reason(world)
     assert (state, told(world)[-1]) == (JobState.PENDING, f"the job waits: {reason}")
     assert len(told(world)) < 5, "a round for each thing that has changed, and no more"
-    await world.stop()
 
 
 class Slow(BuiltInPolicy):
@@ -329,4 +316,3 @@ async def test_a_job_cancelled_during_scheduling_delays_no_other_job(
     policy.may_answer.set()
     await world.submit()
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()

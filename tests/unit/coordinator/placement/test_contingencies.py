@@ -29,7 +29,6 @@ async def test_a_loss_needs_no_planner_where_its_plan_was_made_before() -> None:
     assert world.recoveries[-1].nodes_lost == ("n1",)
     asked = world.planner.queries[num_queries:]
     assert all(query.current is None or len(query.current.node_ids) < 4 for query in asked)
-    await world.stop()
 
 
 async def test_two_losses_at_once_are_another_question() -> None:
@@ -43,7 +42,6 @@ async def test_two_losses_at_once_are_another_question() -> None:
     world.planner.is_open.set()
     await world.train(2)
     assert world.recoveries[-1].nodes_lost == ("n1", "n2")
-    await world.stop()
 
 
 async def test_contingency_plans_follow_every_new_plan() -> None:
@@ -59,7 +57,6 @@ async def test_contingency_plans_follow_every_new_plan() -> None:
     horizons = [query.horizon_seconds for query in world.planner.questions_ahead]
     assert len(horizons) == 3
     assert horizons[2] > 2 * horizons[1]
-    await world.stop()
 
 
 async def test_plans_that_were_interrupted_are_asked_for_again() -> None:
@@ -79,7 +76,6 @@ async def test_plans_that_were_interrupted_are_asked_for_again() -> None:
     ahead.ask(present)
     await world.settle()
     assert len(planner.questions_ahead) == num_asked, "they are all there"
-    await world.stop()
 
 
 async def test_a_planner_without_contingency_plans_disturbs_no_job() -> None:
@@ -88,4 +84,3 @@ async def test_a_planner_without_contingency_plans_disturbs_no_job() -> None:
     await world.kill_node("n1")
     await world.train()
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()

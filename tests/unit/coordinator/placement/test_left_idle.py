@@ -2,7 +2,6 @@
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.domain.job.job import JobState
-from unit.coordinator.simulation.handover_world import release
 from unit.coordinator.simulation.world import World, running_world
 
 
@@ -11,7 +10,7 @@ async def left_idle_joiner() -> World:
     world = await running_world(3)
     await world.add_node("n9", "prepare")
     world.planner.uses_joiners = False
-    await release(world)
+    await world.release()
     assert world.event_types()[-1] == "plan_kept"
     world.planner.uses_joiners = True
     return world
@@ -28,7 +27,6 @@ async def test_a_joiner_that_the_planner_leaves_idle_changes_nothing() -> None:
     assert world.run.generation == generation
     assert world.recoveries == []
     assert (await world.job()).step == 5
-    await world.stop()
 
 
 async def test_an_idle_node_is_considered_with_the_next_joiner() -> None:
@@ -37,7 +35,6 @@ async def test_an_idle_node_is_considered_with_the_next_joiner() -> None:
     await world.train(2)
     assert len(world.members()) == 5
     assert world.run.left_idle == ()
-    await world.stop()
 
 
 async def test_a_joiner_of_no_use_does_not_have_the_idle_one_offered_again() -> None:
@@ -47,7 +44,6 @@ async def test_a_joiner_of_no_use_does_not_have_the_idle_one_offered_again() -> 
     await world.add_node("n8")
     await world.train(2)
     assert world.run.generation == generation
-    await world.stop()
 
 
 async def test_an_idle_node_is_considered_after_a_loss() -> None:
@@ -55,7 +51,6 @@ async def test_an_idle_node_is_considered_after_a_loss() -> None:
     await world.kill_node("n0")
     await world.train(3)
     assert {engine.id.split("/")[1] for engine in world.members()} == {"n1", "n2", "n9"}
-    await world.stop()
 
 
 async def test_an_idle_node_is_considered_when_a_node_is_drained() -> None:
@@ -64,7 +59,6 @@ async def test_an_idle_node_is_considered_when_a_node_is_drained() -> None:
     await world.settle()
     await world.train(3)
     assert {engine.id.split("/")[1] for engine in world.members()} == {"n1", "n2", "n9"}
-    await world.stop()
 
 
 async def test_an_idle_node_that_was_lost_joins_afresh() -> None:
@@ -74,7 +68,6 @@ async def test_an_idle_node_that_was_lost_joins_afresh() -> None:
     await world.add_node("n9")
     await world.train(2)
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_a_joiner_that_no_plan_can_be_made_with_is_left_idle() -> None:
@@ -82,10 +75,9 @@ async def test_a_joiner_that_no_plan_can_be_made_with_is_left_idle() -> None:
     world = await running_world(3)
     await world.add_node("n9", "prepare")
     world.planner.error = PlanariaError(ErrorReason.MODEL_DOES_NOT_FIT, "n9 is too small", {})
-    await release(world)
+    await world.release()
     assert world.event_types()[-1] == "plan_kept"
     world.planner.error = None
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.members()) == 3
-    await world.stop()

@@ -203,9 +203,7 @@ class Cluster(RuleBasedStateMachine):
                 agent = SimAgent(world, name)
                 world.agents[name] = agent
                 await self._connect(agent)
-        for agent in world.agents.values():
-            agent.release()
-        await world.settle()
+        await world.release()
         job = await world.job()
         if not job.state.is_terminal:
             await world.coordinator.jobs.resume(world.job_id)

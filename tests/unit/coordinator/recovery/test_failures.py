@@ -34,7 +34,6 @@ async def test_the_step_in_flight_is_finished_when_one_engine_had_passed() -> No
     assert {e.committed_steps for e in world.engines().values()} == {2}
     assert "step_rolled_forward" in world.event_types()
     assert world.recoveries[-1].redone_microbatches == 0
-    await world.stop()
 
 
 async def test_nothing_that_healthy_pipelines_have_computed_is_recomputed() -> None:
@@ -49,7 +48,6 @@ async def test_nothing_that_healthy_pipelines_have_computed_is_recomputed() -> N
     assert (await world.job()).time_seconds.get("redone", 0.0) == 0.0
     told = [e.details for e in world.events if e.type == "step_finished_by"]
     assert [(d["kept_microbatches"], d["lost_microbatches"]) for d in told] == [(6, 2)]
-    await world.stop()
 
 
 async def test_the_step_in_flight_is_redone_when_every_pipeline_is_broken() -> None:
@@ -57,19 +55,15 @@ async def test_the_step_in_flight_is_redone_when_every_pipeline_is_broken() -> N
     world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
     world.clock.advance(0.5)
     world.begin_step()
-    for agent in world.agents.values():
-        agent.held_kinds.add("quiesce")
+    world.hold("quiesce")
     await world.kill_node("n0")  # of the first pipeline
     await world.kill_node("n3")  # of the second
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     assert {e.committed_steps for e in world.engines().values()} == {1}
     assert "step_finished_by" not in world.event_types()
     assert world.recoveries[-1].redone_microbatches == 8
     assert world.recoveries[-1].lost_accelerator_seconds["redone"] == 2.0
     assert (await world.job()).time_seconds["redone"] == 0.5
-    await world.stop()
 
 
 async def test_work_that_is_reported_twice_is_counted_once() -> None:
@@ -78,18 +72,14 @@ async def test_work_that_is_reported_twice_is_counted_once() -> None:
         6, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 2}
     )
     world.begin_step()
-    for agent in world.agents.values():
-        agent.held_kinds.add("activate")
+    world.hold("activate")
     await world.kill_node("n0")  # n3 has computed three microbatches in vain,
     await world.kill_node("n1")  # and n4 another three
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     await world.train()
     assert world.recoveries[-1].nodes_lost == ("n0", "n1")
     assert world.recoveries[-1].redone_microbatches == 6
     assert world.recoveries[-1].lost_accelerator_seconds["redone"] == 2.0
-    await world.stop()
 
 
 async def test_two_nodes_lost_at_once_are_one_story() -> None:
@@ -102,7 +92,6 @@ async def test_two_nodes_lost_at_once_are_one_story() -> None:
     await world.train()
     assert (await world.job()).step == 5
     assert world.recoveries[-1].nodes_lost == ("n0", "n2")
-    await world.stop()
 
 
 async def test_when_every_replica_is_gone_the_job_fails_and_says_which_layers() -> None:
@@ -121,7 +110,6 @@ async def test_when_every_replica_is_gone_the_job_fails_and_says_which_layers() 
     assert job.error.message.startswith(
         "every replica of layers 0,1,2 is gone at step 1, the last as n1 is lost ("
     )
-    await world.stop()
 
 
 async def test_below_n0_the_job_waits_and_goes_on_by_itself() -> None:
@@ -134,7 +122,6 @@ async def test_below_n0_the_job_waits_and_goes_on_by_itself() -> None:
     # n1, n2, n3 are left: a pipeline of three. Everyone parks; then all but one can go.
     await world.kill_node("n1")
     assert (await world.job()).state in (JobState.FAILED, JobState.WAITING)
-    await world.stop()
 
 
 async def test_an_engine_that_died_alone_is_restarted() -> None:
@@ -144,7 +131,6 @@ async def test_an_engine_that_died_alone_is_restarted() -> None:
     assert world.recoveries[0].cause == "engine_lost"
     assert world.recoveries[1].cause == "node_joined"
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_communication_that_broke_just_before_a_pause_holds_it_up_no_longer() -> None:
@@ -157,7 +143,6 @@ async def test_communication_that_broke_just_before_a_pause_holds_it_up_no_longe
     await world.coordinator.jobs.pause(world.job_id)
     await world.advance(1)
     assert (await world.job()).state is JobState.PAUSED
-    await world.stop()
 
 
 async def test_communication_that_broke_with_all_engines_alive_is_rebuilt() -> None:
@@ -175,7 +160,6 @@ async def test_communication_that_broke_with_all_engines_alive_is_rebuilt() -> N
     assert job.error is not None
     assert job.error.message == "communication broke 4 times: reset by peer"
     assert "engine_lost" not in world.event_types()
-    await world.stop()
 
 
 async def test_broken_communication_is_acted_on_after_a_reboot_of_the_coordinators_host() -> None:
@@ -192,7 +176,6 @@ async def test_broken_communication_is_acted_on_after_a_reboot_of_the_coordinato
     await world.reconnect()
     await world.advance(1)
     assert "communication_broke" in world.event_types()
-    await world.stop()
 
 
 async def test_a_fault_that_every_engine_would_meet_fails_the_job() -> None:
@@ -216,7 +199,6 @@ async def test_a_fault_that_every_engine_would_meet_fails_the_job() -> None:
     assert job.error is not None
     assert job.error.metadata == {"layer": "5", "step": "1"}
     assert not world.engines()
-    await world.stop()
 
 
 async def test_engines_that_hang_are_found_by_a_fence() -> None:
@@ -227,4 +209,3 @@ async def test_engines_that_hang_are_found_by_a_fence() -> None:
     await world.advance(14)
     lost = [e for e in world.events if e.type == "engine_lost"]
     assert [e.node_id for e in lost] == ["n2"]
-    await world.stop()

@@ -76,7 +76,6 @@ async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> N
     totals = (await world.job()).time_seconds
     wall_seconds = (world.clock.now() - job.create_time).total_seconds()
     assert sum(totals.values()) == pytest.approx(wall_seconds)
-    await world.stop()
 
 
 async def test_without_a_measured_or_predicted_step_an_engine_has_time_for_its_pass() -> None:
@@ -95,7 +94,6 @@ async def test_without_a_measured_or_predicted_step_an_engine_has_time_for_its_p
     await world.settle()
     await world.train()
     assert (await world.job()).step == 1
-    await world.stop()
 
 
 async def test_stopping_after_the_step_delays_the_regrowth() -> None:
@@ -122,7 +120,6 @@ async def test_stopping_after_the_step_delays_the_regrowth() -> None:
     assert recovery.idle_seconds == 0.0, "all but one have their assignments at once"
     assert recovery.regrow_seconds is not None
     assert recovery.regrow_seconds > 2.0
-    await world.stop()
 
 
 async def test_the_second_change_waits_for_the_planner_while_training_goes_on() -> None:
@@ -131,8 +128,7 @@ async def test_the_second_change_waits_for_the_planner_while_training_goes_on() 
     world.planner.is_open.clear()
     world.begin_step()
     await world.kill_node("n0")
-    assert world.run.transition is not None
-    assert world.run.transition.phase is Phase.PLANNING
+    assert world.phase is Phase.PLANNING
     world.planner.is_open.set()
     world.planner.error = PlanariaError(ErrorReason.UNAVAILABLE, "no planner", {})
     for _ in range(3):
@@ -143,28 +139,23 @@ async def test_the_second_change_waits_for_the_planner_while_training_goes_on() 
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.recoveries) == 1
-    await world.stop()
 
 
 async def test_the_planner_is_asked_once_and_before_anyone_has_reported() -> None:
     world = await pairs()
-    for agent in world.agents.values():
-        agent.held_kinds.add("quiesce")
+    world.hold("quiesce")
     num_queries = len(world.planner.queries)
     world.begin_step()
     await world.kill_node("n0")
     assert len(world.planner.queries) == num_queries + 1
     assert world.planner.queries[-1].current is not None
     assert world.planner.queries[-1].current.sizes == (2, 2, 2)
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     await world.train()
     assert len(world.recoveries) == 1
     # Scheduling looks for nodes to grow by; the recovery itself asks nothing more.
     asked = [q for q in world.planner.queries[num_queries + 1 :] if q.current is not None]
     assert all(q.current is not None and q.current.sizes == (3, 2) for q in asked)
-    await world.stop()
 
 
 @pytest.mark.parametrize("node_id", ["n1", "n3", "n5"])
@@ -184,7 +175,6 @@ async def test_another_loss_while_the_step_is_finished_keeps_healthy_pipelines(
     assert (await world.job()).state is JobState.RUNNING
     (recovery,) = world.recoveries
     assert recovery.nodes_lost == ("n0", node_id)
-    await world.stop()
 
 
 async def test_an_activate_that_only_one_engine_of_a_pipeline_got_breaks_the_pipeline() -> None:
@@ -201,7 +191,6 @@ async def test_an_activate_that_only_one_engine_of_a_pipeline_got_breaks_the_pip
     await world.settle()
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_pipelines_one_step_behind_roll_forward_and_run_the_next_step() -> None:
@@ -218,7 +207,6 @@ async def test_pipelines_one_step_behind_roll_forward_and_run_the_next_step() ->
     await world.settle()
     assert (await world.job()).state is JobState.RUNNING
     assert world.recoveries[-1].redone_microbatches == 0
-    await world.stop()
 
 
 async def test_a_pause_requested_while_the_step_is_finished_takes_effect_after_it() -> None:
@@ -237,7 +225,6 @@ async def test_a_pause_requested_while_the_step_is_finished_takes_effect_after_i
     await world.settle()
     await world.train()
     assert (await world.job()).step == 3
-    await world.stop()
 
 
 async def test_the_last_step_needs_no_new_plan() -> None:
@@ -249,31 +236,26 @@ async def test_the_last_step_needs_no_new_plan() -> None:
     await world.train()
     await world.settle()
     assert (await world.job()).state is JobState.SUCCEEDED
-    await world.stop()
 
 
 @pytest.mark.parametrize("kind", ["quiesce", "roll_forward", "activate", ""])
 async def test_a_crash_of_the_coordinator_collects_again_and_keeps_the_step(kind: str) -> None:
     """Whatever was under way, what healthy pipelines have computed stays [7]."""
     world = await pairs()
-    for agent in world.agents.values():
-        agent.held_kinds.add(kind)
+    world.hold(kind)
     world.begin_step()
     if kind == "roll_forward":
         world.pass_exchange([world.engine_on("n1"), world.engine_on("n4")])
     await world.kill_node("n0")
     await world.crash_coordinator()
     await world.reconnect()
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     told = [e.details for e in world.events if e.type == "step_finished_by"]
     assert told[-1]["kept_microbatches"] == (5 if kind else 8)
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.members()) == 5
     assert [r.nodes_lost for r in world.recoveries] == [("n0",)]
-    await world.stop()
 
 
 @pytest.mark.parametrize("has_another", [False, True])
@@ -301,7 +283,6 @@ async def test_a_node_is_recorded_as_lost_even_if_its_engine_was_seen_to_die(
     told = decide(Moment(seconds=0.0, time=now), run, lost, Limits()).run.transition
     assert told is not None
     assert told.history.nodes_lost == ("n0",)
-    await world.stop()
 
 
 @pytest.mark.parametrize(
@@ -333,7 +314,6 @@ async def test_a_node_whose_loss_is_known_only_after_the_recovery_is_recorded_as
     assert [recovery.nodes_lost for recovery in world.recoveries] == lost
     assert (await world.job()).state is JobState.RUNNING
     world.planner.is_open.set()
-    await world.stop()
 
 
 async def test_an_engine_that_hangs_while_the_planner_is_away_is_found() -> None:
@@ -351,7 +331,6 @@ async def test_an_engine_that_hangs_while_the_planner_is_away_is_found() -> None
     await world.settle()
     await world.train(5)
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 async def test_a_recovery_that_leaves_the_pipelines_as_they_are_says_from_which_step() -> None:
@@ -365,4 +344,3 @@ async def test_a_recovery_that_leaves_the_pipelines_as_they_are_says_from_which_
         "training continues from step 4 in 2 pipelines of 1 node instead of 3 pipelines of 1 node: "
     )
     assert told[-1].details["step"] == 4
-    await world.stop()

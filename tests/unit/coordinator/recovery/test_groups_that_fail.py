@@ -40,7 +40,6 @@ async def test_groups_that_cannot_be_made_stop_no_healthy_pipeline(
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     assert [r.nodes_lost for r in world.recoveries] == [("n0",)]
-    await world.stop()
 
 
 async def test_without_a_step_to_finish_no_engine_continues_without_groups() -> None:
@@ -59,7 +58,6 @@ async def test_without_a_step_to_finish_no_engine_continues_without_groups() -> 
     (directive,) = agent.held
     assert isinstance(directive.command, Quiesce)
     assert directive.command.mode is QuiesceMode.IMMEDIATE
-    await world.stop()
 
 
 async def test_healthy_pipelines_compute_while_groups_are_rebuilt() -> None:
@@ -80,7 +78,6 @@ async def test_healthy_pipelines_compute_while_groups_are_rebuilt() -> None:
     await world.settle()
     grown = (await world.job()).time_seconds
     assert grown["productive"] - before.get("productive", 0.0) == pytest.approx(0.8)
-    await world.stop()
 
 
 async def test_engines_park_for_a_change_even_if_groups_cannot_be_made() -> None:
@@ -97,7 +94,6 @@ async def test_engines_park_for_a_change_even_if_groups_cannot_be_made() -> None
     await world.settle()
     assert (await world.job()).state is JobState.PAUSED
     assert (await world.job()).step == 1
-    await world.stop()
 
 
 async def test_groups_that_break_during_planning_are_rebuilt() -> None:
@@ -123,4 +119,3 @@ async def test_groups_that_break_during_planning_are_rebuilt() -> None:
     assert (await world.job()).state is JobState.RUNNING
     (recovery,) = world.recoveries
     assert recovery.nodes_lost == ("n0",)
-    await world.stop()

@@ -5,13 +5,7 @@ import pytest
 from planaria_coordinator.domain.engines.directive import StagePlan
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.recovery.transition import Phase
-from unit.coordinator.simulation.handover_world import (
-    hold,
-    phase_of,
-    release,
-    staging_join,
-    switching_join,
-)
+from unit.coordinator.simulation.handover_world import staging_join, switching_join
 from unit.coordinator.simulation.world import running_world
 
 
@@ -23,7 +17,7 @@ async def test_a_join_costs_no_engine_anything() -> None:
     await world.train(3)
     assert (await world.job()).state is JobState.RUNNING
     assert (await world.job()).step == 4
-    await release(world)
+    await world.release()
     assert (await world.job()).state is JobState.RUNNING
     await world.train(2)
     job = await world.job()
@@ -38,7 +32,6 @@ async def test_a_join_costs_no_engine_anything() -> None:
     assert recovery.copied_bytes == 600
     assert {"plan", "copy", "rebuild", "activate"} == {phase.name for phase in recovery.phases}
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_unchanged_pipelines_keep_their_step() -> None:
@@ -47,7 +40,7 @@ async def test_unchanged_pipelines_keep_their_step() -> None:
     world.planner.appends_joiners = True
     for node_id in ("n8", "n9"):
         await world.add_node(node_id, "prepare")
-    await release(world)
+    await world.release()
     staged = world.engine_on("n0").staged
     assert isinstance(staged, StagePlan)
     assert [pipeline.keeps_step for pipeline in staged.pipelines] == [True, True, False]
@@ -60,14 +53,13 @@ async def test_unchanged_pipelines_keep_their_step() -> None:
     placement = world.run.placement
     assert placement is not None
     assert placement.first_generations == (1, 1, placement.generation)
-    await world.stop()
 
 
 async def test_a_drained_node_leaves_at_a_commit() -> None:
     world = await running_world(4)
     await world.coordinator.cluster.drain("n1")
     await world.settle()
-    assert phase_of(world) is Phase.SWITCHING
+    assert world.phase is Phase.SWITCHING
     assert (await world.job()).state is JobState.RUNNING
     await world.train(2)
     (recovery,) = world.recoveries
@@ -75,7 +67,6 @@ async def test_a_drained_node_leaves_at_a_commit() -> None:
     assert recovery.redone_microbatches == 0
     assert not world.agents["n1"].engines
     assert (await world.job()).step == 3
-    await world.stop()
 
 
 async def test_a_coordinator_restarted_during_staging_begins_the_change_again() -> None:
@@ -91,7 +82,6 @@ async def test_a_coordinator_restarted_during_staging_begins_the_change_again() 
     assert "fence_complete" not in world.event_types()
     (recovery,) = world.recoveries
     assert (recovery.nodes_joined, recovery.idle_seconds) == (("n9",), 0.0)
-    await world.stop()
 
 
 @pytest.mark.parametrize("num_passed", [0, 2, 3])
@@ -113,7 +103,6 @@ async def test_a_coordinator_that_comes_back_while_all_change_over_asks_them(
     assert len(world.members()) == 4
     assert world.recoveries[-1].nodes_joined == ("n9",)
     assert world.recoveries[-1].redone_microbatches == 0
-    await world.stop()
 
 
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.SWITCHING])
@@ -121,14 +110,13 @@ async def test_a_pause_is_not_held_up_by_a_change(phase: Phase) -> None:
     world = await running_world(3)
     await (staging_join if phase is Phase.STAGING else switching_join)(world)
     await world.coordinator.jobs.pause(world.job_id)
-    await release(world)
+    await world.release()
     await world.train(2)
     assert (await world.job()).state is JobState.PAUSED
     await world.coordinator.jobs.resume(world.job_id)
     await world.settle()
     await world.train(2)
     assert len(world.members()) == 4
-    await world.stop()
 
 
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.SWITCHING])
@@ -136,23 +124,21 @@ async def test_the_last_step_needs_no_change(phase: Phase) -> None:
     world = await running_world(3, training={"steps": 2})
     await (staging_join if phase is Phase.STAGING else switching_join)(world)
     await world.train()
-    await release(world)
+    await world.release()
     job = await world.job()
     assert (job.state, job.step) == (JobState.SUCCEEDED, 2)
-    await world.stop()
 
 
 async def test_only_the_share_of_parked_engines_counts_as_lost() -> None:
     """Four of five engines compute while the fifth waits: a fifth of that time is lost [9]."""
     world = await running_world(6, resources={"min_nodes_per_pipeline": 2})
     world.begin_step()
-    hold(world, "quiesce", "n4")
+    world.hold("quiesce", "n4")
     await world.kill_node("n0")
     before = (await world.job()).time_seconds
     await world.advance(2.0)
-    await release(world)
+    await world.release()
     after = (await world.job()).time_seconds
     lost = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in after}
     assert lost["quiesce"] == pytest.approx(0.4)
     assert lost["productive"] == pytest.approx(1.6)
-    await world.stop()

@@ -6,13 +6,7 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.recovery.transition import Phase
-from unit.coordinator.simulation.handover_world import (
-    hold,
-    phase_of,
-    release,
-    staging_join,
-    switching_join,
-)
+from unit.coordinator.simulation.handover_world import staging_join, switching_join
 from unit.coordinator.simulation.world import running_world
 
 
@@ -28,7 +22,6 @@ async def test_a_joiner_that_dies_during_staging_disturbs_no_engine() -> None:
     await world.train(2)
     assert (await world.job()).step == 4
     assert world.recoveries == []
-    await world.stop()
 
 
 async def test_the_other_joiner_joins_without_the_one_that_died() -> None:
@@ -39,15 +32,14 @@ async def test_the_other_joiner_joins_without_the_one_that_died() -> None:
         world.agents[node_id].held_kinds.remove("prepare")
         world.agents[node_id].release_kind("prepare")
     await world.settle()
-    assert phase_of(world) is Phase.STAGING
+    assert world.phase is Phase.STAGING
     await world.kill_node("n8")
-    await release(world)
+    await world.release()
     await world.train(2)
     (recovery,) = world.recoveries
     assert recovery.nodes_joined == ("n9",)
     assert "recovery_started" not in world.event_types()
     assert len(world.members()) == 3
-    await world.stop()
 
 
 async def test_a_change_that_cannot_be_staged_is_made_with_engines_parked() -> None:
@@ -60,14 +52,13 @@ async def test_a_change_that_cannot_be_staged_is_made_with_engines_parked() -> N
     agent.answer(directive, failure)
     await world.settle()
     agent.release()
-    assert phase_of(world) is Phase.QUIESCING
+    assert world.phase is Phase.QUIESCING
     await world.train(2)
     (recovery,) = world.recoveries
     assert recovery.cause == "node_joined"
     assert recovery.nodes_joined == ("n9",)
     assert len(world.members()) == 4
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()
 
 
 @pytest.mark.parametrize(("node_id", "is_lost"), [("n1", False), ("n9", True)])
@@ -79,19 +70,18 @@ async def test_a_joiner_that_does_not_stage_in_time_is_lost_and_others_are_parke
     if node_id == "n9":
         await staging_join(world)
     else:
-        hold(world, "stage_plan", node_id)
+        world.hold("stage_plan", node_id)
         await world.add_node("n9")
     for _ in range(40):
         await world.train()
-        if "engine_lost" in world.event_types() or phase_of(world) is not Phase.STAGING:
+        if "engine_lost" in world.event_types() or world.phase is not Phase.STAGING:
             break
     assert ("engine_lost" in world.event_types()) is is_lost
-    await release(world)
+    await world.release()
     await world.train(4)
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.members()) == 4
     assert "recovery_started" not in world.event_types()
-    await world.stop()
 
 
 async def test_a_loss_during_staging_is_handled_like_any_loss() -> None:
@@ -101,13 +91,12 @@ async def test_a_loss_during_staging_is_handled_like_any_loss() -> None:
     world.begin_step()
     await world.kill_node("n1")
     assert "step_finished_by" in world.event_types()
-    await release(world)
+    await world.release()
     await world.train(2)
     (recovery,) = world.recoveries
     assert recovery.nodes_lost == ("n1",)
     assert recovery.nodes_joined == ("n9",)
     assert len(world.members()) == 4
-    await world.stop()
 
 
 async def test_a_loss_while_a_joiner_starts_takes_it_along_when_it_is_ready() -> None:
@@ -116,13 +105,12 @@ async def test_a_loss_while_a_joiner_starts_takes_it_along_when_it_is_ready() ->
     world.planner.is_open.clear()
     world.begin_step()
     await world.kill_node("n1")
-    await release(world)
+    await world.release()
     world.planner.is_open.set()
     await world.train(4)
     joined = [recovery.nodes_joined for recovery in world.recoveries]
     assert ("n9",) in joined
     assert len(world.members()) == 4
-    await world.stop()
 
 
 @pytest.mark.parametrize("num_passed", [0, 1, 3, 4])
@@ -143,14 +131,13 @@ async def test_reports_tell_which_plan_is_in_force(num_passed: int, lost: str) -
     assert world.run.candidate is None
     assert len(world.members()) == 4
     assert world.recoveries[-1].nodes_lost == (lost,)
-    await world.stop()
 
 
 async def test_a_failed_switch_fences_every_engine() -> None:
     """Others may have taken theirs; nobody is lost, and the joiner takes part in the end."""
     world = await running_world(3)
     agent = await staging_join(world)
-    hold(world, "switch", "n9")
+    world.hold("switch", "n9")
     agent.held_kinds.remove("stage_plan")
     agent.release_kind("stage_plan")
     await world.settle()
@@ -167,7 +154,6 @@ async def test_a_failed_switch_fences_every_engine() -> None:
     idle_seconds = world.recoveries[-1].idle_seconds
     assert idle_seconds is not None
     assert idle_seconds <= 3.0
-    await world.stop()
 
 
 async def test_a_switch_that_never_comes_about_is_given_up() -> None:
@@ -177,10 +163,9 @@ async def test_a_switch_that_never_comes_about_is_given_up() -> None:
     agent.held_kinds = {"switch", "quiesce"}
     agent.release_kind("stage_plan")
     await world.settle()
-    assert phase_of(world) is Phase.SWITCHING
+    assert world.phase is Phase.SWITCHING
     for _ in range(90):
         await world.train()
     lost = [event.node_id for event in world.events if event.type == "engine_lost"]
     assert lost == ["n9"]
     assert (await world.job()).state is JobState.RUNNING
-    await world.stop()

@@ -26,7 +26,6 @@ async def test_it_is_known_after_ten_whole_steps() -> None:
     await world.train(1)
     await world.coordinator.flush()
     assert world.recoveries[0].lost_seconds == pytest.approx(2.5)
-    await world.stop()
 
 
 async def test_three_steps_are_enough_when_the_plan_changes() -> None:
@@ -36,7 +35,6 @@ async def test_three_steps_are_enough_when_the_plan_changes() -> None:
     await world.train(2)
     await world.coordinator.flush()
     assert world.recoveries[0].lost_seconds == pytest.approx(2.5)
-    await world.stop()
 
 
 async def test_fewer_than_three_steps_tell_nothing() -> None:
@@ -47,7 +45,6 @@ async def test_fewer_than_three_steps_tell_nothing() -> None:
     await world.coordinator.flush()
     assert world.recoveries[0].lost_seconds is None
     assert world.recoveries[1].lost_seconds is not None
-    await world.stop()
 
 
 async def test_a_restart_of_the_coordinator_loses_nothing() -> None:
@@ -59,7 +56,6 @@ async def test_a_restart_of_the_coordinator_loses_nothing() -> None:
     await world.train(8)
     await world.coordinator.flush()
     assert world.recoveries[0].lost_seconds == pytest.approx(2.5)
-    await world.stop()
 
 
 @pytest.mark.parametrize("crashes_within_recovery", [True, False])
@@ -80,7 +76,6 @@ async def test_a_restart_after_another_loss_loses_nothing(*, crashes_within_reco
     first, second = world.recoveries
     assert first.lost_seconds == pytest.approx(2.5)
     assert second.lost_seconds is not None
-    await world.stop()
 
 
 async def test_the_end_of_the_job_is_the_end_of_the_steps() -> None:
@@ -93,4 +88,3 @@ async def test_the_end_of_the_job_is_the_end_of_the_steps() -> None:
     await world.coordinator.flush()
     await world.settle()
     assert world.recoveries[0].lost_seconds == pytest.approx(2.5)
-    await world.stop()

@@ -98,9 +98,7 @@ SECOND: dict[str, Disturb] = {
 
 async def recover(world: World) -> None:
     """Let everything that was held back go on, and train."""
-    for agent in world.agents.values():
-        agent.release()
-    await world.settle()
+    await world.release()
     for _ in range(6):
         await world.train()
     await world.advance(2)
@@ -145,4 +143,3 @@ async def test_a_second_fault_in_any_phase_only_starts_the_next_change(
     assert not world.violations
     generations = [g for _, g in world.database.tables.generations]
     assert generations == sorted(set(generations))
-    await world.stop()

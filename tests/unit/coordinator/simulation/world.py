@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from operator import methodcaller
-from typing import Any
+from typing import Any, ClassVar
 
 from planaria_common.errors import UnavailableError
 from planaria_coordinator.application.agents.agent_messages import PeerLost, StepReport
@@ -25,6 +25,7 @@ from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.recovery.recovery_record import Recovery
+from planaria_coordinator.domain.recovery.transition import Phase
 from support.clock import FakeClock
 from support.repository import ROOT
 from unit.coordinator.protocol.engine_model import EngineModel
@@ -41,6 +42,9 @@ DOCUMENTED_EVENTS = frozenset(re.findall(r"`([a-z_]+)`", _EVENTS_PAGE.read_text(
 
 class World:
     """A coordinator, its agents, and the training they do."""
+
+    running: ClassVar[list["World"]] = []
+    """Those that are not stopped yet: a fixture stops them after the test."""
 
     def __init__(self, *, num_accelerators: int = 1) -> None:
         self.num_accelerators = num_accelerators
@@ -65,6 +69,7 @@ class World:
         self.next_generation = 0
         """What everybody holds a mark for, at the exchange of the step in flight."""
         self.coordinator = self._new_coordinator()
+        self.running.append(self)
 
     def _new_coordinator(self) -> Coordinator:
         return Coordinator(
@@ -120,6 +125,17 @@ class World:
         await self.settle()
         return agent
 
+    def hold(self, kind: str, *node_ids: str) -> None:
+        """From now on all agents, or these, take commands of a kind without an answer."""
+        for node_id in node_ids or tuple(self.agents):
+            self.agents[node_id].held_kinds.add(kind)
+
+    async def release(self) -> None:
+        """Let all agents answer what they have held back."""
+        for agent in self.agents.values():
+            agent.release()
+        await self.settle()
+
     async def kill_node(self, node_id: str, *, seen_by_peers: bool = True) -> None:
         """Agent and engines are killed at once; peers see the ends of their connections."""
         agent = self.agents.pop(node_id)
@@ -159,6 +175,8 @@ class World:
         await self.settle()
 
     async def stop(self) -> None:
+        """Come to rest; fails if an engine was told what it must not be."""
+        self.running.remove(self)
         await self.settle()
         unknown = {event.type for event in self.events} - DOCUMENTED_EVENTS
         assert not unknown, f"docs/reference/events.md lacks {unknown}"
@@ -212,6 +230,11 @@ class World:
     @property
     def run(self) -> JobRun:
         return self.coordinator._state.actors[self.job_id].run
+
+    @property
+    def phase(self) -> Phase | None:
+        """Of the transition under way."""
+        return self.run.transition.phase if self.run.transition is not None else None
 
     @property
     def events(self) -> list[Event]:
