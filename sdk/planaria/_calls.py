@@ -154,6 +154,15 @@ def _sending(describe: Callable[..., Call[Any]], *, awaited: bool) -> Any:
     return method
 
 
+def _document(job: JobSpec) -> dict[str, Any]:
+    if not isinstance(job, JobSpec):
+        raise TypeError(
+            f"job: must be a planaria.JobSpec and not a {type(job).__name__}: "
+            "JobSpec.model_validate(...) makes one of a dict, load_job_file(path) of a file"
+        )
+    return job.to_document()
+
+
 class Calls:
     """What both clients can ask for with one request."""
 
@@ -175,7 +184,7 @@ class Calls:
                 `job.init_from`; refused while that job has completed none.
         """
         body = JobSubmission(
-            spec=job.to_document(),
+            spec=_document(job),
             request_id=request_id or new_request_id(),
             resume_job_id=resume_job_id or "",
         )
@@ -184,9 +193,7 @@ class Calls:
     @ClientMethod
     def plan(self, job: JobSpec, *, resume_job_id: str | None = None) -> Call[DryRun]:
         """Return the plan that a job would get now; nothing is stored or started."""
-        body = JobSubmission(
-            spec=job.to_document(), dry_run=True, resume_job_id=resume_job_id or ""
-        )
+        body = JobSubmission(spec=_document(job), dry_run=True, resume_job_id=resume_job_id or "")
         return _post("/jobs", DryRun, body)
 
     @ClientMethod

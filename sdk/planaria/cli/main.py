@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_error(f"{error.source}: {problem}" if error.source else str(problem))
         return 2
     except PlanariaError as error:
-        print_error(error.message)
+        hint = ": `planaria jobs list` shows them" if error.reason == "JOB_NOT_FOUND" else ""
+        print_error(error.message + hint)
         is_usage = isinstance(error, InvalidArgumentError) and "option" in error.metadata
         return 2 if is_usage else 1
     except typer.TyperException as error:

@@ -6,6 +6,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def bytes_in_words(size: float) -> str:
+    """Return a number of bytes for people: "8.47 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
 def counted_of(number: int, total: int, noun: str) -> str:
     """Return a part of a number with its noun and verb: "1 of 4 nodes is", "2 of 4 nodes are"."""
     return f"{number} of {counted(total, noun)} {'is' if number == 1 else 'are'}"

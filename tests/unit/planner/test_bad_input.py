@@ -302,7 +302,8 @@ BAD_COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "f beyond the nodes": (
         ["--fault-tolerance", "4"],
         1,
-        "fault_tolerance: 4 needs 5 pipelines on 5 nodes, have 3: 2 is possible",
+        "resilience.fault_tolerance: 4 needs 5 pipelines on 5 nodes, have 3:"
+        " add nodes or lower it to 2",
     ),
     "a missing file": (["--profile", "/nowhere/P.json"], 2, "No such file"),
     "too many nodes": (["--nodes", "999999"], 2, "more than 20000"),

@@ -85,6 +85,20 @@ def test_below_the_fault_tolerance_the_job_goes_on_and_says_so() -> None:
     assert "tolerates 0 failures, fewer than the 1 asked for" in answer.reason
 
 
+def test_a_broken_pipeline_that_a_free_node_fills_up_says_so() -> None:
+    problem = small_job()
+    nodes = nodes_named(*"abcd")
+    plan = instantiate(problem, nodes).plan
+    held = {node: layers for node, layers in holdings(plan).items() if node != "a"}
+
+    answer = reconfigure(
+        problem, [*nodes[1:], *nodes_named("e")], running(plan), held, horizon_seconds=LONG
+    )
+
+    assert "broken pipelines continue with 2 nodes, 1 of them free until now" in answer.reason
+    assert "B to copy, there in" in answer.reason
+
+
 def test_below_the_smallest_pipeline_there_is_no_plan() -> None:
     problem = small_job()
     nodes = nodes_named(*"abcd")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from unit.sdk.cli import Run
-from unit.sdk.fake_api import Answer, FakeApi
+from unit.sdk.fake_api import Answer, FakeApi, problem
 from unit.sdk.samples import PLAN, RECOVERY, event, job, log_line, node, step_metrics
 
 METRICS = [
@@ -156,3 +156,9 @@ def test_a_group_alone_lists(run: Run, coordinator: FakeApi, group: str) -> None
 def test_a_node_is_removed(run: Run, coordinator: FakeApi) -> None:
     coordinator.answer("DELETE /nodes/node-1", Answer(status=204))
     assert run("nodes", "rm", "node-1") == (0, "node-1 removed\n", "")
+
+
+def test_an_unknown_job_is_told_with_how_to_list_the_others(run: Run, coordinator: FakeApi) -> None:
+    coordinator.answer("GET /jobs/x", problem(404, "JOB_NOT_FOUND", "there is no job x"))
+    told = "error: there is no job x: `planaria jobs list` shows them\n"
+    assert run("jobs", "get", "x") == (1, "", told)

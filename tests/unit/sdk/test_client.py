@@ -228,6 +228,16 @@ def test_a_cluster_on_this_machine_is_found_by_itself(
         assert client.address == "http://127.0.0.1:8080"
 
 
+def test_a_job_that_is_no_job_spec_is_refused_with_what_makes_one() -> None:
+    with (
+        Client("http://c.test") as client,
+        pytest.raises(
+            TypeError, match=r"must be a planaria.JobSpec and not a dict: JobSpec\.model"
+        ),
+    ):
+        client.submit({"name": "tiny"})  # type: ignore[arg-type]
+
+
 def test_a_coordinator_that_nobody_named_is_not_said_to_want_a_token() -> None:
     def refuse(_: httpx.Request) -> httpx.Response:
         return httpx.Response(

@@ -173,15 +173,18 @@ class _Builder:
 
     def shrink(self) -> Iterator[Target]:
         """Each broken pipeline goes on with the nodes it has left, refilled from free ones."""
-        crews, _ = self._refilled(list(self.situation.free))
+        free = self.situation.free
+        crews, _ = self._refilled(list(free))
         crews = [crew for crew in crews if self._fronts(crew)]
         if crews:
             sizes = " and ".join(counted(len(crew), "node") for crew in crews)
+            num_taken = sum(node in free for crew in crews for node in crew)
+            taken = f", {num_taken} of them free until now" if num_taken else ""
             yield from self._with_groups(
                 CandidateKind.SHRINK,
                 self.situation.whole,
                 crews,
-                f"broken pipelines continue with {sizes}",
+                f"broken pipelines continue with {sizes}{taken}",
             )
 
     def borrow(self) -> Iterator[Target]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.words import counted
+from planaria_common.words import bytes_in_words, counted
 from planaria_planner.changes.candidates import (
     CandidateKind,
     PipelineCosts,
@@ -341,13 +341,13 @@ def _reason(
         f"{counted(len(situation.whole), 'pipeline')} whole, {len(situation.broken)} broken,"
         f" {counted(len(situation.free), 'node')} free",
         f"{chosen.kind.value}: {chosen.moves}; pipelines of {sizes},"
-        f" {plan.iteration_seconds:.6g} s a step, {copied} bytes to copy, there in"
-        f" {chosen.transition_seconds:.3g} s, {chosen.steps_within_horizon:.6g} steps within"
-        f" {horizon_seconds:.6g} s",
+        f" {plan.iteration_seconds:.3g} s a step, {bytes_in_words(copied)} to copy, there in"
+        f" {chosen.transition_seconds:.3g} s, {chosen.steps_within_horizon:,.1f} steps within"
+        f" {horizon_seconds:,.0f} s",
     ]
     if len(ranked) > 1:
         words.append(
-            f"next best: {ranked[1].kind.value} with {ranked[1].steps_within_horizon:.6g} steps"
+            f"next best: {ranked[1].kind.value} with {ranked[1].steps_within_horizon:,.1f} steps"
         )
     asked = problem.fault_tolerance
     if plan.fault_tolerance < asked:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from planaria_common.measurement import Measurement
+from planaria_common.words import bytes_in_words
 from planaria_planner.cost.measured import StepCheck
 from planaria_planner.cost.profile import Layer, ModelProfile
 
@@ -83,9 +84,10 @@ def _draw_hardware(profile: ModelProfile, out: Console) -> None:
     hardware = profile.hardware
     (kind,) = hardware.node_kinds
     out.print(
-        f"node {kind.name}: {kind.accelerators_per_node} x {_bytes(kind.accelerator_memory_bytes)};"
-        f" {_bytes(hardware.intra_node_bytes_per_second)}/s within a node,"
-        f" {_bytes(hardware.inter_node_bytes_per_second)}/s between nodes,"
+        f"node {kind.name}: {kind.accelerators_per_node} x"
+        f" {bytes_in_words(kind.accelerator_memory_bytes)};"
+        f" {bytes_in_words(hardware.intra_node_bytes_per_second)}/s within a node,"
+        f" {bytes_in_words(hardware.inter_node_bytes_per_second)}/s between nodes,"
         f" latency {_time(hardware.link_latency_seconds)};"
         f" microbatches of {profile.microbatch_size}"
     )
@@ -112,7 +114,7 @@ def _names(layers: Sequence[Layer]) -> str:
 
 def _sizes(layer: Layer) -> tuple[str, ...]:
     sizes = (layer.parameter_bytes, layer.state_bytes, layer.activation_bytes, layer.output_bytes)
-    return tuple(_bytes(size) for size in sizes)
+    return tuple(bytes_in_words(size) for size in sizes)
 
 
 def _time(seconds: float, spread: float | None = None) -> str:
@@ -123,11 +125,3 @@ def _time(seconds: float, spread: float | None = None) -> str:
         unit, factor = "ms", 1e3
     suffix = "" if spread is None else f" ±{50 * spread:.0f}%"
     return f"{seconds * factor:.3g} {unit}{suffix}"
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

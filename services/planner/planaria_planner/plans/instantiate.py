@@ -220,8 +220,9 @@ def _refusal(
     need = nodes_needed(problem, templates, selector, nodes, wanted + 1)
     return PlanariaError(
         ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE,
-        f"fault_tolerance: {wanted} needs {counted(wanted + 1, 'pipeline')} on"
-        f" {counted(need, 'node')}, have {len(nodes)}: {possible} is possible",
+        f"resilience.fault_tolerance: {wanted} needs {counted(wanted + 1, 'pipeline')} on"
+        f" {counted(need, 'node')}, have {len(nodes)}:"
+        f" add nodes or lower it to {possible}",
         {
             "fault_tolerance": str(wanted),
             "possible": str(possible),

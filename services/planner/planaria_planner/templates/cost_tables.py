@@ -90,7 +90,7 @@ def _widths(profile: ModelProfile, max_width: int | None) -> tuple[int, ...]:
             raise invalid_profile(
                 "layers[0].forward_seconds",
                 f"no measurement for {width} accelerator(s), which a node has; limit stages to"
-                f" {max(profile.layers[0].forward_seconds)} with max_stage_accelerators",
+                f" {max(profile.layers[0].forward_seconds)} with --max-stage-accelerators",
             )
     return widths
 

@@ -177,7 +177,8 @@ class Jobs:
             raise PlanariaError(
                 ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE,
                 f"resilience.fault_tolerance: {requirements.fault_tolerance} needs {needed} nodes "
-                f"and resources.max_nodes is {requirements.max_nodes}; {possible} is possible",
+                f"and resources.max_nodes is {requirements.max_nodes}: raise that or lower "
+                f"resilience.fault_tolerance to {possible}",
                 {
                     "fault_tolerance": str(requirements.fault_tolerance),
                     "possible": str(possible),
