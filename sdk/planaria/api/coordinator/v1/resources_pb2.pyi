@@ -199,7 +199,9 @@ class Job(_message.Message):
     tokens_per_second: _builtins.float
     """Tokens per second over the last steps."""
     goodput: _builtins.float
-    """Productive share of the wall-clock time since the first step began; absent before that."""
+    """Share of the wall-clock time since the first step began in which the job trained; absent before
+    that. A step that a loss makes longer counts in full.
+    """
     final_digest: _builtins.str
     """SHA-256 of the final parameters, hexadecimal; empty before the end."""
     fault_tolerance: _builtins.int

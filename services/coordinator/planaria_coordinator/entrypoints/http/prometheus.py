@@ -68,7 +68,9 @@ class Snapshot(Collector):
             "recovery_copied_bytes", "Bytes copied between engines.", "copied_bytes"
         )
         yield self._recoveries(
-            "redone_microbatches", "Microbatches computed a second time.", "redone_microbatches"
+            "redone_microbatches",
+            "Microbatches that a survivor had computed and that were computed again.",
+            "redone_microbatches",
         )
         yield CounterMetricFamily(f"{_PREFIX}_events", "Events.", value=self.totals.num_events)
 
@@ -96,7 +98,11 @@ class Snapshot(Collector):
                 "Tokens per second over the last steps.",
                 "tokens_per_second",
             ),
-            ("job_goodput_ratio", "Productive share of the time since the start.", "goodput"),
+            (
+                "job_goodput_ratio",
+                "Share of the time since the first step began in which the job trained.",
+                "goodput",
+            ),
             ("job_fault_tolerance", "Nodes that may be lost at once now.", "fault_tolerance"),
         ):
             yield _gauge(
