@@ -65,6 +65,8 @@ async def test_only_broken_pipelines_stop_and_are_assigned_after_the_step() -> N
         "in 1 pipeline of 3 nodes, 1 of 2 instead of 3 pipelines of 2 nodes: detect 0.000 s, "
         "fence 0.000 s, resume 0.250 s, regrow 3.250 s after the fault, idle 0.000 s"
     )
+    (copied,) = [e.message for e in world.events if e.type == "layers_copied"]
+    assert "B of parameters and optimizer state copied to" in copied
     names = [phase.name for phase in recovery.phases]
     assert len(names) == len(set(names))
     assert {"quiesce", "plan", "rebuild", "activate", "copy"} <= set(names)

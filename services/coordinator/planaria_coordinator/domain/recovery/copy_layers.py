@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime
 
+from planaria_common.words import bytes_in_words
 from planaria_coordinator.domain.engines.directive import Copy
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Copied
@@ -110,8 +111,8 @@ def emit_layers_copied(
     nodes = sorted({turn.run.engines[engine_id].node_id for engine_id in engine_ids})
     turn.emit(
         "layers_copied",
-        f"{num_bytes} bytes of parameters and optimizer state copied to {', '.join(nodes)} "
-        f"in {seconds:.3f} s",
+        f"{bytes_in_words(num_bytes)} of parameters and optimizer state copied to "
+        f"{', '.join(nodes)} in {seconds:.3f} s",
         bytes=num_bytes,
         seconds=seconds,
         nodes=nodes,
