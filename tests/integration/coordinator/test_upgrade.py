@@ -158,6 +158,9 @@ async def test_directives_and_rows_of_the_job_are_read(upgraded: SqlDatabase) ->
 
     assert {each.id for each in pending} >= run.pending.keys()
     assert len(recoveries.items) == run.num_recoveries
+    phases = {phase.name for recovery in recoveries.items for phase in recovery.phases}
+    assert "resume" not in phases
+    assert ("activate" in phases) == bool(phases)
     assert job is not None
     assert job.state is run.state
 

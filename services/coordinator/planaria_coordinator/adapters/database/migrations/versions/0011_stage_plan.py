@@ -1,6 +1,10 @@
-"""The directive that has a plan staged is StagePlan: it was an Activate with `at_commit`."""
+"""One name, one meaning: for the directive that has a plan staged, and for a recovery's last phase.
+
+StagePlan was an Activate with `at_commit`. The phase `activate` was called `resume`, like a figure.
+"""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,24 +15,28 @@ down_revision = "0010"
 branch_labels = None
 depends_on = None
 
-_RUNS = sa.table("runs", sa.column("job_id"), sa.column("run", sa.JSON()))
-_DIRECTIVES = sa.table("directives", sa.column("position"), sa.column("command", sa.JSON()))
-
 
 def upgrade() -> None:
-    _rewrite(_RUNS.c.job_id, _RUNS.c.run, _rename_awaited)
-    _rewrite(_DIRECTIVES.c.position, _DIRECTIVES.c.command, _split_activate)
+    _rewrite("runs", ("job_id",), "run", "activate", _rename_awaited)
+    _rewrite("directives", ("position",), "command", "activate", _split_activate)
+    _rewrite("recoveries", ("job_id", "id"), "phases", "resume", _rename_phase)
 
 
-def _rewrite(key: Any, column: Any, change: Any) -> None:
+def _rewrite(
+    name: str, key: tuple[str, ...], document: str, word: str, change: Callable[[Any], None]
+) -> None:
+    """Change the documents of a table in which a word stands."""
+    columns: list[sa.ColumnClause[Any]] = [sa.column(each) for each in key]
+    table = sa.table(name, *columns, sa.column(document, sa.JSON()))
+    text = sa.cast(table.c[document], sa.Text())
     connection = op.get_bind()
-    text = sa.cast(column, sa.Text())
-    query = sa.select(key, text).where(text.like('%"activate"%'))
-    for value, stored in connection.execute(query).all():
-        document = json.loads(stored)
-        change(document)
-        update = sa.update(column.table).where(key == value)
-        connection.execute(update.values({column.name: json.dumps(document)}))
+    rows = connection.execute(sa.select(text, *columns).where(text.like(f'%"{word}"%'))).all()
+    for stored, *values in rows:
+        changed = json.loads(stored)
+        change(changed)
+        is_row = (column == value for column, value in zip(columns, values, strict=True))
+        update = sa.update(table).where(*is_row)
+        connection.execute(update.values({document: json.dumps(changed)}))
 
 
 def _rename_awaited(run: dict[str, Any]) -> None:
@@ -47,3 +55,9 @@ def _split_activate(command: dict[str, Any]) -> None:
         del command["committed_steps"], command["kept_groups"]
     else:
         del command["layers"]
+
+
+def _rename_phase(phases: list[dict[str, Any]]) -> None:
+    for phase in phases:
+        if phase["name"] == "resume":
+            phase["name"] = "activate"
