@@ -81,7 +81,8 @@ def test_an_engine_and_then_a_node_with_both_of_its_engines_are_lost(
     assert end.final_digest == expected.digest
     assert [metrics.loss for metrics in pool.client.job_metrics(job.id)] == expected.losses
     causes = [recovery.cause for recovery in recoveries(pool, job)]
-    assert causes == ["engine_lost", "node_joined", "node_lost"]
+    assert causes[:2] == ["engine_lost", "node_joined"]
+    assert causes[2:] in (["node_lost"], ["engine_lost"]), "peers may notice before the coordinator"
     assert lost(pool, job) == [(), (), (DEAD,)]
     types = [event.type for event in pool.client.events(job_id=job.id)]
     prefix = "fault_tolerance_"
