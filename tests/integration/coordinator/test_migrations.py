@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,13 +80,19 @@ async def migrated(database_url: str, write: Callable[[Connection], None], query
     return [json.loads(each) if isinstance(each, str) else each for each in row]
 
 
-def write_as_of_0008(connection: Connection) -> None:
-    command.upgrade(_config(connection), "0008")
-    connection.execute(text(JOB))
-    run = {
-        "pending": {"a": {"kind": "commit"}, "b": {"kind": "copy"}},
-        "transition": {"phase": "COMMITTING", "phase_starts": [["COMMITTING", "12:00"]]},
+def transition_in(phase: str) -> dict[str, Any]:
+    return {
+        "phase": phase,
+        "phase_starts": [[phase, "12:00"]],
+        "staged": {},
+        "activated": {},
+        "answer": None,
     }
+
+
+def write_as_of_0007(connection: Connection, run: dict[str, Any]) -> None:
+    command.upgrade(_config(connection), "0007")
+    connection.execute(text(JOB))
     connection.execute(
         text("INSERT INTO runs (job_id, run) VALUES ('job-1', :run)"), {"run": json.dumps(run)}
     )
@@ -98,12 +105,15 @@ def write_as_of_0008(connection: Connection) -> None:
 
 async def test_a_commit_that_was_ordered_is_a_roll_forward(database_url: str) -> None:
     """A recovery that was interrupted while late engines caught up is understood."""
+    run = {
+        "pending": {"a": {"kind": "commit"}, "b": {"kind": "copy"}},
+        "transition": transition_in("COMMITTING"),
+    }
     query = "SELECT command, run FROM directives JOIN runs USING (job_id)"
-    ordered, run = await migrated(database_url, write_as_of_0008, query)
+    ordered, upgraded = await migrated(database_url, partial(write_as_of_0007, run=run), query)
     assert ordered == {"kind": "roll_forward"}
-    assert run["pending"] == {"a": {"kind": "roll_forward"}, "b": {"kind": "copy"}}
-    phase = "ROLLING_FORWARD"
-    assert run["transition"] == {"phase": phase, "phase_starts": [[phase, "12:00"]]}
+    assert upgraded["pending"] == {"a": {"kind": "roll_forward"}, "b": {"kind": "copy"}}
+    assert upgraded["transition"] == transition_in("ROLLING_FORWARD")
 
 
 @pytest.mark.parametrize(("phase", "kind"), [("STAGING", "stage_plan"), ("ACTIVATING", "activate")])
@@ -111,14 +121,7 @@ async def test_an_engine_that_was_awaited_while_it_staged_a_plan(
     database_url: str, phase: str, kind: str
 ) -> None:
     """Of what a run awaits, only the phase tells which Activate had the plan staged."""
-    run = {"pending": {"a": {"kind": "activate"}}, "transition": {"phase": phase}}
-
-    def write_as_of_0010(connection: Connection) -> None:
-        command.upgrade(_config(connection), "0010")
-        connection.execute(text(JOB))
-        connection.execute(
-            text("INSERT INTO runs (job_id, run) VALUES ('job-1', :run)"), {"run": json.dumps(run)}
-        )
-
-    (upgraded,) = await migrated(database_url, write_as_of_0010, "SELECT run FROM runs")
+    run = {"pending": {"a": {"kind": "activate"}}, "transition": transition_in(phase)}
+    write = partial(write_as_of_0007, run=run)
+    (upgraded,) = await migrated(database_url, write, "SELECT run FROM runs")
     assert upgraded["pending"] == {"a": {"kind": kind}}
