@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common import cluster as clusters
-from benchmarks.common.cluster import Cluster, start_process
+from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import write_text
+from benchmarks.common.processes import start_process
 from support.engines.zygote import Zygote
 
 NUM_NODES = 5

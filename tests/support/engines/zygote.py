@@ -26,7 +26,7 @@ from unittest import mock
 import pytest
 import setproctitle
 
-from benchmarks.common.cluster import Process, start_process
+from benchmarks.common.processes import Process, start_process
 from planaria_worker.agent.launcher import THREAD_LIMITS
 from support.repository import ROOT
 

@@ -1,4 +1,4 @@
-"""What the planner is told of a model: measurements where there are any, and estimates."""
+"""The profile of a model that the planner gets: measured where it can be, else estimated."""
 
 from dataclasses import replace
 

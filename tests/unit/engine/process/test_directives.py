@@ -1,4 +1,4 @@
-"""What an engine is told takes effect once, however often it is told."""
+"""A directive takes effect once, however often it arrives."""
 
 from types import SimpleNamespace
 from typing import Any, cast
