@@ -3,8 +3,8 @@
     python fake_engine.py --config FILE
 
 A directive Copy is answered with the number of directives that this process has had, so that
-a test can tell whether it took effect twice. Commit makes it report a lost peer and a step, Export
-end itself.
+a test can tell whether it took effect twice. RollForward makes it report a lost peer and a step,
+Export end itself.
 """
 
 import os

@@ -16,7 +16,7 @@ from planaria_worker.engine.layers.export import export_huggingface
 from planaria_worker.models.state import LayerState
 from support.engines import checkpoints
 from support.engines.checkpoints import beginning_from, checkpointed
-from support.engines.cluster import EngineCluster
+from support.engines.cluster import EngineCluster, names_of
 from support.engines.small_plans import JobFiles, Pipeline
 from support.engines.training_jobs import TrainingJob, training_job
 from support.engines.zygote import Zygote
@@ -41,7 +41,7 @@ ALONE = [Pipeline([("a", 7)], [0, 1, 2, 3, 4, 5])]
 def training(
     folder: Path, job: JobFiles, zygote: Zygote, plan: list[Pipeline], **failpoints: object
 ) -> Iterator[EngineCluster]:
-    names = [name for pipeline in plan for name, _ in pipeline.stages]
+    names = names_of(plan)
     with EngineCluster(folder, job, zygote) as cluster:
         cluster.prepare(*names, failpoints={name: [point] for name, point in failpoints.items()})  # type: ignore[list-item]
         cluster.train(plan)

@@ -4,7 +4,7 @@ Two pipelines that are cut differently; one engine is killed in the middle of a 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.oracle.reference import ReferenceResult
-from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B
+from integration.engine.scenarios import BEFORE, FAILED_STEP, WITHOUT_B, finish
 from integration.engine.test_evaluation import HELD_OUT
 from support.engines import checkpoints
 from support.engines.checkpoints import beginning_from, checkpointed
@@ -72,15 +72,6 @@ def lose_b(cluster: EngineCluster) -> None:
     cluster.wait_until_dead("b")
 
 
-def check(cluster: EngineCluster, expected: ReferenceResult, plan: Sequence[Pipeline]) -> None:
-    """The job has ended as the oracle has, from the step that these engines began at."""
-    begin, evaluations = cluster.base_steps, expected.evaluation_losses
-    cluster.wait_until_finished(*(name for pipeline in plan for name, _ in pipeline.stages))
-    assert cluster.digest(plan) == expected.digest
-    assert cluster.losses() == expected.losses[begin:]
-    assert cluster.evaluation_losses() == {s: x for s, x in evaluations.items() if s >= begin}
-
-
 def export(
     cluster: EngineCluster, plan: Pipeline, path: Path, model_format: str = "huggingface"
 ) -> None:
@@ -118,11 +109,10 @@ def test_the_result_is_that_of_one_plain_loop_whatever_fails(
         cluster.roll_forward(reports)
         finishing = [Pipeline(BEFORE[1].stages, range(6), in_flight=[3, 4, 5, 0, 1, 2])]
         held = [layer.layer for layer in reports["a"].layers]
-        for name, result in cluster.activate(finishing, followers={"a": held}).items():
-            assert result.HasField("activated"), (name, result)
+        cluster.place(finishing, followers={"a": held})
         cluster.wait_for_step("d", FAILED_STEP)
         cluster.recover(WITHOUT_B)
-        check(cluster, expected, WITHOUT_B)
+        finish(cluster, expected, WITHOUT_B)
 
 
 def test_a_hugging_face_model_comes_back_to_hugging_face(tmp_path: Path, zygote: Zygote) -> None:
@@ -143,7 +133,7 @@ def test_a_hugging_face_model_comes_back_to_hugging_face(tmp_path: Path, zygote:
     with EngineCluster(tmp_path / "engines", job.files, zygote) as cluster:
         cluster.prepare("a", "b")
         cluster.train(plan)
-        check(cluster, expected, plan)
+        finish(cluster, expected, plan)
         export(cluster, plan[0], tmp_path / "out")
     model = loaded(tmp_path / "out", expected)
     assert torch.equal(model.lm_head.weight, expected.parameters["transformer.wte.weight"])
@@ -172,7 +162,7 @@ def test_a_job_that_asks_for_everything_is_one_plain_loop(
     with EngineCluster(tmp_path / "before", files, zygote) as cluster:
         lose_b(cluster)
         cluster.recover(WITHOUT_B)
-        check(cluster, expected, WITHOUT_B)
+        finish(cluster, expected, WITHOUT_B)
         layers = checkpoints.wait_until_written(cluster, 4)
         assert checkpoints.seal(cluster, "c", 4, layers).HasField("checkpoint_sealed")
     on_two = [Pipeline([("e", 5), ("f", 2)], [5, 4, 3, 2, 1, 0])]
@@ -180,7 +170,7 @@ def test_a_job_that_asks_for_everything_is_one_plain_loop(
     with EngineCluster(tmp_path / "after", resumed, zygote) as cluster:
         cluster.prepare("e", "f")
         cluster.train(on_two)
-        check(cluster, expected, on_two)
+        finish(cluster, expected, on_two)
         assert cluster.base_steps == 4
         export(cluster, on_two[0], tmp_path / "out", model_format)
     exported = load_file(tmp_path / "out" / "model.safetensors")

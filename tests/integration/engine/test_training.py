@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.oracle.reference import ReferenceResult
 from integration.engine.scenarios import finish
-from support.engines.cluster import EngineCluster
+from support.engines.cluster import EngineCluster, names_of
 from support.engines.small_plans import Pipeline
 
 pytestmark = pytest.mark.integration
@@ -37,7 +37,6 @@ PLANS = {
 def test_invariant_6_the_plan_is_invisible_to_the_model(
     cluster: EngineCluster, expected: ReferenceResult, plan: Sequence[Pipeline]
 ) -> None:
-    names = [name for pipeline in plan for name, _ in pipeline.stages]
-    cluster.prepare(*names)
+    cluster.prepare(*names_of(plan))
     cluster.train(plan)
     finish(cluster, expected, plan)

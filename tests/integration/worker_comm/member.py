@@ -42,18 +42,24 @@ class Member:
     sets: dict[str, Communicators] = field(default_factory=dict)
     storm: "Storm | None" = None
     server: CopyServer | None = None
+    source: MemoryLayers | None = None
 
     def serve(self, version: int, failpoints: tuple[Failpoint, ...] = ()) -> str:
         """Offers layers 0 and 1."""
+        self.source = MemoryLayers(version, {0: large_layer(), 1: large_layer()})
         self.server = CopyServer(
             HOST,
             engine_id=self.engine_id,
             job_secret=SECRET,
-            source=MemoryLayers(version, {0: large_layer(), 1: large_layer()}),
+            source=self.source,
             feed=CommitFeed(),
             failpoints=Failpoints(failpoints),
         )
         return self.server.address
+
+    def served(self) -> list[int]:
+        assert self.source is not None
+        return sorted(self.source.served)
 
     def wait_until_watched(self) -> None:
         deadline = time.monotonic() + BOUND_SECONDS

@@ -39,6 +39,7 @@ def test_a_source_that_fails_in_the_middle_is_replaced(
 
     for fetched in layers.values():
         assert same(fetched, large_layer())
+    assert ranks[1].do("served") == [0, 1]
 
 
 def test_a_fence_interrupts_a_copy_from_a_stopped_source(start_ranks: StartRanks) -> None:

@@ -102,16 +102,16 @@ def activate_by_hearsay(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_layers_at_once(patch: pytest.MonkeyPatch) -> None:
-    activate = Handover.replace_context
+    replace_context = Handover.replace_context
 
     def activate_and_drop(
         self: Handover, staged_change: StagedChange, record: CommitRecord
     ) -> TrainingContext:
-        context: TrainingContext = activate(self, staged_change, record)
+        context: TrainingContext = replace_context(self, staged_change, record)
         self._builder.resources.store.keep(context.view.hosted_layers)
         return context
 
-    swap(patch, activate, activate_and_drop)
+    swap(patch, replace_context, activate_and_drop)
 
 
 def write_torn_copies(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from integration.engine.handover.staged import (
 )
 from integration.engine.scenarios import finish, kept
 from planaria.api.common.v1.errors_pb2 import ErrorReason
-from planaria.api.worker.v1.directive_pb2 import Switch
+from planaria.api.worker.v1.directive_pb2 import DigestLayers, Switch
 from support.engines.cluster import EngineCluster
 from support.engines.handover import Handover
 from support.engines.small_plans import Pipeline
@@ -72,20 +72,28 @@ def test_a_joiner_that_falls_behind_restarts_its_layers(
 
 
 def test_a_joiner_that_dies_in_staging_costs_nothing(
-    cluster: EngineCluster, expected: ReferenceResult, go: Path
+    cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
 ) -> None:
-    begin(cluster, go, joining="e", failpoints={"e": [{"at": "follow", "action": "kill"}]})
+    stage = tmp_path / "stage"
+    begin(
+        cluster,
+        go,
+        joining="e",
+        failpoints={
+            "a": [{"at": "stage", "action": "hold", "until": str(stage)}],
+            "e": [{"at": "follow", "action": "kill"}],
+        },
+    )
     handover = Handover(cluster, BOTH, WITH_E)
     handover.begin_staging()
     cluster.wait_until_dead("e")
     again = Handover(cluster, BOTH, WITHOUT_D)
-    again.stage()
-    # It may have staged its own part before the joiner died.
+    again.begin_staging()
+    cluster.ask("a", again.generation, digest_layers=DigestLayers())  # it knows the newer plan
+    stage.touch()
     reason = handover.staging_result("a").failure.reason
-    assert reason in (
-        ErrorReason.ERROR_REASON_UNSPECIFIED,
-        ErrorReason.ERROR_REASON_STALE_GENERATION,
-    )
+    assert reason == ErrorReason.ERROR_REASON_STALE_GENERATION
+    again.wait_until_staged()
     again.switch_after(STEP, go)
     again.wait_until_switched()
     finish(cluster, expected, WITHOUT_D)

@@ -63,8 +63,8 @@ async def test_a_restart_after_another_loss_loses_nothing(*, crashes_within_reco
     """The steps that the first recovery is compared with were not stored before the second loss."""
     world = await hit_world(2.5)
     await world.train(3)
-    for agent in world.agents.values():
-        agent.held_kinds.update({"activate"} if crashes_within_recovery else ())
+    if crashes_within_recovery:
+        world.hold("activate")
     await world.kill_node("n1")
     assert len(world.recoveries) == 2 - crashes_within_recovery
     await world.crash_coordinator()

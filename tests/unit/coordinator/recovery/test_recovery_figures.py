@@ -277,8 +277,8 @@ async def test_a_coordinator_that_restarts_counts_on_from_the_fault(
     world = await running_world(num_nodes, resources={"min_nodes_per_pipeline": 2})
     world.begin_step()
     world.agents["n1"].held_kinds.add("quiesce")
-    for agent in world.agents.values():
-        agent.held_kinds.update({"activate"} if crash_in is Phase.ACTIVATING else ())
+    if crash_in is Phase.ACTIVATING:
+        world.hold("activate")
     for node_id in lost:
         await world.kill_node(node_id)
     world.clock.advance(0.25)

@@ -128,8 +128,8 @@ async def test_a_second_fault_in_any_phase_only_starts_the_next_change(
         resources={"min_nodes_per_pipeline": nodes_per_pipeline},
     )
     await world.train(2)
-    for agent in world.agents.values():
-        agent.held_kinds.update(kind.split())
+    for each in kind.split():
+        world.hold(each)
     await CAUSES[cause](world)
     before = (await world.job()).step
     await SECOND[second](world)

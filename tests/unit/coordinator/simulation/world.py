@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime
 from itertools import count
 from operator import methodcaller
 from typing import Any, ClassVar
@@ -369,13 +368,12 @@ class World:
         self._agent_of(engine).answer(directive, outcome)
 
     def _report_step(self, agent: SimAgent, engine: SimEngine, record: CommitRecord) -> None:
-        now: datetime = self.clock.now()
         report = StepReport(
             job_id=engine.job_id,
             record=record,
             learning_rate=0.1,
             step_seconds=1.0,
-            commit_time=now,
+            commit_time=self.clock.now(),
         )
         agent.report(lambda session: session.step_report(report))
 

@@ -260,9 +260,7 @@ def require_stageable(
         PlanariaError: names the field and what would be right.
     """
     if any(pipeline.changed_microbatches for pipeline in request.pipelines):
-        raise invalid(
-            "step_microbatches", "a plan that is activated at a commit has no step in flight"
-        )
+        raise invalid("step_microbatches", "a plan that is staged has no step in flight")
     if any(not addresses for addresses in request.layers.values()):
         raise invalid("layers", "each layer that is followed has a source")
     if view.keeps_step:
