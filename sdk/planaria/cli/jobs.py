@@ -71,12 +71,13 @@ def track(job_id: JobId, address: Address = None) -> None:
 @app.command("get")
 def get(job_id: JobId, address: Address = None, as_json: AsJson = False) -> None:
     """Show a job and the failures it has lived through."""
-
-    def for_people(job: Job) -> None:
-        with Client(address) as client:
-            _print_job(job, client.job_recoveries(job_id))
-
-    show(Calls.get_job(job_id), address, as_json, for_people)
+    call = Calls.get_job(job_id)
+    with Client(address) as client:
+        body = client.fetch(call)
+        if as_json:
+            print_json(body)
+        else:
+            _print_job(read(call, body), client.job_recoveries(job_id))
 
 
 def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:

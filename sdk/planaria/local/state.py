@@ -110,9 +110,13 @@ def find() -> LocalCluster | None:
     state_files = [default_data_dir() / STATE_FILE_NAME]
     with suppress(OSError):
         state_files.insert(0, Path(pointer_file().read_text(encoding="utf-8").strip()))
-    found = [cluster for file in state_files if (cluster := load(file)) is not None]
-    running = (cluster for cluster in found if cluster.is_running)
-    return next(running, found[0] if found else None)
+    first: LocalCluster | None = None
+    for file in dict.fromkeys(state_files):
+        cluster = load(file)
+        if cluster is not None and cluster.is_running:
+            return cluster
+        first = first or cluster
+    return first
 
 
 def forget(cluster: LocalCluster) -> None:
