@@ -3,10 +3,11 @@
 All of it is read from the database: a restart of the coordinator loses nothing.
 """
 
-from planaria_coordinator.application.ports import Database
+from planaria_coordinator.application.ports import Database, UnitOfWork
 from planaria_coordinator.domain.recovery.recovery_figures import (
     MAX_WHOLE_STEPS,
     MIN_WHOLE_STEPS,
+    LostTime,
     lost_time,
 )
 from planaria_coordinator.domain.recovery.recovery_record import Recovery
@@ -40,10 +41,18 @@ class LostTimeMeter:
             if each.hit_step is not None
             and (has_ended or newest_step >= each.hit_step + MIN_WHOLE_STEPS)
         ]
-        has_measured = False
-        for recovery, step in due:
-            has_measured |= await self._measure_one(recovery, step, has_ended=has_ended)
-        return has_measured
+        if not due:
+            return False
+        measured = []
+        async with self._database.unit_of_work() as work:
+            for recovery, step in due:
+                measured.append(await self._measure_one(work, recovery, step, has_ended=has_ended))
+            if any(lost.seconds is not None for lost in measured):
+                await work.commit()
+        for (recovery, _), lost in zip(due, measured, strict=True):
+            if lost.is_final:
+                del self._open[recovery.id]
+        return any(lost.seconds is not None for lost in measured)
 
     async def _load(self) -> None:
         """After a restart, look again at every recovery that has not been measured."""
@@ -54,14 +63,12 @@ class LostTimeMeter:
                 self._open.setdefault(recovery.id, recovery)
         self._is_loaded = True
 
-    async def _measure_one(self, recovery: Recovery, step: int, *, has_ended: bool) -> bool:
-        async with self._database.unit_of_work() as work:
-            # One more than needed shows that the plan has changed.
-            steps = await work.step_metrics.since(self._job_id, step - 1, MAX_WHOLE_STEPS + 2)
-            lost = lost_time(step, recovery.generation, steps, has_ended=has_ended)
-            if lost.seconds is not None:
-                await work.recoveries.save_lost_seconds(self._job_id, recovery.id, lost.seconds)
-                await work.commit()
-        if lost.is_final:
-            del self._open[recovery.id]
-        return lost.seconds is not None
+    async def _measure_one(
+        self, work: UnitOfWork, recovery: Recovery, step: int, *, has_ended: bool
+    ) -> LostTime:
+        # One more than needed shows that the plan has changed.
+        steps = await work.step_metrics.since(self._job_id, step - 1, MAX_WHOLE_STEPS + 2)
+        lost = lost_time(step, recovery.generation, steps, has_ended=has_ended)
+        if lost.seconds is not None:
+            await work.recoveries.save_lost_seconds(self._job_id, recovery.id, lost.seconds)
+        return lost

@@ -192,7 +192,10 @@ def finishing_placement(
         generation: the new generation.
     """
     pipelines = [placement.plan.pipelines[pipeline.index] for pipeline in kept]
-    layers = measured_layers(requirements.layers, engines.values())
+    stage_engines = tuple(placement.stage_engines[pipeline.index] for pipeline in kept)
+    # Every engine has measured every layer, and this is on the way to the first Activate: one
+    # pipeline's measurements will do.
+    layers = measured_layers(requirements.layers, [engines[e] for e in stage_engines[0]])
     seconds = microbatch_seconds(kept, placement.plan, layers)
     num_microbatches = requirements.num_microbatches
     of_step = _complete(
@@ -206,7 +209,6 @@ def finishing_placement(
     of_every_step = _complete(
         pipelines, seconds, regular, [len(mine) for mine in regular], num_microbatches
     )
-    stage_engines = tuple(placement.stage_engines[pipeline.index] for pipeline in kept)
     placed = frozenset(engine_id for pipeline in stage_engines for engine_id in pipeline)
     return Placement(
         generation=generation,
