@@ -83,7 +83,6 @@ async def migrated(database_url: str, write: Callable[[Connection], None], query
 def transition_in(phase: str) -> dict[str, Any]:
     return {
         "phase": phase,
-        "phase_starts": [[phase, "12:00"]],
         "staged": {},
         "activated": {},
         "answer": None,

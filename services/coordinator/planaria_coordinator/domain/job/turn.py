@@ -120,8 +120,7 @@ class Turn:
 
     def enter(self, phase: Phase, reason: str, **changes: Any) -> None:
         """Begin a phase of the transition."""
-        starts = (*self.transition.phase_starts, (phase, self.now.time))
-        self.note(phase=phase, phase_starts=starts, **changes)
+        self.note(phase=phase, **changes)
         self.because(reason)
         self.durable = True
 

@@ -114,7 +114,6 @@ class Transition:
     """Engines that were sent a Quiesce."""
     stopped: tuple[str, ...] = ()
     """Those of them that had an assignment, and so had to stop computing."""
-    phase_starts: tuple[tuple[Phase, datetime], ...] = ()
     reports: dict[str, FenceReport] = field(default_factory=dict)
     fault_tolerance: int | None = None
     """What is asked of the planner when what the job wants has been refused."""

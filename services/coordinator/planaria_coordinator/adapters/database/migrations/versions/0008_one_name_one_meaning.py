@@ -47,7 +47,7 @@ def _rewrite(
 
 
 def change_run(run: dict[str, Any]) -> None:
-    """Rename what is awaited and the phases of a transition, and forget what nobody reads."""
+    """Rename what is awaited and a transition's phase, and forget what nobody reads."""
     run.pop("create_time", None)
     run.pop("last_commit", None)
     transition = run["transition"]
@@ -61,9 +61,9 @@ def change_run(run: dict[str, Any]) -> None:
 
 
 def _change_transition(transition: dict[str, Any]) -> None:
-    transition["phase"] = _phase(transition["phase"])
-    starts = transition["phase_starts"]
-    transition["phase_starts"] = [[_phase(phase), time] for phase, time in starts]
+    if transition["phase"] == "COMMITTING":
+        transition["phase"] = "ROLLING_FORWARD"
+    transition.pop("phase_starts", None)
     for answers in (transition["staged"], transition["activated"]):
         for answer in answers.values():
             answer.pop("num_communicators", None)
@@ -71,10 +71,6 @@ def _change_transition(transition: dict[str, Any]) -> None:
         transition["answer"].pop("candidates", None)
         for copy in transition["answer"]["copies"]:
             copy.pop("num_bytes", None)
-
-
-def _phase(phase: str) -> str:
-    return "ROLLING_FORWARD" if phase == "COMMITTING" else phase
 
 
 def change_command(command: dict[str, Any]) -> None:
