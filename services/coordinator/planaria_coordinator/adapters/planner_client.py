@@ -89,7 +89,6 @@ class PlannerClient:
         fewest = max(query.problem.min_nodes_per_pipeline, 1)
         request = pb.GenerateTemplatesRequest(
             problem=_problem(query.problem),
-            min_nodes=fewest,
             max_nodes=max(len(query.nodes), fewest),
         )
         try:

@@ -75,7 +75,7 @@ def _generate_templates(request: pb.GenerateTemplatesRequest) -> pb.GenerateTemp
     found = generate_templates(
         profile,
         limits,
-        min_nodes=max(request.min_nodes, problem.min_nodes_per_pipeline),
+        min_nodes=problem.min_nodes_per_pipeline,
         max_width=problem.max_stage_accelerators,
     )
     return pb.GenerateTemplatesResponse(min_nodes=found.min_nodes)

@@ -157,26 +157,22 @@ class GenerateTemplatesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROBLEM_FIELD_NUMBER: _builtins.int
-    MIN_NODES_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
-    min_nodes: _builtins.int
-    """Smallest number of nodes, 0 for the fewest that hold the model."""
     max_nodes: _builtins.int
     """Largest number of nodes; all are of the first kind."""
     @_builtins.property
     def problem(self) -> Global___Problem:
-        """The job."""
+        """The job; its pipelines have no fewer nodes than it says."""
 
     def __init__(
         self,
         *,
         problem: Global___Problem | None = ...,
-        min_nodes: _builtins.int = ...,
         max_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_nodes", b"max_nodes", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
