@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from planaria_common.checkpoints import is_due
 from planaria_common.errors import ErrorReason
+from planaria_common.words import bytes_in_words
 from planaria_coordinator.domain.checkpoint.checkpoint import Checkpoint, version_of
 from planaria_coordinator.domain.engines.directive import (
     DiscardCheckpoint,
@@ -68,7 +69,8 @@ def sealed(turn: Turn, version: int, outcome: CheckpointSealed) -> None:
         turn.change(newest_checkpoint=outcome.path, newest_checkpoint_steps=version)
     turn.emit(
         "checkpoint_written",
-        f"the checkpoint of step {version} is complete: {outcome.path}, {outcome.num_bytes} bytes",
+        f"the checkpoint of step {version} is complete: {outcome.path}, "
+        f"{bytes_in_words(outcome.num_bytes)}",
         step=version,
         path=outcome.path,
         bytes=outcome.num_bytes,

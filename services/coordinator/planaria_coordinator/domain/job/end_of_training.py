@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 
 from planaria_common.errors import ErrorReason
+from planaria_common.words import bytes_in_words
 from planaria_coordinator.domain.engines.directive import DigestLayers, Export, LayerSource
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Digested, Exported, Failure
@@ -137,7 +138,7 @@ def on_exported(turn: Turn, outcome: Exported) -> None:
     """The model is written: the job is done."""
     turn.emit(
         "output_written",
-        f"{outcome.num_bytes} bytes written to {outcome.path}",
+        f"{bytes_in_words(outcome.num_bytes)} written to {outcome.path}",
         path=outcome.path,
         bytes=outcome.num_bytes,
     )

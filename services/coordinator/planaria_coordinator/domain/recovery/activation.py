@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import (
@@ -32,7 +31,10 @@ def begin_activation(turn: Turn) -> None:
         rebuild_seconds += pass_seconds(turn, target)
     engines = turn.run.engines
     command = Activate(
-        **plan_fields(target, engines, rebuild_seconds),
+        pipelines=assignments(target, engines),
+        store_address=store_address_of(target, engines),
+        rebuild_timeout_seconds=rebuild_seconds,
+        followers=followers_of(target, engines),
         committed_steps=transition.target_steps,
         kept_groups=idle_groups(transition.reports.values()),
     )
@@ -41,23 +43,6 @@ def begin_activation(turn: Turn) -> None:
         # that is silent for longer than that is itself at fault.
         allow_seconds = 2 * rebuild_seconds + _copying_seconds(turn, engine_id)
         turn.send(engines[engine_id], command, allow_seconds=allow_seconds)
-
-
-def plan_fields(
-    target: Placement, engines: Mapping[str, Engine], rebuild_seconds: float
-) -> dict[str, Any]:
-    """Return the fields of a `PlanCommand` that brings a placement to its engines."""
-    return {
-        "pipelines": _assignments(target, engines),
-        "store_address": engines[target.stage_engines[0][0]].store_address,
-        "rebuild_timeout_seconds": rebuild_seconds,
-        "followers": tuple(
-            FollowerAssignment(
-                engine_id=engine_id, data_address=engines[engine_id].data_address, layers=layers
-            )
-            for engine_id, layers in sorted(target.followers.items())
-        ),
-    }
 
 
 def idle_groups(reports: Iterable[FenceReport]) -> tuple[str, ...]:
@@ -83,9 +68,25 @@ def _copying_seconds(turn: Turn, engine_id: str) -> float:
     return run.requirements.checkpoint_deadline_seconds if copies else 0.0
 
 
-def _assignments(
+def store_address_of(target: Placement, engines: Mapping[str, Engine]) -> str:
+    """Return where the engines of a placement meet: at its first."""
+    return engines[target.stage_engines[0][0]].store_address
+
+
+def followers_of(
     target: Placement, engines: Mapping[str, Engine]
-) -> tuple[PipelineAssignment, ...]:
+) -> tuple[FollowerAssignment, ...]:
+    """Return what each follower of a placement is told."""
+    return tuple(
+        FollowerAssignment(
+            engine_id=engine_id, data_address=engines[engine_id].data_address, layers=layers
+        )
+        for engine_id, layers in sorted(target.followers.items())
+    )
+
+
+def assignments(target: Placement, engines: Mapping[str, Engine]) -> tuple[PipelineAssignment, ...]:
+    """Return the stages of a placement's pipelines, with whom they are and what they compute."""
     pipelines = zip(target.plan.pipelines, target.stage_engines, strict=True)
     return tuple(
         PipelineAssignment(

@@ -19,9 +19,11 @@ from planaria_coordinator.domain.placement.replicas import (
     missing_layers,
 )
 from planaria_coordinator.domain.recovery.activation import (
+    assignments,
+    followers_of,
     note_activation,
     pass_seconds,
-    plan_fields,
+    store_address_of,
 )
 from planaria_coordinator.domain.recovery.copy_layers import emit_layers_copied, seconds_for_layers
 from planaria_coordinator.domain.recovery.opening import (
@@ -55,10 +57,15 @@ def begin_staging(turn: Turn, running: Placement, answer: PlanAnswer) -> None:
         (seconds_for_layers(turn, layers) for layers in missing.values()), default=0.0
     )
     rebuild_seconds = turn.limits.directive_seconds + pass_seconds(turn, target) + copy_seconds
-    command = StagePlan(**plan_fields(target, run.engines, rebuild_seconds))
+    command = StagePlan(
+        pipelines=assignments(target, run.engines),
+        store_address=store_address_of(target, run.engines),
+        rebuild_timeout_seconds=rebuild_seconds,
+        followers=followers_of(target, run.engines),
+    )
     layers = choose_sources(missing, holdings, run.engines, answer.copies)
     for engine_id in sorted(target.engine_ids):
-        mine = replace(command, layers=layers[engine_id]) if engine_id in layers else command
+        mine = replace(command, layers=layers.get(engine_id, ()))
         turn.send(run.engines[engine_id], mine, allow_seconds=2 * rebuild_seconds)
 
 
