@@ -122,7 +122,10 @@ def test_a_cluster_that_ended_gives_way_to_the_one_in_the_default_directory(
     default = local_cluster.find(None)
     assert default.data_dir == str(data_dir.parent / "share" / "planaria")
     local_state.point_to(other)
+    document = default.state_file.read_text()
+    default.state_file.write_text("{")  # is in nobody's way while the other runs
     assert local_cluster.find(None) == other
+    default.state_file.write_text(document)
     assert main(["down"]) == 0
     assert local_cluster.find(None) == default
     assert main(["down"]) == 0
