@@ -63,6 +63,7 @@ class ErrorReason(StrEnum):
     INIT_UNUSABLE = "INIT_UNUSABLE"
     INIT_MISMATCH = "INIT_MISMATCH"
     CHECKPOINT_FAILED = "CHECKPOINT_FAILED"
+    NOT_LEADER = "NOT_LEADER"
 
 
 class PlanariaError(Exception):
@@ -206,5 +207,8 @@ ERRORS: Mapping[ErrorReason, ErrorEntry] = MappingProxyType(
         ErrorReason.INIT_UNUSABLE: _job_failed("The state to start from cannot be used"),
         ErrorReason.INIT_MISMATCH: _job_failed("Nodes see different states to start from"),
         ErrorReason.CHECKPOINT_FAILED: _job_failed("A checkpoint could not be written", "ABORTED"),
+        ErrorReason.NOT_LEADER: _entry(
+            UnavailableError, "UNAVAILABLE", 503, "Another coordinator serves this database"
+        ),
     }
 )

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 
+from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.priority import come_first
 from planaria_common.service import announce_ready, run_service, stop_signal
 from planaria_coordinator.bootstrap import run_coordinator
@@ -12,7 +13,11 @@ from planaria_coordinator.settings import CoordinatorSettings
 
 
 async def serve(settings: CoordinatorSettings) -> None:
-    """Run the coordinator; a second stop signal is not needed, the first one drains in seconds."""
+    """Run the coordinator; a second stop signal is not needed, the first one drains in seconds.
+
+    Raises:
+        PlanariaError: it cannot start, or another one has replaced it.
+    """
     for chatty in ("alembic", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     stopped = asyncio.ensure_future(stop_signal())
@@ -20,7 +25,13 @@ async def serve(settings: CoordinatorSettings) -> None:
         announce_ready(
             grpc_address=endpoints.grpc_address, http_url=endpoints.http_url, pid=os.getpid()
         )
-        await stopped
+        replaced = asyncio.ensure_future(endpoints.was_replaced.wait())
+        await asyncio.wait({stopped, replaced}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopped.done():
+        raise PlanariaError(
+            ErrorReason.NOT_LEADER,
+            "another coordinator has opened the database and serves from now on: this one ends",
+        )
 
 
 def main() -> int:

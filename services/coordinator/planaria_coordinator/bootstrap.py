@@ -47,6 +47,8 @@ class Endpoints:
 
     grpc_address: str
     http_url: str
+    was_replaced: asyncio.Event
+    """Set when another coordinator has opened the database: this one can only end."""
 
 
 @asynccontextmanager
@@ -54,7 +56,8 @@ async def run_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Endpoi
     """Run a coordinator inside the block; leaving it drains and stops everything.
 
     Raises:
-        PlanariaError: a setting is wrong, a port is in use, or the database cannot be used.
+        PlanariaError: a setting is wrong, a port is in use, or the database cannot be used;
+            NOT_LEADER: another coordinator uses this file of SQLite.
     """
     token = find_token(settings)
     stopping = asyncio.Event()
@@ -98,6 +101,7 @@ async def run_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Endpoi
             yield Endpoints(
                 grpc_address=_address(settings, grpc_server.port),
                 http_url=_url(settings, http_server.port),
+                was_replaced=database.was_replaced,
             )
         finally:
             stopping.set()  # /readyz says so, and streams to watchers end

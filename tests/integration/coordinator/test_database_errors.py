@@ -16,10 +16,9 @@ from planaria_common.errors import (
     UnavailableError,
 )
 from planaria_coordinator.adapters.database.engine import open_engine, parse_database_url
-from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.schema import METADATA
 from planaria_coordinator.adapters.database.sqlite import SqliteEngine
-from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, open_database
+from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, lead, open_database
 from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.domain.job.job import LogLine
 from unit.coordinator_edge.fakes import NOON, job
@@ -126,7 +125,7 @@ async def test_a_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     await database.ping()
     modes = modes_in(tmp_path)
     await database.close()
-    assert modes == dict.fromkeys(["x.db", "x.db-wal", "x.db-shm"], 0o600)
+    assert modes == dict.fromkeys(["x.db", "x.db.lock", "x.db-wal", "x.db-shm"], 0o600)
 
 
 async def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
@@ -137,8 +136,7 @@ async def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
         connection.cursor().execute("PRAGMA max_page_count = 60")
 
     event.listen(engine.sync_engine, "connect", shrink_disk)
-    await migrate(engine)
-    database = SqlDatabase(engine, max_log_lines_per_job=1000)
+    database = SqlDatabase(engine, epoch=await lead(engine), max_log_lines_per_job=1000)
     async with database.unit_of_work() as work:
         await work.jobs.add(job())
         await work.commit()

@@ -13,9 +13,8 @@ import pytest
 from sqlalchemy import Connection, event
 
 from planaria_coordinator.adapters.database.engine import parse_database_url
-from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.sqlite import SqliteEngine
-from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase
+from planaria_coordinator.adapters.database.unit_of_work import SqlDatabase, lead
 from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.job.signals import NodeLost
 from unit.coordinator.simulation.world import World, running_world
@@ -32,14 +31,13 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 async def engine(path: Path) -> AsyncIterator[SqliteEngine]:
     engine = SqliteEngine(parse_database_url(f"sqlite:///{path}"))
-    await migrate(engine)
     yield engine
     await engine.dispose()
 
 
 @pytest.fixture
-def database(engine: SqliteEngine) -> SqlDatabase:
-    return SqlDatabase(engine, max_log_lines_per_job=5)
+async def database(engine: SqliteEngine) -> SqlDatabase:
+    return SqlDatabase(engine, epoch=await lead(engine), max_log_lines_per_job=5)
 
 
 @pytest.fixture

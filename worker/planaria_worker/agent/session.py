@@ -83,6 +83,8 @@ class Session:
         self._sleep = sleep
         self._backoff = backoff or Backoff()
         self._was_welcomed = False
+        self._epoch = 0
+        """Of the newest coordinator that has welcomed this agent."""
         self._num_failures = 0
         self._num_dropped = 0
         self._writing = asyncio.Lock()  # gRPC allows one write at a time
@@ -128,6 +130,8 @@ class Session:
             await until_first_ends(self._read(call), self._write(call), self._beat(call, interval))
 
     def _welcome(self, welcome: Welcome) -> None:
+        self._refuse_replaced(welcome.epoch)
+        self._epoch = welcome.epoch
         self._num_failures = 0
         self._node.welcomed(welcome)
         log.info("session_opened", coordinator_id=welcome.coordinator_id)
@@ -142,8 +146,16 @@ class Session:
 
     async def _read(self, call: "Call") -> None:
         while isinstance(response := await call.read(), SessionResponse):
+            if response.HasField("directive"):
+                self._refuse_replaced(response.directive.epoch)
             await self._node.handle(response)
         raise ConnectionError("the coordinator ended the session")
+
+    def _refuse_replaced(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise ConnectionError(
+                f"another coordinator has replaced this one: epoch {self._epoch} after {epoch}"
+            )
 
     async def _write(self, call: "Call") -> None:
         while True:

@@ -252,6 +252,18 @@ class Database(Protocol):
         """
         ...
 
+    @property
+    def epoch(self) -> int:
+        """Grows with every coordinator that opens the database: only the newest may write."""
+        ...
+
+    async def check_leadership(self) -> None:
+        """Do nothing, or raise NOT_LEADER when another coordinator has opened the database since.
+
+        Every unit of work that writes does so first. This is for what is sent without a write.
+        """
+        ...
+
     async def ping(self) -> None:
         """Do nothing, or raise UnavailableError when the database does not answer."""
         ...

@@ -144,9 +144,10 @@ class Supervisor:
         """
         state = self._state
         wires = [entry.wire for entry in state.nodes if entry.wire is not None]
-        newest_reports = [(wire, wire.newest_report) for wire in wires]
+        newest_reports = [(wire, number) for wire in wires if (number := wire.unstored_report)]
         undecided = [a.job_id for a in tuple(state.actors.values()) if not await a.flush()]
-        if not undecided:  # else with one of the next flushes
+        if newest_reports and not undecided:  # else with one of the next flushes
+            await state.database.check_leadership()
             for wire, report_number in newest_reports:
                 wire.acknowledge(report_number)
         return undecided

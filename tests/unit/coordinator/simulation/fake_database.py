@@ -3,7 +3,7 @@
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
@@ -55,25 +55,50 @@ class FakeDatabase:
 
     def __init__(self) -> None:
         self.tables = Tables()
+        self.epoch = 0
         self.num_failing_commits = 0
         self.on_event: Callable[[Event], None] = lambda _event: None
         self._lock = asyncio.Lock()
 
+    def open(self) -> "OpenDatabase":
+        """Return it as a coordinator has it, which replaces the one before."""
+        self.epoch += 1
+        return OpenDatabase(self, self.epoch)
+
     @asynccontextmanager
-    async def unit_of_work(self, *, urgent: bool = False) -> AsyncIterator["FakeWork"]:
+    async def unit_of_work(self, *, epoch: int | None = None) -> AsyncIterator["FakeWork"]:
         async with self._lock:
-            yield FakeWork(self)
+            yield FakeWork(self, epoch)
+
+    def check(self, epoch: int | None) -> None:
+        if epoch not in (None, self.epoch):
+            raise PlanariaError(ErrorReason.NOT_LEADER, "another coordinator opened the database")
+
+
+class OpenDatabase:
+    """The database as one coordinator sees it."""
+
+    def __init__(self, database: FakeDatabase, epoch: int) -> None:
+        self.epoch = epoch
+        self._database = database
+
+    def unit_of_work(self, *, urgent: bool = False) -> AbstractAsyncContextManager["FakeWork"]:
+        return self._database.unit_of_work(epoch=self.epoch)
+
+    async def check_leadership(self) -> None:
+        self._database.check(self.epoch)
 
     async def ping(self) -> None:
-        if self.num_failing_commits:
+        if self._database.num_failing_commits:
             raise PlanariaError(ErrorReason.UNAVAILABLE, "no database", {"part": "database"})
 
 
 class FakeWork(UnitOfWork):
     """One transaction; every repository in one class, told apart by views."""
 
-    def __init__(self, database: FakeDatabase) -> None:
+    def __init__(self, database: FakeDatabase, epoch: int | None) -> None:
         self._database = database
+        self._epoch = epoch
         self.tables = database.tables.copy()
         self.jobs = _Jobs(self.tables)
         self.runs = _Runs(self.tables)
@@ -88,6 +113,7 @@ class FakeWork(UnitOfWork):
 
     async def commit(self) -> None:
         await asyncio.sleep(0)  # a real commit lets others run
+        self._database.check(self._epoch)
         if self._database.num_failing_commits:
             self._database.num_failing_commits -= 1
             raise PlanariaError(ErrorReason.UNAVAILABLE, "disk full", {"part": "database"})

@@ -72,7 +72,7 @@ class World:
 
     def _new_coordinator(self) -> Coordinator:
         return Coordinator(
-            database=self.database,
+            database=self.database.open(),
             planner=self.planner,
             policy=self.policy,
             clock=self.clock,
@@ -166,6 +166,13 @@ class World:
             agent.disconnect()
         self.coordinator = self._new_coordinator()
         await self.coordinator.start(with_clock=False)
+
+    async def replace_coordinator(self) -> Coordinator:
+        """Another one opens the database; return the old one, which knows nothing of it."""
+        old = self.coordinator
+        self.coordinator = self._new_coordinator()
+        await self.coordinator.start(with_clock=False)
+        return old
 
     async def reconnect(self) -> None:
         for agent in self.agents.values():

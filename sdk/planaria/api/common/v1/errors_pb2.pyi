@@ -149,6 +149,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A checkpoint could not be written: disk full, no permission, a folder that nodes do not share.
     {"reason": "CHECKPOINT_FAILED", "metadata": {"path": "runs/x", "detail": "No space left on device"}}
     """
+    ERROR_REASON_NOT_LEADER: _ErrorReason.ValueType  # 32
+    """Another coordinator has opened the database: it serves from now on, and this one writes nothing.
+    {"reason": "NOT_LEADER", "metadata": {"epoch": "3"}}
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request or a job failed. Every error of a Planaria service carries a google.rpc.ErrorInfo
@@ -282,5 +286,9 @@ ERROR_REASON_INIT_MISMATCH: ErrorReason.ValueType  # 30
 ERROR_REASON_CHECKPOINT_FAILED: ErrorReason.ValueType  # 31
 """A checkpoint could not be written: disk full, no permission, a folder that nodes do not share.
 {"reason": "CHECKPOINT_FAILED", "metadata": {"path": "runs/x", "detail": "No space left on device"}}
+"""
+ERROR_REASON_NOT_LEADER: ErrorReason.ValueType  # 32
+"""Another coordinator has opened the database: it serves from now on, and this one writes nothing.
+{"reason": "NOT_LEADER", "metadata": {"epoch": "3"}}
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

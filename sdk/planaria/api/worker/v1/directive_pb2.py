@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from planaria.api.worker.v1 import report_pb2 as planaria_dot_api_dot_worker_dot_v1_dot_report__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&planaria/api/worker/v1/directive.proto\x12\x16planaria.api.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#planaria/api/worker/v1/report.proto\"\xd5\x06\n\tDirective\x12\x14\n\x0c\x64irective_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x11\n\tengine_id\x18\x04 \x01(\t\x12\x32\n\x07prepare\x18\x05 \x01(\x0b\x32\x1f.planaria.api.worker.v1.PrepareH\x00\x12\x32\n\x07quiesce\x18\x06 \x01(\x0b\x32\x1f.planaria.api.worker.v1.QuiesceH\x00\x12,\n\x04\x63opy\x18\x08 \x01(\x0b\x32\x1c.planaria.api.worker.v1.CopyH\x00\x12\x34\n\x08\x61\x63tivate\x18\t \x01(\x0b\x32 .planaria.api.worker.v1.ActivateH\x00\x12=\n\rdigest_layers\x18\n \x01(\x0b\x32$.planaria.api.worker.v1.DigestLayersH\x00\x12\x30\n\x06\x65xport\x18\x0b \x01(\x0b\x32\x1e.planaria.api.worker.v1.ExportH\x00\x12,\n\x04stop\x18\x0c \x01(\x0b\x32\x1c.planaria.api.worker.v1.StopH\x00\x12\x30\n\x06switch\x18\r \x01(\x0b\x32\x1e.planaria.api.worker.v1.SwitchH\x00\x12\x43\n\x10write_checkpoint\x18\x0e \x01(\x0b\x32\'.planaria.api.worker.v1.WriteCheckpointH\x00\x12\x41\n\x0fseal_checkpoint\x18\x0f \x01(\x0b\x32&.planaria.api.worker.v1.SealCheckpointH\x00\x12G\n\x12\x64iscard_checkpoint\x18\x10 \x01(\x0b\x32).planaria.api.worker.v1.DiscardCheckpointH\x00\x12;\n\x0croll_forward\x18\x11 \x01(\x0b\x32#.planaria.api.worker.v1.RollForwardH\x00\x12\x37\n\nstage_plan\x18\x12 \x01(\x0b\x32!.planaria.api.worker.v1.StagePlanH\x00\x42\t\n\x07\x63ommandJ\x04\x08\x07\x10\x08R\x06\x63ommit\"\xa4\x01\n\x07Prepare\x12\x10\n\x08job_spec\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x02 \x01(\r\x12\x12\n\njob_secret\x18\x03 \x01(\t\x12;\n\rinitial_state\x18\x06 \x01(\x0b\x32$.planaria.api.worker.v1.InitialState\x12\x15\n\rforward_flops\x18\x05 \x03(\x04J\x04\x08\x04\x10\x05R\x04\x62\x61se\"\xac\x01\n\x07Quiesce\x12\x32\n\x04mode\x18\x01 \x01(\x0e\x32$.planaria.api.worker.v1.Quiesce.Mode\x12\x17\n\x0flost_engine_ids\x18\x02 \x03(\t\"T\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODE_IMMEDIATE\x10\x01\x12\x12\n\x0eMODE_AT_COMMIT\x10\x02\x12\x0e\n\nMODE_FENCE\x10\x03\"C\n\x0bRollForward\x12\x34\n\x06record\x18\x01 \x01(\x0b\x32$.planaria.api.worker.v1.CommitRecord\"d\n\x04\x43opy\x12\x33\n\x06layers\x18\x01 \x03(\x0b\x32#.planaria.api.worker.v1.LayerSource\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x16\n\x0einitial_layers\x18\x03 \x03(\r\"/\n\x0bLayerSource\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\"\xa0\x02\n\x08\x41\x63tivate\x12=\n\tpipelines\x18\x01 \x03(\x0b\x32*.planaria.api.worker.v1.PipelineAssignment\x12\x17\n\x0f\x63ommitted_steps\x18\x02 \x01(\x04\x12\x15\n\rstore_address\x18\x03 \x01(\t\x12\x32\n\x0frebuild_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12=\n\tfollowers\x18\x05 \x03(\x0b\x32*.planaria.api.worker.v1.FollowerAssignment\x12\x13\n\x0bkept_groups\x18\x08 \x03(\tJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\tat_commitR\x06layers\"\x89\x02\n\tStagePlan\x12=\n\tpipelines\x18\x01 \x03(\x0b\x32*.planaria.api.worker.v1.PipelineAssignment\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x32\n\x0frebuild_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12=\n\tfollowers\x18\x04 \x03(\x0b\x32*.planaria.api.worker.v1.FollowerAssignment\x12\x33\n\x06layers\x18\x05 \x03(\x0b\x32#.planaria.api.worker.v1.LayerSource\"\x08\n\x06Switch\"M\n\x12\x46ollowerAssignment\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x02 \x01(\t\x12\x0e\n\x06layers\x18\x03 \x03(\r\"\x92\x01\n\x12PipelineAssignment\x12\x37\n\x06stages\x18\x01 \x03(\x0b\x32\'.planaria.api.worker.v1.StageAssignment\x12\x14\n\x0cmicrobatches\x18\x02 \x03(\r\x12\x19\n\x11step_microbatches\x18\x03 \x03(\r\x12\x12\n\nkeeps_step\x18\x04 \x01(\x08\"c\n\x0fStageAssignment\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\"\x1e\n\x0c\x44igestLayers\x12\x0e\n\x06layers\x18\x01 \x03(\r\"[\n\x06\x45xport\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\x33\n\x06layers\x18\x03 \x03(\x0b\x32#.planaria.api.worker.v1.LayerSource\"\x16\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\"2\n\x0fWriteCheckpoint\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06layers\x18\x02 \x03(\r\"W\n\x0eSealCheckpoint\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x34\n\x06layers\x18\x02 \x03(\x0b\x32$.planaria.api.worker.v1.LayerWritten\"$\n\x11\x44iscardCheckpoint\x12\x0f\n\x07version\x18\x01 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&planaria/api/worker/v1/directive.proto\x12\x16planaria.api.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#planaria/api/worker/v1/report.proto\"\xe4\x06\n\tDirective\x12\x14\n\x0c\x64irective_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x11\n\tengine_id\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x13 \x01(\x04\x12\x32\n\x07prepare\x18\x05 \x01(\x0b\x32\x1f.planaria.api.worker.v1.PrepareH\x00\x12\x32\n\x07quiesce\x18\x06 \x01(\x0b\x32\x1f.planaria.api.worker.v1.QuiesceH\x00\x12,\n\x04\x63opy\x18\x08 \x01(\x0b\x32\x1c.planaria.api.worker.v1.CopyH\x00\x12\x34\n\x08\x61\x63tivate\x18\t \x01(\x0b\x32 .planaria.api.worker.v1.ActivateH\x00\x12=\n\rdigest_layers\x18\n \x01(\x0b\x32$.planaria.api.worker.v1.DigestLayersH\x00\x12\x30\n\x06\x65xport\x18\x0b \x01(\x0b\x32\x1e.planaria.api.worker.v1.ExportH\x00\x12,\n\x04stop\x18\x0c \x01(\x0b\x32\x1c.planaria.api.worker.v1.StopH\x00\x12\x30\n\x06switch\x18\r \x01(\x0b\x32\x1e.planaria.api.worker.v1.SwitchH\x00\x12\x43\n\x10write_checkpoint\x18\x0e \x01(\x0b\x32\'.planaria.api.worker.v1.WriteCheckpointH\x00\x12\x41\n\x0fseal_checkpoint\x18\x0f \x01(\x0b\x32&.planaria.api.worker.v1.SealCheckpointH\x00\x12G\n\x12\x64iscard_checkpoint\x18\x10 \x01(\x0b\x32).planaria.api.worker.v1.DiscardCheckpointH\x00\x12;\n\x0croll_forward\x18\x11 \x01(\x0b\x32#.planaria.api.worker.v1.RollForwardH\x00\x12\x37\n\nstage_plan\x18\x12 \x01(\x0b\x32!.planaria.api.worker.v1.StagePlanH\x00\x42\t\n\x07\x63ommandJ\x04\x08\x07\x10\x08R\x06\x63ommit\"\xa4\x01\n\x07Prepare\x12\x10\n\x08job_spec\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x02 \x01(\r\x12\x12\n\njob_secret\x18\x03 \x01(\t\x12;\n\rinitial_state\x18\x06 \x01(\x0b\x32$.planaria.api.worker.v1.InitialState\x12\x15\n\rforward_flops\x18\x05 \x03(\x04J\x04\x08\x04\x10\x05R\x04\x62\x61se\"\xac\x01\n\x07Quiesce\x12\x32\n\x04mode\x18\x01 \x01(\x0e\x32$.planaria.api.worker.v1.Quiesce.Mode\x12\x17\n\x0flost_engine_ids\x18\x02 \x03(\t\"T\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODE_IMMEDIATE\x10\x01\x12\x12\n\x0eMODE_AT_COMMIT\x10\x02\x12\x0e\n\nMODE_FENCE\x10\x03\"C\n\x0bRollForward\x12\x34\n\x06record\x18\x01 \x01(\x0b\x32$.planaria.api.worker.v1.CommitRecord\"d\n\x04\x43opy\x12\x33\n\x06layers\x18\x01 \x03(\x0b\x32#.planaria.api.worker.v1.LayerSource\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x16\n\x0einitial_layers\x18\x03 \x03(\r\"/\n\x0bLayerSource\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\"\xa0\x02\n\x08\x41\x63tivate\x12=\n\tpipelines\x18\x01 \x03(\x0b\x32*.planaria.api.worker.v1.PipelineAssignment\x12\x17\n\x0f\x63ommitted_steps\x18\x02 \x01(\x04\x12\x15\n\rstore_address\x18\x03 \x01(\t\x12\x32\n\x0frebuild_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12=\n\tfollowers\x18\x05 \x03(\x0b\x32*.planaria.api.worker.v1.FollowerAssignment\x12\x13\n\x0bkept_groups\x18\x08 \x03(\tJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\tat_commitR\x06layers\"\x89\x02\n\tStagePlan\x12=\n\tpipelines\x18\x01 \x03(\x0b\x32*.planaria.api.worker.v1.PipelineAssignment\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x32\n\x0frebuild_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12=\n\tfollowers\x18\x04 \x03(\x0b\x32*.planaria.api.worker.v1.FollowerAssignment\x12\x33\n\x06layers\x18\x05 \x03(\x0b\x32#.planaria.api.worker.v1.LayerSource\"\x08\n\x06Switch\"M\n\x12\x46ollowerAssignment\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x02 \x01(\t\x12\x0e\n\x06layers\x18\x03 \x03(\r\"\x92\x01\n\x12PipelineAssignment\x12\x37\n\x06stages\x18\x01 \x03(\x0b\x32\'.planaria.api.worker.v1.StageAssignment\x12\x14\n\x0cmicrobatches\x18\x02 \x03(\r\x12\x19\n\x11step_microbatches\x18\x03 \x03(\r\x12\x12\n\nkeeps_step\x18\x04 \x01(\x08\"c\n\x0fStageAssignment\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\"\x1e\n\x0c\x44igestLayers\x12\x0e\n\x06layers\x18\x01 \x03(\r\"[\n\x06\x45xport\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\x33\n\x06layers\x18\x03 \x03(\x0b\x32#.planaria.api.worker.v1.LayerSource\"\x16\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\"2\n\x0fWriteCheckpoint\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06layers\x18\x02 \x03(\r\"W\n\x0eSealCheckpoint\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x34\n\x06layers\x18\x02 \x03(\x0b\x32$.planaria.api.worker.v1.LayerWritten\"$\n\x11\x44iscardCheckpoint\x12\x0f\n\x07version\x18\x01 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,41 +34,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'planaria.api.worker.v1.dire
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DIRECTIVE']._serialized_start=136
-  _globals['_DIRECTIVE']._serialized_end=989
-  _globals['_PREPARE']._serialized_start=992
-  _globals['_PREPARE']._serialized_end=1156
-  _globals['_QUIESCE']._serialized_start=1159
-  _globals['_QUIESCE']._serialized_end=1331
-  _globals['_QUIESCE_MODE']._serialized_start=1247
-  _globals['_QUIESCE_MODE']._serialized_end=1331
-  _globals['_ROLLFORWARD']._serialized_start=1333
-  _globals['_ROLLFORWARD']._serialized_end=1400
-  _globals['_COPY']._serialized_start=1402
-  _globals['_COPY']._serialized_end=1502
-  _globals['_LAYERSOURCE']._serialized_start=1504
-  _globals['_LAYERSOURCE']._serialized_end=1551
-  _globals['_ACTIVATE']._serialized_start=1554
-  _globals['_ACTIVATE']._serialized_end=1842
-  _globals['_STAGEPLAN']._serialized_start=1845
-  _globals['_STAGEPLAN']._serialized_end=2110
-  _globals['_SWITCH']._serialized_start=2112
-  _globals['_SWITCH']._serialized_end=2120
-  _globals['_FOLLOWERASSIGNMENT']._serialized_start=2122
-  _globals['_FOLLOWERASSIGNMENT']._serialized_end=2199
-  _globals['_PIPELINEASSIGNMENT']._serialized_start=2202
-  _globals['_PIPELINEASSIGNMENT']._serialized_end=2348
-  _globals['_STAGEASSIGNMENT']._serialized_start=2350
-  _globals['_STAGEASSIGNMENT']._serialized_end=2449
-  _globals['_DIGESTLAYERS']._serialized_start=2451
-  _globals['_DIGESTLAYERS']._serialized_end=2481
-  _globals['_EXPORT']._serialized_start=2483
-  _globals['_EXPORT']._serialized_end=2574
-  _globals['_STOP']._serialized_start=2576
-  _globals['_STOP']._serialized_end=2598
-  _globals['_WRITECHECKPOINT']._serialized_start=2600
-  _globals['_WRITECHECKPOINT']._serialized_end=2650
-  _globals['_SEALCHECKPOINT']._serialized_start=2652
-  _globals['_SEALCHECKPOINT']._serialized_end=2739
-  _globals['_DISCARDCHECKPOINT']._serialized_start=2741
-  _globals['_DISCARDCHECKPOINT']._serialized_end=2777
+  _globals['_DIRECTIVE']._serialized_end=1004
+  _globals['_PREPARE']._serialized_start=1007
+  _globals['_PREPARE']._serialized_end=1171
+  _globals['_QUIESCE']._serialized_start=1174
+  _globals['_QUIESCE']._serialized_end=1346
+  _globals['_QUIESCE_MODE']._serialized_start=1262
+  _globals['_QUIESCE_MODE']._serialized_end=1346
+  _globals['_ROLLFORWARD']._serialized_start=1348
+  _globals['_ROLLFORWARD']._serialized_end=1415
+  _globals['_COPY']._serialized_start=1417
+  _globals['_COPY']._serialized_end=1517
+  _globals['_LAYERSOURCE']._serialized_start=1519
+  _globals['_LAYERSOURCE']._serialized_end=1566
+  _globals['_ACTIVATE']._serialized_start=1569
+  _globals['_ACTIVATE']._serialized_end=1857
+  _globals['_STAGEPLAN']._serialized_start=1860
+  _globals['_STAGEPLAN']._serialized_end=2125
+  _globals['_SWITCH']._serialized_start=2127
+  _globals['_SWITCH']._serialized_end=2135
+  _globals['_FOLLOWERASSIGNMENT']._serialized_start=2137
+  _globals['_FOLLOWERASSIGNMENT']._serialized_end=2214
+  _globals['_PIPELINEASSIGNMENT']._serialized_start=2217
+  _globals['_PIPELINEASSIGNMENT']._serialized_end=2363
+  _globals['_STAGEASSIGNMENT']._serialized_start=2365
+  _globals['_STAGEASSIGNMENT']._serialized_end=2464
+  _globals['_DIGESTLAYERS']._serialized_start=2466
+  _globals['_DIGESTLAYERS']._serialized_end=2496
+  _globals['_EXPORT']._serialized_start=2498
+  _globals['_EXPORT']._serialized_end=2589
+  _globals['_STOP']._serialized_start=2591
+  _globals['_STOP']._serialized_end=2613
+  _globals['_WRITECHECKPOINT']._serialized_start=2615
+  _globals['_WRITECHECKPOINT']._serialized_end=2665
+  _globals['_SEALCHECKPOINT']._serialized_start=2667
+  _globals['_SEALCHECKPOINT']._serialized_end=2754
+  _globals['_DISCARDCHECKPOINT']._serialized_start=2756
+  _globals['_DISCARDCHECKPOINT']._serialized_end=2792
 # @@protoc_insertion_point(module_scope)

@@ -34,6 +34,7 @@ class Directive(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     PREPARE_FIELD_NUMBER: _builtins.int
     QUIESCE_FIELD_NUMBER: _builtins.int
     COPY_FIELD_NUMBER: _builtins.int
@@ -55,6 +56,10 @@ class Directive(_message.Message):
     """The generation it belongs to."""
     engine_id: _builtins.str
     """The engine it is for; Prepare creates it."""
+    epoch: _builtins.int
+    """Of the coordinator that sent it, as in its Welcome. The same directive, sent again by the next
+    coordinator, keeps its id.
+    """
     @_builtins.property
     def prepare(self) -> Global___Prepare:
         """Start the engine."""
@@ -114,6 +119,7 @@ class Directive(_message.Message):
         job_id: _builtins.str = ...,
         generation: _builtins.int = ...,
         engine_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
         prepare: Global___Prepare | None = ...,
         quiesce: Global___Quiesce | None = ...,
         copy: Global___Copy | None = ...,
@@ -130,7 +136,7 @@ class Directive(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "copy", b"copy", "digest_layers", b"digest_layers", "discard_checkpoint", b"discard_checkpoint", "export", b"export", "prepare", b"prepare", "quiesce", b"quiesce", "roll_forward", b"roll_forward", "seal_checkpoint", b"seal_checkpoint", "stage_plan", b"stage_plan", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "discard_checkpoint", b"discard_checkpoint", "engine_id", b"engine_id", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "roll_forward", b"roll_forward", "seal_checkpoint", b"seal_checkpoint", "stage_plan", b"stage_plan", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate", b"activate", "command", b"command", "copy", b"copy", "digest_layers", b"digest_layers", "directive_id", b"directive_id", "discard_checkpoint", b"discard_checkpoint", "engine_id", b"engine_id", "epoch", b"epoch", "export", b"export", "generation", b"generation", "job_id", b"job_id", "prepare", b"prepare", "quiesce", b"quiesce", "roll_forward", b"roll_forward", "seal_checkpoint", b"seal_checkpoint", "stage_plan", b"stage_plan", "stop", b"stop", "switch", b"switch", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["prepare", "quiesce", "copy", "activate", "digest_layers", "export", "stop", "switch", "write_checkpoint", "seal_checkpoint", "discard_checkpoint", "roll_forward", "stage_plan"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015

@@ -210,8 +210,13 @@ class Welcome(_message.Message):
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     AGENT_LEASE_FIELD_NUMBER: _builtins.int
     PROGRESS_DEADLINE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     coordinator_id: _builtins.str
     """Identifies this run of the coordinator."""
+    epoch: _builtins.int
+    """Grows with every coordinator that opens the database: an agent takes nothing from one that
+    comes before the newest it has heard of.
+    """
     @_builtins.property
     def heartbeat_interval(self) -> _duration_pb2.Duration:
         """How often to send a heartbeat."""
@@ -231,10 +236,11 @@ class Welcome(_message.Message):
         heartbeat_interval: _duration_pb2.Duration | None = ...,
         agent_lease: _duration_pb2.Duration | None = ...,
         progress_deadline: _duration_pb2.Duration | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "heartbeat_interval", b"heartbeat_interval", "progress_deadline", b"progress_deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "coordinator_id", b"coordinator_id", "heartbeat_interval", b"heartbeat_interval", "progress_deadline", b"progress_deadline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_lease", b"agent_lease", "coordinator_id", b"coordinator_id", "epoch", b"epoch", "heartbeat_interval", b"heartbeat_interval", "progress_deadline", b"progress_deadline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from sqlalchemy.exc import ArgumentError
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.adapters.database.postgresql import PostgresqlEngine
 from planaria_coordinator.adapters.database.sqlite import SqliteEngine
-from planaria_coordinator.adapters.database.transaction import Transaction
+from planaria_coordinator.adapters.database.transaction import Check, Transaction
 
 _DRIVERS: Final = {
     "sqlite": "sqlite+pysqlite",
@@ -28,11 +28,22 @@ class DatabaseEngine(Protocol):
         """The URL it was opened with."""
         ...
 
-    def transaction(self, *, urgent: bool = False) -> AbstractAsyncContextManager[Transaction]:
+    def keep_others_out(self) -> None:
+        """Lock the database for this process where the database alone cannot tell writers apart.
+
+        Raises:
+            PlanariaError: NOT_LEADER: another process has locked it.
+        """
+        ...
+
+    def transaction(
+        self, *, urgent: bool = False, check: Check | None = None
+    ) -> AbstractAsyncContextManager[Transaction]:
         """Open a transaction; leaving the block without `commit` rolls it back.
 
         Args:
             urgent: it goes before those that wait.
+            check: comes before its first write.
         """
         ...
 

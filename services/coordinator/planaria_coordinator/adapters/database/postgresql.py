@@ -8,11 +8,19 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from planaria_coordinator.adapters.database.columns import JSON_AS_TEXT
-from planaria_coordinator.adapters.database.transaction import Writes
+from planaria_coordinator.adapters.database.transaction import Check, Writes
 
 T = TypeVar("T")
 
 _CONNECT_TIMEOUT_SECONDS: Final = 10
+_SESSION: Final = {
+    # A coordinator that freezes or is cut off in a transaction holds the epoch for two seconds.
+    "idle_in_transaction_session_timeout": "2000",
+    "tcp_user_timeout": "2000",
+    "tcp_keepalives_idle": "1",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "2",
+}
 
 
 class PostgresqlTransaction:
@@ -21,9 +29,9 @@ class PostgresqlTransaction:
     It is READ COMMITTED: each statement sees what others have committed until then.
     """
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: AsyncConnection, check: Check | None) -> None:
         self._connection = connection
-        self._writes = Writes()
+        self._writes = Writes(check)
 
     def write(self, function: Callable[[Connection], object]) -> None:
         self._writes.add(function)
@@ -46,9 +54,12 @@ class PostgresqlEngine:
         self._engine = create_async_engine(
             url,
             pool_pre_ping=True,
-            connect_args={"timeout": _CONNECT_TIMEOUT_SECONDS},
+            connect_args={"timeout": _CONNECT_TIMEOUT_SECONDS, "server_settings": _SESSION},
             **JSON_AS_TEXT,
         )
+
+    def keep_others_out(self) -> None:
+        """Nothing: who opens the database later replaces us, and every transaction checks that."""
 
     @property
     def url(self) -> URL:
@@ -59,9 +70,10 @@ class PostgresqlEngine:
         self,
         *,
         urgent: bool = False,  # noqa: ARG002 - nobody waits for others
+        check: Check | None = None,
     ) -> AsyncIterator[PostgresqlTransaction]:
         async with self._engine.connect() as connection:
-            yield PostgresqlTransaction(connection)
+            yield PostgresqlTransaction(connection, check)
 
     async def dispose(self) -> None:
         await self._engine.dispose()

@@ -207,3 +207,11 @@ COUNTERS = Table(
     Column("name", String(96), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
+
+LEADERSHIP = Table(
+    "leadership",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", BigInteger, nullable=False),
+)
+"""One row: who has counted it up last may write."""

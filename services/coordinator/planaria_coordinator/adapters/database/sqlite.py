@@ -16,7 +16,8 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
 from planaria_coordinator.adapters.database.columns import JSON_AS_TEXT
-from planaria_coordinator.adapters.database.transaction import Writes
+from planaria_coordinator.adapters.database.leadership import FileLock
+from planaria_coordinator.adapters.database.transaction import Check, Writes
 
 T = TypeVar("T")
 
@@ -33,10 +34,10 @@ class SqliteTransaction:
     this process the turn prevents it.
     """
 
-    def __init__(self, engine: Engine, thread: "OwnThread") -> None:
+    def __init__(self, engine: Engine, thread: "OwnThread", check: Check | None) -> None:
         self._engine = engine
         self._thread = thread
-        self._writes = Writes()
+        self._writes = Writes(check)
         self._connection: Connection | None = None
         """Present while there are writes that are not committed; used in the thread alone."""
 
@@ -96,15 +97,22 @@ class SqliteEngine:
         # SQLite has one writer: waiting in line here is fair, polling its lock is not. And who
         # polled it in the thread would keep the writer from coming to its end.
         self._turn = _Turn()
+        self._lock: FileLock | None = None
+
+    def keep_others_out(self) -> None:
+        """Hold the lock of the file until the engine is disposed of, or the process ends."""
+        self._lock = FileLock(Path(str(self.url.database)))
 
     @property
     def url(self) -> URL:
         return self.sync_engine.url
 
     @asynccontextmanager
-    async def transaction(self, *, urgent: bool = False) -> AsyncIterator[SqliteTransaction]:
+    async def transaction(
+        self, *, urgent: bool = False, check: Check | None = None
+    ) -> AsyncIterator[SqliteTransaction]:
         async with self._turn.taken(urgent=urgent):
-            transaction = SqliteTransaction(self.sync_engine, self._thread)
+            transaction = SqliteTransaction(self.sync_engine, self._thread, check)
             try:
                 yield transaction
             finally:
@@ -113,6 +121,8 @@ class SqliteEngine:
     async def dispose(self) -> None:
         await self._thread.run(self.sync_engine.dispose)
         self._thread.close()
+        if self._lock is not None:
+            self._lock.release()
 
 
 class _Turn:

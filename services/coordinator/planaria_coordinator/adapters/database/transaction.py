@@ -31,16 +31,24 @@ class Transaction(Protocol):
         ...
 
 
-class Writes:
-    """Writes whose results nobody needs, in their order."""
+Check = Callable[[Connection], object]
+"""Raises where a transaction must not write."""
 
-    def __init__(self) -> None:
+
+class Writes:
+    """Writes whose results nobody needs, in their order; a check comes before the first."""
+
+    def __init__(self, check: Check | None = None) -> None:
+        self._check = check
         self._queued: list[Callable[[Connection], object]] = []
 
     def __bool__(self) -> bool:
         return bool(self._queued)
 
     def add(self, function: Callable[[Connection], object]) -> None:
+        if self._check is not None:
+            self._queued.append(self._check)
+            self._check = None
         self._queued.append(function)
 
     def flush(self, connection: Connection) -> None:

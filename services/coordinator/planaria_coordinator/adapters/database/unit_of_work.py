@@ -1,10 +1,13 @@
 """Units of work: one transaction, with a repository for each kind of record."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from sqlalchemy import text
 
+from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.adapters.database.cluster_repositories import (
     SqlEvents,
     SqlNodes,
@@ -24,6 +27,11 @@ from planaria_coordinator.adapters.database.job_repositories import (
     SqlRecoveries,
     SqlRuns,
     SqlStepMetrics,
+)
+from planaria_coordinator.adapters.database.leadership import (
+    check_leadership,
+    read_epoch,
+    take_leadership,
 )
 from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.statistics import count_totals
@@ -55,7 +63,10 @@ class SqlUnitOfWork(UnitOfWork):
 class SqlDatabase:
     """Where units of work come from; `planaria_coordinator.application.ports.Database`."""
 
-    def __init__(self, engine: DatabaseEngine, *, max_log_lines_per_job: int) -> None:
+    def __init__(self, engine: DatabaseEngine, *, epoch: int, max_log_lines_per_job: int) -> None:
+        self.epoch = epoch
+        self.was_replaced = asyncio.Event()
+        """Another coordinator has opened the database: this one writes nothing any more."""
         self._engine = engine
         self._max_log_lines_per_job = max_log_lines_per_job
 
@@ -68,6 +79,11 @@ class SqlDatabase:
         async with self._transaction() as transaction:
             await transaction.run(lambda connection: connection.scalar(text("SELECT 1")))
 
+    async def check_leadership(self) -> None:
+        async with self._transaction(urgent=True) as transaction:
+            transaction.write(lambda _connection: None)
+            await transaction.commit()
+
     async def totals(self) -> Totals:
         """Count, as `planaria_coordinator.application.statistics.Statistics` has it."""
         async with self._transaction() as transaction:
@@ -75,9 +91,15 @@ class SqlDatabase:
 
     @asynccontextmanager
     async def _transaction(self, *, urgent: bool = False) -> AsyncIterator[Transaction]:
-        with database_errors(self._engine.url):
-            async with self._engine.transaction(urgent=urgent) as transaction:
-                yield transaction
+        check = partial(check_leadership, epoch=self.epoch)
+        try:
+            with database_errors(self._engine.url):
+                async with self._engine.transaction(urgent=urgent, check=check) as transaction:
+                    yield transaction
+        except PlanariaError as error:
+            if error.reason is ErrorReason.NOT_LEADER:
+                self.was_replaced.set()
+            raise
 
     async def close(self) -> None:
         """Close every connection."""
@@ -85,19 +107,37 @@ class SqlDatabase:
 
 
 async def open_database(url: str, *, max_log_lines_per_job: int) -> SqlDatabase:
-    """Connect and bring the schema up to date.
+    """Connect, bring the schema up to date, and be the one who writes from now on.
 
     Raises:
         InvalidArgumentError: the URL is not one of SQLite or PostgreSQL.
         UnavailableError: the database cannot be reached or written.
         ConflictError: a newer version of Planaria wrote the database.
+        PlanariaError: NOT_LEADER: another process uses this file of SQLite.
     """
     parsed = parse_database_url(url)
     with database_errors(parsed):
         engine = open_engine(parsed)
     try:
-        await migrate(engine)
+        epoch = await lead(engine)
     except BaseException:
         await engine.dispose()
         raise
-    return SqlDatabase(engine, max_log_lines_per_job=max_log_lines_per_job)
+    return SqlDatabase(engine, epoch=epoch, max_log_lines_per_job=max_log_lines_per_job)
+
+
+async def lead(engine: DatabaseEngine) -> int:
+    """Bring the schema up to date, replace whoever writes, and return the new epoch.
+
+    Raises:
+        as `open_database`.
+    """
+    with database_errors(engine.url):
+        engine.keep_others_out()
+    await migrate(engine)
+    with database_errors(engine.url):
+        async with engine.transaction() as transaction:
+            transaction.write(take_leadership)
+            epoch = await transaction.run(read_epoch)
+            await transaction.commit()
+    return epoch

@@ -29,6 +29,7 @@ class Welcome:
     """The node is accepted; times in seconds."""
 
     coordinator_id: str
+    epoch: int
     heartbeat_interval_seconds: float
     agent_lease_seconds: float
     progress_deadline_seconds: float

@@ -1,8 +1,9 @@
 """A session with an agent: what it tells goes to the registry and to the jobs' actors."""
 
 import asyncio
+from collections.abc import Sequence
 
-from planaria_common.errors import ErrorReason
+from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.agent_messages import (
     CheckpointReport,
@@ -53,11 +54,17 @@ class AgentSession:
         self._acknowledged_report = 0
 
     @property
+    def epoch(self) -> int:
+        """Of the coordinator; agents take nothing from an earlier one."""
+        return self._state.database.epoch
+
+    @property
     def welcome(self) -> Welcome:
         """The answer to the Hello."""
         options = self._state.options
         return Welcome(
             coordinator_id=self._state.coordinator_id,
+            epoch=self.epoch,
             heartbeat_interval_seconds=options.heartbeat_interval_seconds,
             agent_lease_seconds=options.agent_lease_seconds,
             progress_deadline_seconds=options.progress_deadline_seconds,
@@ -110,9 +117,9 @@ class AgentSession:
     # -- from the agent ----------------------------------------------------------------------------
 
     @property
-    def newest_report(self) -> int:
-        """Number of the last report that came."""
-        return self._newest_report
+    def unstored_report(self) -> int:
+        """Number of the last report that came; 0 when it has been acknowledged."""
+        return self._newest_report if self._newest_report > self._acknowledged_report else 0
 
     def note_report(self, report_number: int) -> None:
         """A report has been passed on; those of other sessions came before it, or come again."""
@@ -272,26 +279,35 @@ class AgentSession:
                             process_ended=True,
                         )
                     )
+        strangers: list[EngineSnapshot] = []
         for snapshot in entry.snapshots.values():
             if snapshot.engine_id not in required_engines:
-                self._stop_stranger(entry, snapshot)
+                strangers.append(snapshot)
             elif snapshot.state is EngineState.FINISHED:
                 self._finished(snapshot)
+        strangers = [each for each in strangers if each.engine_id not in entry.stops_sent]
+        if strangers:
+            entry.stops_sent.update(each.engine_id for each in strangers)
+            self._state.run_in_background(self._stop_strangers(entry, strangers))
 
-    def _stop_stranger(self, entry: NodeEntry, snapshot: EngineSnapshot) -> None:
-        if snapshot.engine_id in entry.stops_sent:
-            return
-        entry.stops_sent.add(snapshot.engine_id)
-        self.send(
-            Directive(
-                id=f"stop/{snapshot.engine_id}/{self._state.coordinator_id}",
-                job_id=snapshot.job_id,
-                generation=snapshot.generation,
-                engine_id=snapshot.engine_id,
-                node_id=self.node_id,
-                command=Stop(reason="no job counts on it any more"),
+    async def _stop_strangers(self, entry: NodeEntry, strangers: Sequence[EngineSnapshot]) -> None:
+        """Stop engines of no job that we know: that there is none, only the newest can say."""
+        try:
+            await self._state.database.check_leadership()
+        except PlanariaError:
+            entry.stops_sent.difference_update(each.engine_id for each in strangers)
+            raise
+        for snapshot in strangers:
+            self.send(
+                Directive(
+                    id=f"stop/{snapshot.engine_id}/{self._state.coordinator_id}",
+                    job_id=snapshot.job_id,
+                    generation=snapshot.generation,
+                    engine_id=snapshot.engine_id,
+                    node_id=self.node_id,
+                    command=Stop(reason="no job counts on it any more"),
+                )
             )
-        )
 
     def _finished(self, snapshot: EngineSnapshot) -> None:
         actor = self._state.actors.get(snapshot.job_id)

@@ -14,8 +14,8 @@ class Wire(Protocol):
         ...
 
     @property
-    def newest_report(self) -> int:
-        """Number of the last report that came."""
+    def unstored_report(self) -> int:
+        """Number of the last report that came; 0 when it has been acknowledged."""
         ...
 
     def acknowledge(self, report_number: int) -> None:

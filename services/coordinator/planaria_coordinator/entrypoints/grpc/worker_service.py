@@ -90,7 +90,9 @@ async def _responses(
             stored = ProtoReportsStored(report_number=message.report_number)
             yield SessionResponse(reports_stored=stored)
         else:
-            yield SessionResponse(directive=to_agent.directive_message(message, plans))
+            directive = to_agent.directive_message(message, plans)
+            directive.epoch = session.epoch
+            yield SessionResponse(directive=directive)
 
 
 async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) -> None:

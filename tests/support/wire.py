@@ -1,0 +1,69 @@
+"""A connection to a server that can be cut, and led to another one."""
+
+import asyncio
+import threading
+
+
+class Wire:
+    """Forwards TCP to a server, in a thread of its own."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._loop = asyncio.new_event_loop()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._is_cut = False
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._forward, "127.0.0.1", 0)
+        )
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """End all connections, and refuse new ones."""
+        self._call(self._cut())
+
+    def mend(self) -> None:
+        """Let new connections through again."""
+        self._is_cut = False
+
+    def lead_to(self, port: int) -> None:
+        """End all connections; new ones go to another port."""
+        self.cut()
+        self._target = (self._target[0], port)
+        self.mend()
+
+    def close(self) -> None:
+        self._call(self._cut())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._server.close()
+        self._loop.close()
+
+    def _call(self, coroutine: object) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)  # type: ignore[arg-type]
+
+    async def _cut(self) -> None:
+        self._is_cut = True
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:
+            writer.transport.abort()
+            return
+        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        self._writers |= {writer, far_writer}
+        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+        self._writers -= {writer, far_writer}
+
+    @staticmethod
+    async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
