@@ -124,3 +124,33 @@ async def test_an_engine_that_was_awaited_while_it_staged_a_plan(
     write = partial(write_as_of_0007, run=run)
     (upgraded,) = await migrated(database_url, write, "SELECT run FROM runs")
     assert upgraded["pending"] == {"a": {"kind": kind}}
+
+
+async def test_documents_that_are_older_than_some_of_their_keys(database_url: str) -> None:
+    """What had a default may be missing: the coordinator starts all the same."""
+
+    def write(connection: Connection) -> None:
+        write_as_of_0003(connection)
+        for name, document in (("kept", {"kind": "activate"}), ("new", {"kind": "prepare"})):
+            connection.execute(
+                text("UPDATE directives SET command = :command WHERE id = :id"),
+                {"id": name, "command": json.dumps(document)},
+            )
+        connection.execute(text("INSERT INTO runs (job_id, run) VALUES ('job-1', '{}')"))
+
+    query = "SELECT command, run FROM directives JOIN runs USING (job_id) WHERE id = 'kept'"
+    assert await migrated(database_url, write, query) == [{"kind": "activate"}, {}]
+
+
+async def test_the_last_phase_of_a_recovery_has_one_name(database_url: str) -> None:
+    """Also of one under way, which is stored again when it is finished."""
+    old, new = ({"phases": [{"name": name}]} for name in ("resume", "activate"))
+    run = {
+        "interrupted": old,
+        "suspected": {"a": old},
+        "transition": {**transition_in("PLANNING"), "history": old},
+    }
+    write = partial(write_as_of_0007, run=run)
+    (upgraded,) = await migrated(database_url, write, "SELECT run FROM runs")
+    assert (upgraded["interrupted"], upgraded["suspected"]["a"]) == (new, new)
+    assert upgraded["transition"]["history"] == new

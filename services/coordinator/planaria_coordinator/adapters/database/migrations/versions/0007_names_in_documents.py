@@ -53,12 +53,12 @@ def rename_in_run(run: dict[str, Any]) -> None:
     """Rename the fields of a job's run."""
     _rename(run, base="initial_state", ledger="time_account")
     _rename(run, num_losses="num_faults", last_loss="last_fault")
-    for engine in run["engines"].values():
+    for engine in run.get("engines", {}).values():
         _rename(engine, base="initial_state")
-    transition = run["transition"] or {}
+    transition = run.get("transition") or {}
     _rename(transition, story="history", ledger_before="time_account_before")
     _rename(transition, is_ahead="plans_online")
-    for placement in (run["placement"], run["candidate"], transition.get("target")):
+    for placement in (run.get("placement"), run.get("candidate"), transition.get("target")):
         _rename(placement or {}, places="stage_engines")
 
 

@@ -2,7 +2,7 @@
 
 The directive that makes late engines commit a step is RollForward: Commit was its first name.
 StagePlan was an Activate with `at_commit`. The last phase of a recovery is called activate: it was
-called resume, like a figure.
+called resume, like a figure. A document may lack keys that came later than it, with a default.
 """
 
 import json
@@ -50,26 +50,31 @@ def change_run(run: dict[str, Any]) -> None:
     """Rename what is awaited and a transition's phase, and forget what nobody reads."""
     run.pop("create_time", None)
     run.pop("last_commit", None)
-    transition = run["transition"]
+    transition = run.get("transition")
     # While engines stage a plan, no other Activate is awaited.
     is_staging = transition is not None and transition["phase"] == "STAGING"
     kinds = {"commit": "roll_forward"} | ({"activate": "stage_plan"} if is_staging else {})
-    for pending in run["pending"].values():
+    for pending in run.get("pending", {}).values():
         pending["kind"] = kinds.get(pending["kind"], pending["kind"])
+    histories = [run.get("interrupted"), *run.get("suspected", {}).values()]
     if transition is not None:
+        histories.append(transition.get("history"))
         _change_transition(transition)
+    for history in histories:
+        change_phases((history or {}).get("phases", []))
 
 
 def _change_transition(transition: dict[str, Any]) -> None:
     if transition["phase"] == "COMMITTING":
         transition["phase"] = "ROLLING_FORWARD"
     transition.pop("phase_starts", None)
-    for answers in (transition["staged"], transition["activated"]):
-        for answer in answers.values():
+    for name in ("staged", "activated"):
+        for answer in transition.get(name, {}).values():
             answer.pop("num_communicators", None)
-    if transition["answer"] is not None:
-        transition["answer"].pop("candidates", None)
-        for copy in transition["answer"]["copies"]:
+    answer = transition.get("answer")
+    if answer is not None:
+        answer.pop("candidates", None)
+        for copy in answer.get("copies", []):
             copy.pop("num_bytes", None)
 
 
@@ -78,11 +83,11 @@ def change_command(command: dict[str, Any]) -> None:
     if command["kind"] == "commit":
         command["kind"] = "roll_forward"
     elif command["kind"] == "activate":
-        if command.pop("at_commit"):
+        is_staged = command.pop("at_commit", False)
+        if is_staged:
             command["kind"] = "stage_plan"
-            del command["committed_steps"], command["kept_groups"]
-        else:
-            del command["layers"]
+        for name in ("committed_steps", "kept_groups") if is_staged else ("layers",):
+            command.pop(name, None)
 
 
 def change_phases(phases: list[dict[str, Any]]) -> None:
