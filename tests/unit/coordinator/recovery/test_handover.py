@@ -2,7 +2,7 @@
 
 import pytest
 
-from planaria_coordinator.domain.engines.directive import StagePlan
+from planaria_coordinator.domain.engines.directive import Directive, StagePlan
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.simulation.handover_world import staging_join, switching_join
@@ -67,6 +67,22 @@ async def test_a_drained_node_leaves_at_a_commit() -> None:
     assert recovery.redone_microbatches == 0
     assert not world.agents["n1"].engines
     assert (await world.job()).step == 3
+
+
+async def test_a_plan_without_copies_is_one_command_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is long, and stored once however many engines there are."""
+    world = await running_world(4)
+    dispatcher = world.coordinator._state.dispatcher
+    told: list[Directive] = []
+    send = dispatcher.send
+    monkeypatch.setattr(dispatcher, "send", lambda each: (told.append(each), send(each)))
+    await world.coordinator.cluster.drain("n1")
+    await world.settle()
+    staged = [each.command for each in told if isinstance(each.command, StagePlan)]
+    assert len(staged) == 3
+    assert len({id(command) for command in staged}) == 1
 
 
 async def test_a_coordinator_restarted_during_staging_begins_the_change_again() -> None:

@@ -65,8 +65,10 @@ def begin_staging(turn: Turn, running: Placement, answer: PlanAnswer) -> None:
     )
     layers = choose_sources(missing, holdings, run.engines, answer.copies)
     for engine_id in sorted(target.engine_ids):
-        mine = replace(command, layers=layers.get(engine_id, ()))
-        turn.send(run.engines[engine_id], mine, allow_seconds=2 * rebuild_seconds)
+        mine = layers.get(engine_id)
+        # One that many share is stored once.
+        own = command if mine is None else replace(command, layers=mine)
+        turn.send(run.engines[engine_id], own, allow_seconds=2 * rebuild_seconds)
 
 
 def _grown_from(running: Placement, target: Placement) -> Placement:
