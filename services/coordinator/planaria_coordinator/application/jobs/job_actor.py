@@ -157,10 +157,15 @@ class JobActor:
         return newest_signal is None or newest_signal.done()
 
     async def _measure_lost_time(self) -> None:
-        if self._newest:
-            has_ended = self.run.state.is_terminal
+        """A figure that cannot be made keeps nothing else from being stored."""
+        if not self._newest:
+            return
+        has_ended = self.run.state.is_terminal
+        try:
             if await self._lost_time.measure(self._newest[-1].step, has_ended=has_ended):
                 self.changes.notify()
+        except Exception as error:
+            log.warning("lost_time_not_measured", job_id=self.job_id, cause=str(error))
 
     async def _write_steps(self, work: UnitOfWork) -> Sequence[StepMetrics]:
         steps = tuple(self._new_steps.values())
