@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import LogFormat, LogLevel
+from planaria_common.version import PROTOCOL_VERSION
 
 AcceleratorKind = Literal["cpu", "cuda"]
 Transport = Literal["nccl", "gloo", "gloo_via_host"]
@@ -30,6 +31,8 @@ class EngineConfig:
         extra="forbid", strict=True, ser_json_inf_nan="constants"
     )
 
+    protocol_version: int
+    """That of whoever wrote the file: engine and agent must speak the same."""
     engine_id: str
     """Given by the coordinator and never reused: `<job>/<node>/<accelerator>/<n>`."""
     job_id: str
@@ -89,15 +92,23 @@ class EngineConfig:
         Raises:
             InvalidArgumentError: the file cannot be read, or a field is missing, unknown or of a
                 wrong type; names it.
+            PlanariaError: VERSION_MISMATCH: a build that speaks another protocol wrote it.
         """
         try:
-            return _FORMAT.validate_json(path.read_bytes())
+            config = _FORMAT.validate_json(path.read_bytes())
         except OSError as error:
             raise _invalid("config", f"{path}: {error}") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"])) or "config"
             raise _invalid(field, f"{path}: {field}: {first['msg']}") from None
+        if config.protocol_version != PROTOCOL_VERSION:
+            raise PlanariaError(
+                ErrorReason.VERSION_MISMATCH,
+                f"{path}: it is of protocol {config.protocol_version}, this is {PROTOCOL_VERSION}",
+                {"expected": str(PROTOCOL_VERSION), "actual": str(config.protocol_version)},
+            )
+        return config
 
 
 _FORMAT = TypeAdapter(EngineConfig)

@@ -2,8 +2,8 @@
 
 from importlib.metadata import version
 
-PROTOCOL_VERSION = 2
-"""Grows when agents and coordinators of different versions no longer understand each other."""
+PROTOCOL_VERSION = 3
+"""Grows when coordinators, agents and engines no longer understand those of other versions."""
 
 
 def package_version() -> str:

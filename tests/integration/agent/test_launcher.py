@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from benchmarks.common.jobs import small_job
+from planaria_common.version import PROTOCOL_VERSION
 from planaria_worker.agent import zygote
 from planaria_worker.agent.engine_process import LOG_FILE, EngineProcess, find_engine
 from planaria_worker.agent.launcher import THREAD_LIMITS, Launcher
@@ -85,6 +86,7 @@ time.sleep(600)
 
 def config_for(model: dict[str, Any]) -> EngineConfig:
     return EngineConfig(
+        protocol_version=PROTOCOL_VERSION,
         engine_id="engine",
         job_id="job",
         generation=1,

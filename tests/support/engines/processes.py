@@ -16,6 +16,7 @@ import pytest
 
 from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.report_pb2 import DirectiveResult, EngineFault, EngineState, StepReport
+from planaria_common.version import PROTOCOL_VERSION
 from planaria_worker.engine.failpoints import ENVIRONMENT_VARIABLE
 from planaria_worker.engine_config import EngineConfig, Transport
 from support.engines.one_engine import TIMEOUT_SECONDS, EngineDiedError, TestEngine
@@ -217,6 +218,7 @@ class Engines:
         folder = self._folder / f"{name}-{self._num_started}"
         folder.mkdir(parents=True)
         config = EngineConfig(
+            protocol_version=PROTOCOL_VERSION,
             engine_id=engine_id,
             job_id=JOB_ID,
             generation=self.generation,

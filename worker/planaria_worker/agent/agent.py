@@ -179,6 +179,7 @@ class Agent:
     ) -> EngineConfig:
         prepare = directive.prepare
         return EngineConfig(
+            protocol_version=PROTOCOL_VERSION,
             engine_id=directive.engine_id,
             job_id=directive.job_id,
             generation=directive.generation,

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from planaria_common.errors import PlanariaError
+from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.version import PROTOCOL_VERSION
 from planaria_worker.engine_config import EngineConfig
 
 CONFIG = EngineConfig(
+    protocol_version=PROTOCOL_VERSION,
     engine_id="job-1/a/0/1",
     job_id="job-1",
     generation=3,
@@ -63,6 +65,15 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps(values))
     with pytest.raises(PlanariaError, match="job_secret: Field required"):
         EngineConfig.load(path)
+
+
+def test_an_engine_of_another_protocol_is_refused(tmp_path: Path) -> None:
+    """An agent that was upgraded ends it: it would not understand its directives."""
+    path = tmp_path / "config.json"
+    dataclasses.replace(CONFIG, protocol_version=PROTOCOL_VERSION - 1).dump(path)
+    with pytest.raises(PlanariaError) as refused:
+        EngineConfig.load(path)
+    assert refused.value.reason is ErrorReason.VERSION_MISMATCH
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
