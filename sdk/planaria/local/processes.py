@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_BOOT_ID = _PROC / "sys" / "kernel" / "random" / "boot_id"
 _WORKER = re.compile("planaria[_-]worker")  # the module, or the installed command
 
 
@@ -37,6 +38,11 @@ def is_alive(process: ProcessIdentity) -> bool:
     """Tell whether the process runs; one that has ended but is still in the table does not."""
     facts = _facts(process.pid)
     return facts is not None and facts[0] == process and facts[1] not in "ZX"
+
+
+def boot_id() -> str:
+    """Return what tells this run of the machine from all others."""
+    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def _facts(pid: int) -> tuple[ProcessIdentity, str] | None:
@@ -113,7 +119,7 @@ def stop(processes: Iterable[ProcessIdentity], *, grace_seconds: float) -> int:
 
     Returns when all have ended.
     """
-    descriptors = [fd for process in processes if (fd := _open(process)) is not None]
+    descriptors = [fd for process in processes if (fd := open_process(process)) is not None]
     try:
         _signal_all(descriptors, signal.SIGTERM)
         left = _wait(descriptors, grace_seconds)
@@ -125,7 +131,18 @@ def stop(processes: Iterable[ProcessIdentity], *, grace_seconds: float) -> int:
     return len(descriptors)
 
 
-def _open(process: ProcessIdentity) -> int | None:
+def send_signal(process: ProcessIdentity, number: signal.Signals) -> None:
+    """Send a signal, unless the process has ended."""
+    descriptor = open_process(process)
+    if descriptor is not None:
+        try:
+            _signal_all([descriptor], number)
+        finally:
+            os.close(descriptor)
+
+
+def open_process(process: ProcessIdentity) -> int | None:
+    """Return a pidfd, which the caller closes; None when the process has ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:

@@ -2,6 +2,8 @@
 
 log = get_logger("coordinator")
 log.info("node_lost", node_id=node_id, cause="stream ended")
+
+Logging never blocks and never fails: planaria_common.log_writer.
 """
 
 import logging
@@ -11,8 +13,12 @@ from typing import Any, Literal, TextIO, cast
 
 import structlog
 
+from planaria_common.log_writer import LogWriter
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json"]
+
+_writers: list[LogWriter] = []
 
 
 def configure_logging(
@@ -30,8 +36,10 @@ def configure_logging(
         log_format: JSON lines or key-value; "auto" is key-value exactly on a terminal.
         stream: standard error when not given, so that standard output stays for results.
     """
-    stream = stream or sys.stderr
-    use_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
+    writer = LogWriter(stream or sys.stderr, _tell_of_dropped)
+    _writers[:] = [writer]
+    is_terminal = writer.isatty()
+    use_json = log_format == "json" or (log_format == "auto" and not is_terminal)
     shared: list[structlog.typing.Processor] = [
         _add_component(component),
         structlog.processors.add_log_level,
@@ -48,17 +56,27 @@ def configure_logging(
         if use_json
         else [
             structlog.dev.ConsoleRenderer(
-                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+                colors=is_terminal, exception_formatter=structlog.dev.plain_traceback
             )
         ]
     )
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, writer)),
         cache_logger_on_first_use=False,
     )
-    _route_standard_logging(stream, level, [*shared, *renderer])
+    _route_standard_logging(cast(TextIO, writer), level, [*shared, *renderer])
+
+
+def drain_logs(timeout_seconds: float) -> None:
+    """Wait until what was logged has been written; call before a process ends by `os._exit`."""
+    for writer in _writers:
+        writer.drain(timeout_seconds)
+
+
+def _tell_of_dropped(num_lines: int) -> None:
+    get_logger("logging").warning("log_lines_dropped", num_lines=num_lines)
 
 
 def _add_component(component: str) -> structlog.typing.Processor:

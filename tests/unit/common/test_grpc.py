@@ -23,7 +23,7 @@ from planaria_common.errors import (
 from planaria_common.grpcclient import bearer, open_channel, rpc_errors
 from planaria_common.grpcserver import GrpcServer
 from planaria_common.grpcwire import is_healthy
-from planaria_common.logging import configure_logging
+from planaria_common.logging import configure_logging, drain_logs
 
 SERVICE = "test.v1.EchoService"
 TOKEN = "right"
@@ -154,6 +154,7 @@ async def test_a_defect_is_logged_here_and_not_shown_there(server: GrpcServer) -
     with pytest.raises(InternalError) as caught:
         await call(server, "defect")
     assert "letters" not in str(caught.value)
+    drain_logs(30)
     line = json.loads(log.getvalue())
     assert line["event"] == "rpc_failed"
     assert "no user of 7 letters" in line["exception"][0]["exc_value"]

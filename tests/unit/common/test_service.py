@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field, NonNegativeInt
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.logging import configure_logging, get_logger
+from planaria_common.logging import configure_logging, drain_logs, get_logger
 from planaria_common.service import announce_ready, run_service, stop_signal
 from planaria_common.settings import CommaSeparated, ServiceSettings, load_settings
 
@@ -97,6 +97,7 @@ def test_log_lines_are_events_with_fields() -> None:
     get_logger("part").info("node_lost", node_id="node-2")
     get_logger("part").debug("not at this level")
     logging.getLogger("library").warning("from %s", "elsewhere")
+    drain_logs(30)
     ours, theirs = map(json.loads, log.getvalue().splitlines())
     assert {k: ours[k] for k in ("event", "node_id", "component", "level")} == {
         "event": "node_lost",
@@ -111,6 +112,7 @@ def test_logs_on_a_terminal_are_for_people() -> None:
     log = StringIO()
     configure_logging(component="tester", log_format="console", stream=log)
     get_logger("part").info("node_lost", node_id="node-2")
+    drain_logs(30)
     assert "node_lost" in log.getvalue()
     assert "node_id=node-2" in log.getvalue()
 

@@ -1,7 +1,8 @@
 """One engine's process: started in a process group of its own, watched by pidfd, found again later.
 
 The folder of an engine outlives the agent that made it; `process.json` in it says which process it
-was, with its start time, so that a pid that was given to another process is not mistaken.
+was: its pid, when the kernel started it, counted from the boot of the machine, and which boot that
+was. So no other process is taken for it, wherever somebody sets the clock.
 """
 
 import asyncio
@@ -12,8 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from planaria.local.processes import (
+    ProcessIdentity,
+    boot_id,
+    identify,
+    is_alive,
+    open_process,
+    send_signal,
+)
 from planaria_worker.engine_config import EngineConfig
 
 CONFIG_FILE = "config.json"
@@ -24,47 +31,40 @@ PROCESS_FILE = "process.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcess:
-    """A process known by its pid and its start time.
+    """The process of an engine.
 
     Attributes:
         exit_code: waits for the exit code of a process that has just ended, if this agent started
             it; nobody else can know it.
     """
 
-    pid: int
-    create_time: float
+    identity: ProcessIdentity
     exit_code: Callable[[], int | None] = lambda: None
 
     @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    @property
     def is_alive(self) -> bool:
-        try:
-            process = psutil.Process(self.pid)
-            return process.create_time() == self.create_time and (
-                process.status() != psutil.STATUS_ZOMBIE
-            )
-        except psutil.NoSuchProcess:
-            return False
+        return is_alive(self.identity)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the process has ended."""
-        if self.is_alive:
-            os.kill(self.pid, number)
+        send_signal(self.identity, number)
 
     async def wait(self) -> int | None:
         """Wait until the process has ended; its exit code, negative for a signal, if known."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return await asyncio.to_thread(self.exit_code)
-        try:
-            if self.is_alive:
+        descriptor = open_process(self.identity)
+        if descriptor is not None:
+            try:
                 loop.add_reader(descriptor, ended.set)
                 await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
         return await asyncio.to_thread(self.exit_code)
 
 
@@ -74,13 +74,12 @@ def record_process(folder: Path, pid: int, exit_code: Callable[[], int | None]) 
     Raises:
         OSError: the folder cannot be written, or the process has ended already.
     """
-    try:
-        create_time = psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        raise ProcessLookupError(f"process {pid} ended at once") from None
-    facts = {"pid": pid, "create_time": create_time}
+    identity = identify(pid)
+    if identity is None:
+        raise ProcessLookupError(f"process {pid} ended at once")
+    facts = {"pid": pid, "start_ticks": identity.start_ticks, "boot_id": boot_id()}
     (folder / PROCESS_FILE).write_text(json.dumps(facts), encoding="utf-8")
-    return EngineProcess(pid=pid, create_time=create_time, exit_code=exit_code)
+    return EngineProcess(identity=identity, exit_code=exit_code)
 
 
 Launch = Callable[[Path, EngineConfig], EngineProcess]
@@ -91,7 +90,9 @@ def find_engine(folder: Path) -> EngineProcess | None:
     """Return the process recorded in a folder, if it is still the same and alive."""
     try:
         facts = json.loads((folder / PROCESS_FILE).read_text(encoding="utf-8"))
-        process = EngineProcess(pid=int(facts["pid"]), create_time=float(facts["create_time"]))
+        identity = ProcessIdentity(pid=int(facts["pid"]), start_ticks=int(facts["start_ticks"]))
+        is_of_this_boot = facts["boot_id"] == boot_id()
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return process if process.is_alive else None
+    process = EngineProcess(identity=identity)
+    return process if is_of_this_boot and process.is_alive else None

@@ -18,7 +18,7 @@ from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
 from planaria.api.worker.v1.report_pb2 import DirectiveResult, EngineSnapshot, Failure, Stopped
 from planaria_common.clock import SystemClock
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_common.logging import configure_logging, get_logger
+from planaria_common.logging import configure_logging, drain_logs, get_logger
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.process.control import Control
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 EXIT_NOT_PREPARED = 1
 EXIT_LEASE_EXPIRED = 3
 _LEAVE_SECONDS = 2.0
+_LOG_SECONDS = 0.5
 
 _log = get_logger("engine")
 
@@ -148,10 +149,12 @@ class EngineProcess:
 
     def _exit(self, code: int) -> None:
         self._control.take_leave(_LEAVE_SECONDS)
+        drain_logs(_LOG_SECONDS)
         os._exit(code)  # nothing to save, and a thread may be stuck in a library
 
     def _lease_expired(self) -> None:
         _log.warning("lease_expired")
+        drain_logs(_LOG_SECONDS)
         os._exit(EXIT_LEASE_EXPIRED)
 
 
