@@ -30,7 +30,7 @@ from planaria_coordinator.domain.job.decide import Decision, decide, give_up
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.job.job import Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun, Moment
-from planaria_coordinator.domain.job.signals import Signal, StillWaits
+from planaria_coordinator.domain.job.signals import Restarted, Signal, StillWaits
 from planaria_coordinator.domain.placement.ask_planner import contingency_query
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
 
@@ -185,6 +185,11 @@ class JobActor:
                 batch.append(self._signals.get_nowait())
             try:
                 await self._handle([signal for signal, _ in batch])
+            except Exception:
+                # What is stored may not have been sent: begin again from there, as at a start.
+                log.exception("job_interrupted", job_id=self.job_id)
+                await asyncio.sleep(self._dependencies.options.store_retry_seconds)
+                self.post(Restarted())
             finally:
                 self._num_open -= len(batch)
                 for _, done in batch:

@@ -1,5 +1,6 @@
 """Which job gets which nodes: jobs that wait first, then those that could grow."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -47,6 +48,8 @@ class Scheduler:
                 await self.round()
             except Exception:
                 log.exception("scheduling_failed")
+                await asyncio.sleep(self._state.options.store_retry_seconds)
+                wanted.set()
             self.is_idle = not wanted.is_set()
 
     async def round(self) -> None:

@@ -1,0 +1,50 @@
+"""A defect or an outage in the middle of something: the job goes on all the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from planaria_coordinator.application.jobs.job_actor import JobActor
+from planaria_coordinator.application.scheduling.scheduler import Scheduler
+from planaria_coordinator.domain.job.job import JobState
+from unit.coordinator.simulation.world import World, running_world
+
+
+def failing_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that raises before it does its work for the first time."""
+    failed: list[bool] = []
+
+    def fail_first(*arguments: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("a defect")
+        return function(*arguments)
+
+    return fail_first
+
+
+async def test_a_job_whose_directives_were_not_sent_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are stored: the job begins again from there, as after a restart."""
+    world = await running_world(4)
+    await world.train(2)
+    monkeypatch.setattr(JobActor, "_act", failing_once(JobActor._act))
+    await world.kill_node("n1")
+    await world.advance(2)
+    await world.train(3)
+    assert (await world.job()).state is JobState.RUNNING
+    assert world.recoveries[-1].nodes_lost == ("n1",)
+
+
+async def test_a_round_of_the_scheduler_that_fails_is_held_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else may happen that would have it look at the jobs."""
+    world = World()
+    await world.start(4)
+    monkeypatch.setattr(Scheduler, "round", failing_once(Scheduler.round))
+    await world.submit()
+    await world.settle()
+    assert (await world.job()).state is JobState.RUNNING
