@@ -60,6 +60,8 @@ class SharedState:
         self.node_lock = asyncio.Lock()
         """Held while a node's state changes in memory and in the database."""
         self.scheduling_wanted = asyncio.Event()
+        self.schedule_again_seconds: float | None = None
+        """When to look at all jobs again after a round that failed, on the monotonic clock."""
         self.log_lines: list[LogLine] = []
         """Not yet written."""
         self.results: list[DirectiveResult] = []

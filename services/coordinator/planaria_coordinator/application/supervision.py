@@ -61,6 +61,10 @@ class Supervisor:
         self._last_tick_seconds = now
         if stall_seconds > self._state.options.node_deadline_seconds / 2:
             self._forgive(stall_seconds)
+        again_seconds = self._state.schedule_again_seconds
+        if again_seconds is not None and again_seconds <= now:
+            self._state.schedule_again_seconds = None
+            self._state.scheduling_wanted.set()
         await declare_lost_nodes(self._state)
         absent = frozenset(e.node.id for e in self._state.nodes if e.wire is None)
         for actor in tuple(self._state.actors.values()):

@@ -46,5 +46,5 @@ async def test_a_round_of_the_scheduler_that_fails_is_held_again(
     await world.start(4)
     monkeypatch.setattr(Scheduler, "round", failing_once(Scheduler.round))
     await world.submit()
-    await world.settle()
+    await world.advance(2)
     assert (await world.job()).state is JobState.RUNNING

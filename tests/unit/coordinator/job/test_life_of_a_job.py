@@ -229,61 +229,64 @@ async def test_a_job_can_be_cancelled_in_any_phase(kind: str) -> None:
     assert (await world.job()).state is JobState.RUNNING
 
 
-async def test_data_that_differs_fails_the_job_and_names_node_and_path() -> None:
+async def test_a_node_whose_data_differs_is_done_without() -> None:
     """The one that differs from the others is named."""
     world = World()
     await world.start(3)
     world.agents["n0"].data_digest = "other"
     await world.submit()
-    job = await world.job()
-    assert job.state is JobState.FAILED
-    assert job.error is not None
-    assert job.error.reason is ErrorReason.DATA_MISMATCH
-    assert job.error.metadata == {"node_id": "n0", "path": "corpus.txt"}
-    assert not world.engines()
+    assert (await world.job()).state is JobState.RUNNING
+    (refused,) = (event for event in world.events if event.type == "node_refused")
+    assert refused.node_id == "n0"
+    assert "n0 sees other contents at corpus.txt than n1" in refused.message
+    assert len(world.members()) == 2
 
 
-async def test_an_environment_that_differs_fails_only_a_reproducible_job() -> None:
+async def test_a_node_of_another_environment_is_refused_by_a_reproducible_job_alone() -> None:
     world = World()
     await world.start(2)
     world.agents["n1"].fingerprint = {"torch": "3"}
-    await world.submit()
-    job = await world.job()
-    assert job.error is not None
-    assert job.error.reason is ErrorReason.ENVIRONMENT_MISMATCH
-    assert job.error.message == ("n1 has torch 3, n0 has 2: a reproducible job needs them equal")
     await world.submit(training={"reproducible": False})
-    assert (await world.job()).state is JobState.RUNNING
+    assert len(world.members()) == 2
+    await world.coordinator.jobs.cancel(world.job_id)
+    await world.settle()
+    await world.submit()
+    assert world.run.refused == {
+        "n1": "n1 has torch 3, n0 has 2: a reproducible job needs them equal"
+    }
 
 
-async def test_engines_that_cannot_talk_to_each_other_fail_any_job() -> None:
+async def test_engines_that_cannot_talk_to_each_other_serve_no_job_together() -> None:
     """NCCL and gloo do not meet, whatever is said of the arithmetic."""
     world = World()
     await world.start(2)
     world.agents["n0"].fingerprint = {"transport": "gloo_via_host"}
     world.agents["n1"].fingerprint = {"transport": "nccl"}
     await world.submit(training={"reproducible": False})
-    job = await world.job()
-    assert job.error is not None
-    assert job.error.reason is ErrorReason.ENVIRONMENT_MISMATCH
-    assert job.error.message == (
-        "n1 has transport nccl, n0 has gloo_via_host: every job needs them equal"
-    )
+    assert world.run.refused == {
+        "n1": "n1 has transport nccl, n0 has gloo_via_host: every job needs them equal"
+    }
 
 
-async def test_unusable_data_fails_the_job_with_what_the_agent_says() -> None:
+@pytest.mark.parametrize("refusing", [("n1",), ("n0", "n1", "n2")])
+async def test_data_that_no_node_can_use_fails_the_job(refusing: tuple[str, ...]) -> None:
+    """With what the last agent says; a node that alone cannot is done without."""
     world = World()
-    await world.start(2)
-    world.agents["n1"].refusal = Failure(
-        reason=ErrorReason.DATA_UNUSABLE,
-        message="n1: corpus.txt: no such file",
-        metadata={"node_id": "n1", "path": "corpus.txt"},
-    )
+    await world.start(3)
+    for node_id in refusing:
+        world.agents[node_id].refusal = Failure(
+            reason=ErrorReason.DATA_UNUSABLE,
+            message=f"{node_id}: corpus.txt: no such file",
+            metadata={"node_id": node_id, "path": "corpus.txt"},
+        )
     await world.submit()
     job = await world.job()
+    if refusing == ("n1",):
+        assert (job.state, len(world.members())) == (JobState.RUNNING, 2)
+        return
     assert job.state is JobState.FAILED
     assert job.error is not None
-    assert job.error.message == "n1: corpus.txt: no such file"
+    assert job.error.message == "n2: corpus.txt: no such file"
 
 
 async def test_an_engine_that_does_not_start_is_tried_again_and_then_done_without() -> None:

@@ -26,7 +26,7 @@ from planaria_coordinator.domain.job.actions import (
     SaveGeneration,
     Send,
 )
-from planaria_coordinator.domain.job.decide import Decision, decide, give_up
+from planaria_coordinator.domain.job.decide import Decision, decide, start_over
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.job.job import Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun, Moment
@@ -236,7 +236,12 @@ class JobActor:
             decision = decide(now, run, signal, limits)
         except Exception as error:
             log.exception("decision_failed", job_id=self.job_id, signal=type(signal).__name__)
-            return give_up(now, run, f"{type(error).__name__} at {type(signal).__name__}", limits)
+            detail = f"{type(error).__name__} at {type(signal).__name__}"
+            try:
+                return start_over(now, run, detail, limits)
+            except Exception:  # whatever comes next is decided on from here
+                log.exception("decision_dropped", job_id=self.job_id)
+                return Decision(run=run, actions=(), reason="", durable=False)
         if decision.reason:
             log.info(
                 "decided",

@@ -1,6 +1,5 @@
 """Which job gets which nodes: jobs that wait first, then those that could grow."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from planaria_coordinator.domain.placement.planner_query import PlanQuery
 from planaria_coordinator.domain.placement.replicas import holdings_by_node, holdings_of_placement
 from planaria_coordinator.domain.recovery.transition import Cause, Phase
 
+_RETRY_SECONDS = 1.0
 _NO_LIMIT = 1 << 30
 
 log = get_logger("scheduling")
@@ -48,8 +48,8 @@ class Scheduler:
                 await self.round()
             except Exception:
                 log.exception("scheduling_failed")
-                await asyncio.sleep(self._state.options.store_retry_seconds)
-                wanted.set()
+                now = self._state.clock.monotonic()
+                self._state.schedule_again_seconds = now + _RETRY_SECONDS
             self.is_idle = not wanted.is_set()
 
     async def round(self) -> None:
@@ -57,7 +57,7 @@ class Scheduler:
         await self._note_drained()
         for actor in tuple(self._state.actors.values()):
             run = actor.run
-            if run.state.is_terminal or run.pause_wanted:
+            if run.state.is_terminal or run.pause_wanted or (run.waits and run.rests):
                 continue
             try:
                 if run.state is JobState.PENDING and run.transition is None:

@@ -10,6 +10,7 @@ from planaria_coordinator.domain.job.ending import fail, pause_waiting
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.start_of_training import (
     difference_to_reference,
+    refuse_node,
     start_training,
 )
 from planaria_coordinator.domain.job.turn import Turn
@@ -68,14 +69,14 @@ def on_prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
 
 
 def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
-    """An engine could not start: try again, do without its node, or give up the job."""
+    """An engine could not start: try again, or do without its node.
+
+    A job that has not trained fails when it could start on none of its nodes.
+    """
     if engine.id in turn.run.engines:
         turn.remove_engines([engine.id])
     retryable = failure.reason in _WORTH_ANOTHER_TRY
     starting = not turn.run.has_trained
-    if starting and not retryable:
-        fail(turn, failure.reason, failure.message, failure.metadata)
-        return
     turn.emit("engine_not_started", failure.message, node_id=engine.node_id)
     awaited = turn.run.transition is not None and (
         engine.node_id in turn.run.transition.awaited_nodes
@@ -85,7 +86,7 @@ def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
             turn.create_engine(engine.node_id, engine.accelerator)
         return
     refuse_node(turn, engine.node_id, failure.message)
-    if starting and len(turn.run.nodes) < turn.run.nodes_per_replica:
+    if starting and not turn.run.nodes:
         fail(turn, failure.reason, failure.message, failure.metadata)
         return
     check_prepared(turn)
@@ -102,14 +103,6 @@ def note_failure(turn: Turn, node_id: str) -> int:
     times = (*recent, turn.now.time)
     turn.change(failure_times={**turn.run.failure_times, node_id: times})
     return len(times)
-
-
-def refuse_node(turn: Turn, node_id: str, reason: str) -> None:
-    """Do without a node for the rest of this job."""
-    turn.change(refused={**turn.run.refused, node_id: reason})
-    turn.stop_engines([e.id for e in turn.run.engines.values() if e.node_id == node_id], reason)
-    turn.release_empty_nodes()
-    turn.emit("node_refused", f"{node_id} cannot serve this job: {reason}", node_id=node_id)
 
 
 def check_prepared(turn: Turn) -> None:

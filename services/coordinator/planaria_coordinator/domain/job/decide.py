@@ -89,14 +89,16 @@ from planaria_coordinator.domain.job.signals import (
     Tick,
     UserRequest,
 )
+from planaria_coordinator.domain.job.start_of_training import refuse_node
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.job.waiting import still_waits
+from planaria_coordinator.domain.job.waiting import end_rest, set_back, still_waits
 from planaria_coordinator.domain.placement.choose_plan import plan_arrived, plan_refused
 from planaria_coordinator.domain.recovery import lost_engines
 from planaria_coordinator.domain.recovery.activation import activation_failed, on_activated
 from planaria_coordinator.domain.recovery.broken_communication import (
     engine_disturbed,
     engines_stuck,
+    fence_everybody,
     restart_disturbance,
 )
 from planaria_coordinator.domain.recovery.copy_layers import copy_failed, on_copied
@@ -116,7 +118,7 @@ from planaria_coordinator.domain.recovery.opening import (
     carried_history,
     open_again,
     open_online_change,
-    retry_or_give_up,
+    retry,
 )
 from planaria_coordinator.domain.recovery.overdue import overdue
 from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
@@ -147,7 +149,7 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
         _dispatch(turn, signal)
         while turn.silent_engines or turn.retry_reason:
             lost_engines.lose_silent_engines(turn)
-            retry_or_give_up(turn)
+            retry(turn)
         advance_online_change(turn)
         checkpoint_protocol.give_up_what_is_lost(turn)
         end_when_checkpointed(turn)
@@ -214,9 +216,8 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
                 online_plan_refused(turn, signal)
             else:
                 plan_refused(turn, signal)
-        case JobFaulted(engine_id=engine_id, failure=failure):
-            if not engine_id or engine_id in turn.run.engines:
-                fail(turn, failure.reason, failure.message, failure.metadata)
+        case JobFaulted():
+            _job_faulted(turn, signal)
         case Stalled(seconds=seconds):
             _shift_deadlines(turn, seconds)
         case Restarted():
@@ -293,7 +294,7 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
         case "roll_forward":
             on_rolled_forward(turn, pending, None)
         case "copy" if failure.reason in (ErrorReason.INIT_UNUSABLE, ErrorReason.INIT_MISMATCH):
-            fail(turn, failure.reason, failure.message, failure.metadata)
+            _initial_state_failed(turn, pending, failure)
         case "copy":
             copy_failed(turn, pending, failure.message)
         case "write_checkpoint":
@@ -312,6 +313,26 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
             turn.silent_engines[pending.engine_id] = f"{pending.kind} failed: {failure.message}"
 
 
+def _initial_state_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
+    """Do without a node that cannot read it; the job fails when none can."""
+    refuse_node(turn, pending.node_id, failure.message)
+    if turn.run.nodes:
+        turn.retry_reason = failure.message
+    else:
+        fail(turn, failure.reason, failure.message, failure.metadata)
+
+
+def _job_faulted(turn: Turn, signal: JobFaulted) -> None:
+    """Fail for numbers that were refused; stop for what may heal, and try again."""
+    failure = signal.failure
+    if not signal.engine_id or failure.reason is ErrorReason.GRADIENT_OUT_OF_RANGE:
+        if not signal.engine_id or signal.engine_id in turn.run.engines:
+            fail(turn, failure.reason, failure.message, failure.metadata)
+    elif signal.engine_id in turn.run.required_engines and turn.run.trains:
+        set_back(turn, failure.message)
+        fence_everybody(turn, turn.now.time, failure.message)
+
+
 def _step_committed(turn: Turn, signal: StepCommitted) -> None:
     """Note a step; if this is lost with the coordinator, engines report it again."""
     turn.run = turn.run.with_evaluation(signal.record)
@@ -323,6 +344,7 @@ def _step_committed(turn: Turn, signal: StepCommitted) -> None:
         last_commit_time=signal.commit_time,
         last_step_seconds=signal.step_seconds,
         num_disturbances=0,
+        setback=None,
     )
 
 
@@ -354,6 +376,7 @@ def _restarted(turn: Turn) -> None:
     _restart_deadlines(turn)
     restart_disturbance(turn)
     checkpoint_protocol.restart_deadlines(turn)
+    end_rest(turn)
     transition = turn.run.transition
     if transition is None or transition.phase is Phase.PREPARING:
         return
@@ -367,10 +390,17 @@ def _restarted(turn: Turn) -> None:
     open_again(turn, reason, counts=False, mode=mode)
 
 
-def give_up(now: Moment, run: JobRun, detail: str, limits: Limits) -> Decision:
-    """Fail a job that a defect of ours keeps from going on: better loudly than never."""
+def start_over(now: Moment, run: JobRun, detail: str, limits: Limits) -> Decision:
+    """Go on from a fence where a defect of ours kept a signal from being decided on.
+
+    Whoever was lost does not answer it. With each time the job rests longer before it plans again.
+    """
     turn = Turn(now=now, run=run, limits=limits)
-    if not run.state.is_terminal:
-        message = f"a defect in the coordinator ({detail}); its log has the details"
-        fail(turn, ErrorReason.INTERNAL, message, {"part": "coordinator"})
+    reason = f"a defect in the coordinator ({detail}); its log has the details"
+    if run.transition is not None and run.transition.phase is not Phase.PREPARING:
+        set_back(turn, reason)
+        open_again(turn, reason, counts=False)
+    elif run.trains:
+        set_back(turn, reason)
+        fence_everybody(turn, now.time, reason)
     return Decision(run=turn.run, actions=tuple(turn.actions), reason=detail, durable=turn.durable)

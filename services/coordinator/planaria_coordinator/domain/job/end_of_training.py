@@ -86,12 +86,7 @@ def _agreed_digests(turn: Turn) -> dict[int, str] | None:
                 differing.add(layer)
     absent = set(range(turn.run.requirements.num_layers)) - by_layer.keys()
     if absent:
-        fail(
-            turn,
-            ErrorReason.INTERNAL,
-            f"no engine digested layers {_listed(absent)}",
-            {"part": "engine", "layers": _listed(absent)},
-        )
+        turn.retry_reason = f"no engine digested layers {_listed(absent)}"
         return None
     if differing:
         message = f"replicas of layers {_listed(differing)} differ at the end"
@@ -109,7 +104,9 @@ def _listed(layers: set[int]) -> str:
 def _begin_export(turn: Turn) -> None:
     run, transition = turn.run, turn.transition
     holdings = transition.holdings
-    writer = min(holdings, key=lambda engine_id: (-len(holdings[engine_id]), engine_id))
+    writers = sorted(holdings, key=lambda engine_id: (-len(holdings[engine_id]), engine_id))
+    num_tries = transition.history.num_attempts + (run.setback.num_tries if run.setback else 0)
+    writer = writers[num_tries % len(writers)]
     layers = tuple(
         LayerSource(
             layer=layer,
@@ -146,8 +143,5 @@ def on_exported(turn: Turn, outcome: Exported) -> None:
 
 
 def export_failed(turn: Turn, failure: Failure) -> None:
-    """A source may have died: try again. Anything else the next try would meet as well."""
-    if failure.reason in (ErrorReason.COPY_FAILED, ErrorReason.ENGINE_FAILED):
-        turn.retry_reason = f"the output could not be written: {failure.message}"
-    else:
-        fail(turn, failure.reason, failure.message, failure.metadata)
+    """Try again: a source may have died, a disk that is full may have room by then."""
+    turn.retry_reason = f"the output could not be written: {failure.message}"

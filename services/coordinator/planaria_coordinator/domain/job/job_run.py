@@ -63,6 +63,17 @@ class Disturbance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setback:
+    """What keeps a job from going on though it has nodes and state: it is tried again."""
+
+    reason: str
+    num_tries: int = 1
+    """Since the last committed step: with each the pause before the next doubles."""
+    retry_seconds: float | None = None
+    """When the pause ends, on the monotonic clock; None: it has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
     """A job's coordination."""
 
@@ -130,6 +141,8 @@ class JobRun:
     disturbance: Disturbance | None = None
     num_disturbances: int = 0
     """Communicators that broke with everyone alive, since the last committed step."""
+    setback: Setback | None = None
+    """Since the last committed step."""
     num_recoveries: int = 0
     suspected: dict[str, Recovery] = field(default_factory=dict)
     """By node that lost an engine and has had none since: the recovery that reported it.
@@ -161,6 +174,11 @@ class JobRun:
     def waits(self) -> bool:
         """Whether it has no plan, and goes on by itself when there can be one."""
         return self.state in (JobState.PENDING, JobState.WAITING)
+
+    @property
+    def rests(self) -> bool:
+        """Whether it pauses before it tries again what went wrong."""
+        return self.setback is not None and self.setback.retry_seconds is not None
 
     @property
     def unreported_recovery(self) -> TransitionHistory | None:
@@ -238,4 +256,6 @@ class JobRun:
         deadlines += [c.deadline_seconds for c in self.checkpoints.values() if not c.sealer]
         if self.disturbance is not None:
             deadlines.append(self.disturbance.deadline_seconds)
+        if self.setback is not None and self.setback.retry_seconds is not None:
+            deadlines.append(self.setback.retry_seconds)
         return min(deadlines, default=None)

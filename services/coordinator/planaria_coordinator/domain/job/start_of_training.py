@@ -8,7 +8,7 @@ from planaria_common.words import counted
 from planaria_coordinator.domain.engines.directive import InitialState
 from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import Failure
-from planaria_coordinator.domain.job.ending import fail, park
+from planaria_coordinator.domain.job.ending import park
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import reported_layers
@@ -31,9 +31,11 @@ def start_training(turn: Turn) -> None:
         _take_reference(turn)
         for engine in tuple(turn.run.prepared_engines.values()):
             difference = difference_to_reference(turn, engine)
-            if difference is not None:
-                fail(turn, difference.reason, difference.message, difference.metadata)
-                return
+            if difference is not None and engine.id in turn.run.engines:
+                refuse_node(turn, engine.node_id, difference.message)
+        if len(turn.run.usable_nodes) < run.nodes_per_replica:
+            start_training(turn)
+            return
     if run.pause_wanted:
         park(turn, JobState.PAUSED, "the job is paused before its first step")
     else:
@@ -72,6 +74,14 @@ def _take_reference(turn: Turn) -> None:
             ties_embeddings=reference.ties_embeddings,
         )
         turn.change(requirements=known)
+
+
+def refuse_node(turn: Turn, node_id: str, reason: str) -> None:
+    """Do without a node for the rest of this job."""
+    turn.change(refused={**turn.run.refused, node_id: reason})
+    turn.stop_engines([e.id for e in turn.run.engines.values() if e.node_id == node_id], reason)
+    turn.release_empty_nodes()
+    turn.emit("node_refused", f"{node_id} cannot serve this job: {reason}", node_id=node_id)
 
 
 def difference_to_reference(turn: Turn, engine: Engine) -> Failure | None:

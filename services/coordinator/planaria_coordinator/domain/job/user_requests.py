@@ -115,7 +115,7 @@ def follow_up(turn: Turn) -> None:
     elif run.pause_wanted:
         history = new_history(turn, Cause.PAUSED)
         open_transition(turn, history, "pause is wanted", mode=QuiesceMode.AT_COMMIT)
-    elif leaving := _leaving_nodes(turn):
+    elif not run.rests and (leaving := _leaving_nodes(turn)):
         history = new_history(turn, Cause.NODE_DRAINED)
         open_online_change(turn, history, f"{', '.join(leaving)} is to be freed")
 

@@ -1,8 +1,51 @@
 """Why a job waits: one event for each reason, shown for as long as it waits."""
 
+from dataclasses import replace
+
 from planaria_common.words import counted, counted_of
-from planaria_coordinator.domain.job.job_run import JobRun
+from planaria_coordinator.domain.job.ending import park
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job_run import JobRun, Setback
 from planaria_coordinator.domain.job.turn import Turn
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+def set_back(turn: Turn, reason: str) -> None:
+    """Have the job rest for a while before it plans again; the caller brings its engines to park.
+
+    The pause doubles with each time, until a step is committed.
+    """
+    num_tries = 1 if turn.run.setback is None else turn.run.setback.num_tries + 1
+    pause_seconds = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(num_tries - 1, 10))
+    setback = Setback(
+        reason=reason, num_tries=num_tries, retry_seconds=turn.now.seconds + pause_seconds
+    )
+    turn.change(setback=setback)
+
+
+def rest(turn: Turn) -> None:
+    """Park until the pause is over: the scheduler then lets the job go on."""
+    setback = turn.run.setback
+    if setback is None:
+        raise AssertionError("nothing has set the job back")
+    park(turn, JobState.WAITING if turn.run.has_trained else JobState.PENDING, setback.reason)
+    announce_waiting(turn, f"{setback.reason}; it tries again by itself")
+
+
+def end_rest(turn: Turn) -> None:
+    """Let the job try again."""
+    if turn.run.setback is not None and turn.run.rests:
+        turn.change(setback=replace(turn.run.setback, retry_seconds=None))
+        turn.because("it is tried again")
+
+
+def rest_overdue(turn: Turn) -> None:
+    """End a pause that has lasted long enough."""
+    retry_seconds = turn.run.setback.retry_seconds if turn.run.setback is not None else None
+    if retry_seconds is not None and retry_seconds <= turn.now.seconds:
+        end_rest(turn)
 
 
 def still_waits(turn: Turn, reason: str) -> None:

@@ -11,7 +11,7 @@ from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.job.waiting import announce_waiting, too_few_nodes
+from planaria_coordinator.domain.job.waiting import announce_waiting, rest, set_back, too_few_nodes
 from planaria_coordinator.domain.placement.ask_planner import nodes_to_plan_on, plan_query
 from planaria_coordinator.domain.placement.placement import Placement, peak_of
 from planaria_coordinator.domain.placement.plan import Plan, plan_problem
@@ -24,10 +24,22 @@ from planaria_coordinator.domain.recovery.activation import begin_activation
 from planaria_coordinator.domain.recovery.copy_layers import begin_copying
 from planaria_coordinator.domain.recovery.transition import Phase, TransitionHistory
 
+_REFUSES_THE_JOB = (
+    ErrorReason.MODEL_DOES_NOT_FIT,
+    ErrorReason.NOT_ENOUGH_MICROBATCHES,
+    ErrorReason.FAULT_TOLERANCE_IMPOSSIBLE,
+    ErrorReason.INVALID_ARGUMENT,
+    ErrorReason.INVALID_PROFILE,
+)
+"""What the planner says of a job that is wrong by itself."""
+
 
 def choose_plan(turn: Turn) -> None:
     """Enter PLANNING, and go on at once when the answer was there before the reports."""
     run = turn.run
+    if run.rests:
+        rest(turn)
+        return
     num_nodes = len(nodes_to_plan_on(run))
     if num_nodes < run.nodes_per_replica:
         _wait_for_nodes(turn, num_nodes)
@@ -61,7 +73,7 @@ def plan_arrived(turn: Turn, query: PlanQuery, answer: PlanAnswer) -> None:
 
 
 def plan_refused(turn: Turn, signal: PlanRefused) -> None:
-    """Ask for less, wait for nodes, or give up."""
+    """Ask for less, or wait; before the first step a job that no nodes could run fails."""
     query, reason, message = signal.query, signal.reason, signal.message
     if turn.run.transition is None or turn.transition.query != query:
         return
@@ -76,8 +88,11 @@ def plan_refused(turn: Turn, signal: PlanRefused) -> None:
         state = JobState.WAITING if turn.run.has_trained else JobState.PENDING
         park(turn, state, message)
         announce_waiting(turn, message)
-    else:
+    elif reason in _REFUSES_THE_JOB and not turn.run.has_trained:
         fail(turn, reason, message, signal.metadata)
+    else:
+        set_back(turn, message)
+        rest(turn)
 
 
 def wants_less(turn: Turn, signal: PlanRefused) -> bool:
@@ -90,7 +105,10 @@ def wants_less(turn: Turn, signal: PlanRefused) -> bool:
 
 
 def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
-    """Make the planner's answer the target of the transition; False when it makes no sense."""
+    """Make the planner's answer the target of the transition; False when it makes no sense.
+
+    Then the job has been set back: the planner is asked again later.
+    """
     run, transition = turn.run, turn.transition
     problem = plan_problem(
         answer.plan,
@@ -99,7 +117,7 @@ def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
         node_ids=frozenset(run.usable_nodes),
     )
     if problem is not None:
-        fail(turn, ErrorReason.INTERNAL, f"the planner is wrong: {problem}", {"part": "planner"})
+        set_back(turn, f"the planner is wrong: {problem}")
         return False
     stage_engines = assign_engines(answer.plan, run.engines.values())
     target = Placement(
@@ -135,6 +153,8 @@ def _with_joiners(run: JobRun, history: TransitionHistory, plan: Plan) -> Transi
 
 def _adopt(turn: Turn, answer: PlanAnswer) -> None:
     if not adopt_plan(turn, answer):
+        turn.note(query=None, answer=None)
+        rest(turn)
         return
     transition = turn.transition
     target = turn.target

@@ -3,14 +3,13 @@
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job_run import Disturbance
 from planaria_coordinator.domain.job.signals import (
     EngineDisturbed,
     EnginesStuck,
 )
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.waiting import set_back
 from planaria_coordinator.domain.recovery.lost_engines import (
     MAX_MESSAGE_CHARACTERS,
     account_detection,
@@ -27,10 +26,10 @@ def engines_stuck(turn: Turn, signal: EnginesStuck) -> None:
     """Fence the job: the engine that hangs will not answer."""
     if turn.run.trains:
         since = turn.now.time - timedelta(seconds=signal.seconds)
-        _fence_everybody(turn, since, f"no engine has advanced for {signal.seconds:.1f} s")
+        fence_everybody(turn, since, f"no engine has advanced for {signal.seconds:.1f} s")
 
 
-def _fence_everybody(turn: Turn, fault_time: datetime, reason: str) -> None:
+def fence_everybody(turn: Turn, fault_time: datetime, reason: str) -> None:
     """Fence every engine although none is known to be lost."""
     account_detection(turn, fault_time)
     if turn.run.transition is None or turn.transition.phase is Phase.PREPARING:
@@ -78,13 +77,11 @@ def disturbance_overdue(turn: Turn) -> None:
         return
     turn.change(disturbance=None, num_disturbances=turn.run.num_disturbances + 1)
     if turn.run.num_disturbances > turn.limits.num_attempts:
-        message = f"communication broke {turn.run.num_disturbances} times: {disturbance.message}"
-        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": disturbance.message})
-        return
+        set_back(turn, f"communication broke again and again: {disturbance.message}")
     turn.emit(
         "communication_broke",
         f"{disturbance.engine_id} cannot continue: {disturbance.message[:MAX_MESSAGE_CHARACTERS]}",
         engine_id=disturbance.engine_id,
     )
     reason = f"communication broke at {disturbance.engine_id}"
-    _fence_everybody(turn, disturbance.fault_time, reason)
+    fence_everybody(turn, disturbance.fault_time, reason)

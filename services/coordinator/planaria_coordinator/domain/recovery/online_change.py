@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import QuiesceMode
-from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.waiting import set_back
 from planaria_coordinator.domain.placement.ask_planner import ask_early, nodes_to_plan_on
 from planaria_coordinator.domain.placement.choose_plan import wants_less
 from planaria_coordinator.domain.placement.placement import Placement
@@ -77,10 +77,10 @@ def online_plan_refused(turn: Turn, signal: PlanRefused) -> None:
             needed = max(turn.run.nodes_per_replica, len(signal.query.nodes) + 1)
             turn.change(nodes_per_replica=needed)
         stay(turn, signal.message)
-    elif turn.transition.history.cause is Cause.NODE_JOINED:
-        stay(turn, signal.message)  # engines that train go on
     else:
-        fail(turn, signal.reason, signal.message, signal.metadata)
+        if turn.transition.history.cause is not Cause.NODE_JOINED:
+            set_back(turn, signal.message)  # else it is asked for again at once
+        stay(turn, signal.message)
 
 
 def stay(turn: Turn, reason: str) -> None:

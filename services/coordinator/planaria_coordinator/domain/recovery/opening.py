@@ -3,14 +3,13 @@
 from dataclasses import replace
 from datetime import datetime
 
-from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.preparing import begin_preparing
-from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.start_of_training import choose_first_plan
 from planaria_coordinator.domain.job.time_account import Activity, TimeAccount
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.waiting import set_back
 from planaria_coordinator.domain.placement.ask_planner import begin_online_planning, horizon_seconds
 from planaria_coordinator.domain.recovery.fencing import begin_quiescing
 from planaria_coordinator.domain.recovery.transition import (
@@ -182,8 +181,8 @@ def carried_history(turn: Turn) -> TransitionHistory:
     return replace(history, copied_bytes=history.copied_bytes + turn.transition.copied_bytes)
 
 
-def retry_or_give_up(turn: Turn) -> None:
-    """Begin the transition again when it failed with everyone alive, a few times.
+def retry(turn: Turn) -> None:
+    """Begin the transition again when it failed with everyone alive; after a few times, rest first.
 
     Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
     somebody has died whose loss is reported later. If it was something else, everyone is parked.
@@ -192,8 +191,8 @@ def retry_or_give_up(turn: Turn) -> None:
     if not reason or turn.run.transition is None:
         return
     if turn.transition.history.num_attempts + 1 >= turn.limits.num_attempts:
-        message = f"{turn.limits.num_attempts} attempts failed: {reason}"
-        fail(turn, ErrorReason.ENGINE_FAILED, message, {"detail": reason})
+        set_back(turn, f"{turn.limits.num_attempts} attempts failed: {reason}")
+        open_again(turn, reason)
     else:
         transition = turn.transition
         goes_on = (

@@ -9,6 +9,7 @@ from planaria_coordinator.domain.engines.preparing import (
     prepare_failed,
 )
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.waiting import rest_overdue
 from planaria_coordinator.domain.recovery.broken_communication import disturbance_overdue
 from planaria_coordinator.domain.recovery.handover import staging_overdue
 from planaria_coordinator.domain.recovery.opening import (
@@ -20,6 +21,7 @@ from planaria_coordinator.domain.recovery.transition import Phase
 def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
     """Act on what has not been answered in time, where there is an agent that could answer."""
     disturbance_overdue(turn)
+    rest_overdue(turn)
     checkpoint_protocol.overdue(turn)
     late = sorted(
         (

@@ -11,6 +11,7 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.resume_advice import resume_advice
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.waiting import rest
 from planaria_coordinator.domain.placement.choose_plan import (
     choose_plan,
     pipelines_in_words,
@@ -40,6 +41,8 @@ def version_reached(turn: Turn) -> None:
     lost = layers_without_replica(transition.holdings, run.requirements.num_layers)
     if lost and version > run.initial_steps:
         state_lost(turn, lost, version)
+    elif run.rests and not kept and not run.pause_wanted:
+        rest(turn)
     elif version >= run.requirements.num_commits:
         steps = run.requirements.steps
         close_recovery(turn, f"all {steps} steps are committed: nothing is left to recover for")
