@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.scheduling.scheduler import Scheduler
 from planaria_coordinator.domain.job.job import JobState
@@ -48,3 +49,20 @@ async def test_a_round_of_the_scheduler_that_fails_is_held_again(
     await world.submit()
     await world.advance(2)
     assert (await world.job()).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [ValueError("NOT NULL constraint"), PlanariaError(ErrorReason.INVALID_ARGUMENT, "NUL", {})],
+)
+async def test_a_job_whose_data_cannot_be_stored_fails_with_the_reason(refusal: Exception) -> None:
+    """It would try for ever; other jobs are not concerned."""
+    world = await running_world(4)
+    world.database.refusal = refusal
+    await world.kill_node("n1")
+    await world.advance(2)
+    job = await world.job()
+    assert job.state is JobState.FAILED
+    assert job.error is not None
+    assert job.error.message == f"the job's data cannot be stored: {refusal}"
+    assert not world.engines()

@@ -1,4 +1,4 @@
-"""What goes wrong though there are nodes and state is tried again, with longer and longer pauses."""
+"""What goes wrong though there are nodes and state is tried again, after longer pauses each time."""
 
 from collections.abc import Callable
 from functools import partial

@@ -13,26 +13,21 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.adapters.database.columns import UnreadableDocumentError
 
-_UNREACHABLE: Final = (
-    OSError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.InsufficientPrivilegeError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.TransactionRollbackError,
+_OF_OUR_MAKING: Final = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.SyntaxOrAccessError,
 )
-_SQLITE_UNUSABLE: Final = frozenset(
+"""Of PostgreSQL's errors: the next try would meet them again. All others are the database's."""
+_SQLITE_OF_OUR_MAKING: Final = frozenset(
     {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_OK,  # what the driver finds by itself
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_MISUSE,
+        sqlite3.SQLITE_RANGE,
     }
 )
 _UNSTORABLE_TEXT: Final = (
@@ -91,7 +86,11 @@ def _problem_of(error: Exception, cause: BaseException) -> str | None:
         return "cannot be written: its disk is full"
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return f"ended the connection: {cause}"
-    if isinstance(cause, _UNREACHABLE):
+    if isinstance(cause, asyncpg.InsufficientPrivilegeError):
+        return f"cannot be used: {cause}"
+    if isinstance(cause, _OF_OUR_MAKING):
+        return None
+    if isinstance(cause, (asyncpg.PostgresError, OSError)):
         return f"cannot be used: {cause or type(cause).__name__}"
     return None
 
@@ -100,4 +99,4 @@ def _problem_of_sqlite(cause: sqlite3.Error) -> str | None:
     primary_code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
     if primary_code == sqlite3.SQLITE_FULL:
         return "cannot be written: its disk is full"
-    return f"cannot be used: {cause}" if primary_code in _SQLITE_UNUSABLE else None
+    return None if primary_code in _SQLITE_OF_OUR_MAKING else f"cannot be used: {cause}"

@@ -26,7 +26,7 @@ from planaria_coordinator.domain.job.actions import (
     SaveGeneration,
     Send,
 )
-from planaria_coordinator.domain.job.decide import Decision, decide, start_over
+from planaria_coordinator.domain.job.decide import Decision, decide, give_up, start_over
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.job.job import Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun, Moment
@@ -198,8 +198,9 @@ class JobActor:
 
     async def _handle(self, signals: Sequence[Signal]) -> None:
         """Decide on some signals one after another, and store once for all of them."""
+        unstorable: Exception | None = None
         while True:
-            decision = self._decide(signals)
+            decision = self._decide(signals) if unstorable is None else self._give_up(unstorable)
             if not decision.durable and not decision.actions:
                 self.run = decision.run
                 return
@@ -209,6 +210,9 @@ class JobActor:
             except Exception as error:
                 # Nothing was sent: the signals are decided on again.
                 log.warning("decision_not_stored", job_id=self.job_id, cause=str(error))
+                if not _may_pass(error):
+                    log.exception("decision_cannot_be_stored", job_id=self.job_id)
+                    unstorable = error
                 await asyncio.sleep(self._dependencies.options.store_retry_seconds)
         self._act(decision.actions)
         self.changes.notify()
@@ -251,6 +255,13 @@ class JobActor:
                 reason=decision.reason,
             )
         return decision
+
+    def _give_up(self, cause: Exception) -> Decision:
+        """Fail the job, whose own data the database refuses: the next try would meet the same."""
+        clock = self._dependencies.clock
+        now = Moment(seconds=clock.monotonic(), time=clock.now())
+        detail = str(cause).partition("\n")[0]
+        return give_up(now, self.run, detail, self._dependencies.options.limits)
 
     async def _store(self, decision: Decision) -> None:
         async with self._storing, self._dependencies.database.unit_of_work(urgent=True) as work:
@@ -371,3 +382,11 @@ class JobActor:
         except PlanariaError as error:
             log.warning("event_not_stored", type=event_type, cause=str(error))
         self._dependencies.event_changes.notify()
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether it is the database that is at fault, not what is to be stored."""
+    return isinstance(error, PlanariaError) and error.reason in (
+        ErrorReason.UNAVAILABLE,
+        ErrorReason.NOT_LEADER,
+    )

@@ -404,3 +404,12 @@ def start_over(now: Moment, run: JobRun, detail: str, limits: Limits) -> Decisio
         set_back(turn, reason)
         fence_everybody(turn, now.time, reason)
     return Decision(run=turn.run, actions=tuple(turn.actions), reason=detail, durable=turn.durable)
+
+
+def give_up(now: Moment, run: JobRun, detail: str, limits: Limits) -> Decision:
+    """Fail a job whose data cannot be stored, such as a text that the database does not take."""
+    turn = Turn(now=now, run=run, limits=limits)
+    if not run.state.is_terminal:
+        message = f"the job's data cannot be stored: {detail}"
+        fail(turn, ErrorReason.INTERNAL, message, {"part": "database"})
+    return Decision(run=turn.run, actions=tuple(turn.actions), reason=detail, durable=turn.durable)
