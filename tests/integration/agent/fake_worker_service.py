@@ -8,6 +8,7 @@ import grpc
 
 from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.worker_service_pb2 import (
+    HeartbeatReceived,
     Hello,
     ReportsStored,
     SessionRequest,
@@ -25,7 +26,12 @@ TIMEOUT_SECONDS = 60.0
 class FakeWorkerService(WorkerServiceServicer):
     """Accepts one agent at a time; what it says waits in queues."""
 
-    def __init__(self, refusal: tuple[grpc.StatusCode, str] | None = None) -> None:
+    def __init__(
+        self, refusal: tuple[grpc.StatusCode, str] | None = None, *, epoch: int = 1
+    ) -> None:
+        self.answers = True
+        """Whether heartbeats are answered."""
+        self._epoch = epoch
         self.hellos: asyncio.Queue[Hello] = asyncio.Queue()
         self.messages: asyncio.Queue[SessionRequest] = asyncio.Queue()
         self._refusal = refusal
@@ -40,14 +46,14 @@ class FakeWorkerService(WorkerServiceServicer):
         first = await anext(request_iterator)
         if self._refusal is not None:
             await context.abort(*self._refusal)
-        welcome = Welcome(coordinator_id="fake")
+        welcome = Welcome(coordinator_id="fake", epoch=self._epoch)
         welcome.heartbeat_interval.FromMilliseconds(50)
         welcome.agent_lease.FromSeconds(10)
         await context.write(SessionResponse(welcome=welcome))
         self._context = context
         self.hellos.put_nowait(first.hello)
         self._cut = asyncio.Event()
-        reading = asyncio.create_task(self._read(request_iterator))
+        reading = asyncio.create_task(self._read(request_iterator, context))
         cut = asyncio.create_task(self._cut.wait())
         try:
             await asyncio.wait([reading, cut], return_when=asyncio.FIRST_COMPLETED)
@@ -56,9 +62,15 @@ class FakeWorkerService(WorkerServiceServicer):
             reading.cancel()
             await asyncio.gather(cut, reading, return_exceptions=True)
 
-    async def _read(self, request_iterator: AsyncIterator[SessionRequest]) -> None:
+    async def _read(
+        self,
+        request_iterator: AsyncIterator[SessionRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
         async for message in request_iterator:
             self.messages.put_nowait(message)
+            if message.HasField("heartbeat") and self.answers:
+                await context.write(SessionResponse(heartbeat_received=HeartbeatReceived()))
 
     def cut(self) -> None:
         """End the session."""

@@ -81,7 +81,7 @@ class Node:
 
     def start(self) -> None:
         settings = WorkerSettings(
-            coordinator=f"127.0.0.1:{self.port}", node_id="node-0", data_dir=self.data_dir
+            coordinator=(f"127.0.0.1:{self.port}",), node_id="node-0", data_dir=self.data_dir
         )
         outbox = Outbox()
         self.agent = Agent(
@@ -89,7 +89,7 @@ class Node:
         )
         self.agent.engines.adopt()
         session = Session(
-            coordinator=settings.coordinator,
+            coordinators=settings.coordinator,
             token=None,
             node=self.agent,
             outbox=outbox,
@@ -358,7 +358,7 @@ async def test_an_agent_that_is_refused_for_good_ends_with_the_reason(tmp_path: 
     refusal = (grpc.StatusCode.UNAUTHENTICATED, "wrong token")
     server, port = await serve(FakeWorkerService(refusal))
     session = Session(
-        coordinator=f"127.0.0.1:{port}",
+        coordinators=[f"127.0.0.1:{port}"],
         token="wrong",
         node=_silent_agent(tmp_path),
         outbox=Outbox(),
@@ -374,7 +374,7 @@ async def test_an_agent_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: 
     await server.stop(None)
     welcomed = asyncio.Event()
     session = Session(
-        coordinator=f"127.0.0.1:{port}",
+        coordinators=[f"127.0.0.1:{port}"],
         token=None,
         node=_silent_agent(tmp_path),
         outbox=Outbox(),
@@ -390,8 +390,59 @@ async def test_an_agent_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: 
     await server.stop(None)
 
 
+async def test_an_agent_leaves_a_coordinator_that_does_not_answer(tmp_path: Path) -> None:
+    """Its machine is gone, or it hangs: no connection ends, and the next one is tried."""
+    silent = FakeWorkerService()
+    silent.answers = False
+    first, first_port = await serve(silent)
+    other = FakeWorkerService()
+    second, second_port = await serve(other)
+    session = Session(
+        coordinators=[f"127.0.0.1:{first_port}", f"127.0.0.1:{second_port}"],
+        token=None,
+        node=_silent_agent(tmp_path),
+        outbox=Outbox(),
+        on_first_welcome=lambda: None,
+    )
+    running = asyncio.create_task(session.run())
+    await silent.hello()
+    await other.hello()
+    for _ in range(10):
+        await other.next("heartbeat")
+    assert other.hellos.empty()  # it stays with the one that answers
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    for server in (first, second):
+        await server.stop(None)
+
+
+async def test_an_agent_leaves_a_coordinator_that_was_replaced(tmp_path: Path) -> None:
+    """An earlier epoch than the newest that it has heard of: its directives mean nothing."""
+    new, old = FakeWorkerService(epoch=2), FakeWorkerService(epoch=1)
+    servers = [await serve(new), await serve(old)]
+    session = Session(
+        coordinators=[f"127.0.0.1:{port}" for _, port in servers],
+        token=None,
+        node=_silent_agent(tmp_path),
+        outbox=Outbox(),
+        on_first_welcome=lambda: None,
+    )
+    running = asyncio.create_task(session.run())
+    await new.hello()
+    new.cut()
+    await old.hello()
+    await new.hello()  # back at once, without a word to the old one
+    assert old.messages.empty()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    for server, _ in servers:
+        await server.stop(None)
+
+
 def _silent_agent(tmp_path: Path) -> Agent:
-    settings = WorkerSettings(coordinator="unused:1", node_id="node-9", data_dir=tmp_path / "n9")
+    settings = WorkerSettings(coordinator=("unused:1",), node_id="node-9", data_dir=tmp_path / "n9")
     return Agent(
         settings=settings, machine=MACHINE, outbox=Outbox(), pid=os.getpid(), launch=launch_fake
     )

@@ -24,7 +24,7 @@ async def live(
     agent = Agent(settings=settings, machine=machine, outbox=outbox, pid=os.getpid(), launch=launch)
     agent.engines.adopt()
     session = Session(
-        coordinator=settings.coordinator,
+        coordinators=settings.coordinator,
         token=token,
         node=agent,
         outbox=outbox,

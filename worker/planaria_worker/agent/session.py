@@ -30,6 +30,7 @@ from planaria_worker.agent.outbox import Outbox
 
 MAX_BACKOFF_SECONDS = 2.0
 WELCOME_TIMEOUT_SECONDS = 10.0
+MAX_UNANSWERED = 3
 _FINAL = (ErrorReason.UNAUTHENTICATED, ErrorReason.VERSION_MISMATCH, ErrorReason.INVALID_ARGUMENT)
 
 log = get_logger("session")
@@ -67,7 +68,7 @@ class Session:
     def __init__(
         self,
         *,
-        coordinator: str,
+        coordinators: Sequence[str],
         token: str | None,
         node: Node,
         outbox: Outbox,
@@ -75,7 +76,9 @@ class Session:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         backoff: Backoff | None = None,
     ) -> None:
-        self._coordinator = coordinator
+        self._coordinators = coordinators
+        self._turn = 0
+        """Whose it is, of the coordinators; the next one's after each session."""
         self._token = token
         self._node = node
         self._outbox = outbox
@@ -85,6 +88,8 @@ class Session:
         self._was_welcomed = False
         self._epoch = 0
         """Of the newest coordinator that has welcomed this agent."""
+        self._num_unanswered = 0
+        """Heartbeats since the last one that was answered."""
         self._num_failures = 0
         self._num_dropped = 0
         self._writing = asyncio.Lock()  # gRPC allows one write at a time
@@ -102,7 +107,12 @@ class Session:
             except Exception as error:  # whatever ends a session, the next one follows
                 self._note_end(error)
             self._num_failures += 1
+            self._turn += 1
             await self._sleep(self._backoff.pause_seconds(self._num_failures))
+
+    @property
+    def _coordinator(self) -> str:
+        return self._coordinators[self._turn % len(self._coordinators)]
 
     def _note_end(self, error: Exception) -> None:
         cause = error
@@ -127,7 +137,12 @@ class Session:
             self._outbox.send_again()
             self._tell_of_dropped()
             interval = first.welcome.heartbeat_interval.ToTimedelta().total_seconds()
-            await until_first_ends(self._read(call), self._write(call), self._beat(call, interval))
+            await until_first_ends(
+                self._read(call),
+                self._write(call),
+                self._beat(call, interval),
+                self._await_answers(interval),
+            )
 
     def _welcome(self, welcome: Welcome) -> None:
         self._refuse_replaced(welcome.epoch)
@@ -146,6 +161,9 @@ class Session:
 
     async def _read(self, call: "Call") -> None:
         while isinstance(response := await call.read(), SessionResponse):
+            if response.HasField("heartbeat_received"):
+                self._num_unanswered = 0
+                continue
             if response.HasField("directive"):
                 self._refuse_replaced(response.directive.epoch)
             await self._node.handle(response)
@@ -170,6 +188,17 @@ class Session:
             for lines in self._node.new_log_lines():
                 await self._send(call, SessionRequest(log_lines=lines))
             await self._sleep(interval_seconds)
+
+    async def _await_answers(self, interval_seconds: float) -> None:
+        """End the session with a coordinator whose machine is gone, or that hangs.
+
+        Intervals are counted, not seconds: an agent that was stopped for a while has missed none.
+        """
+        self._num_unanswered = 0
+        while self._num_unanswered < MAX_UNANSWERED:
+            await self._sleep(interval_seconds)
+            self._num_unanswered += 1
+        raise ConnectionError(f"{MAX_UNANSWERED} heartbeats were not answered")
 
     async def _send(self, call: "Call", message: SessionRequest) -> None:
         async with self._writing:

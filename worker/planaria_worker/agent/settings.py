@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from planaria_common.settings import ServiceSettings
+from planaria_common.settings import CommaSeparated, ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
@@ -15,7 +15,11 @@ class WorkerSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="PLANARIA_WORKER_")
 
-    coordinator: str = Field(description="HOST:PORT of the coordinator's gRPC endpoint.")
+    coordinator: CommaSeparated = Field(
+        min_length=1,
+        description="HOST:PORT of the coordinator's gRPC endpoint; several, comma-separated, are "
+        "tried in turn.",
+    )
     node_id: str = Field(
         default_factory=platform.node,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",

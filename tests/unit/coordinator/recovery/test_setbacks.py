@@ -1,4 +1,4 @@
-"""What goes wrong though there are nodes and state is tried again, after longer pauses each time."""
+"""What goes wrong though there are nodes and state is tried again, after ever longer pauses."""
 
 from collections.abc import Callable
 from functools import partial

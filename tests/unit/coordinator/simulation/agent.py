@@ -108,7 +108,7 @@ class SimAgent:
                 self.unacknowledged = {
                     k: v for k, v in self.unacknowledged.items() if k > message.report_number
                 }
-            else:
+            elif isinstance(message, Directive):
                 self.world.check_stored(message)
                 self.hear(message)
         if self.session is session:

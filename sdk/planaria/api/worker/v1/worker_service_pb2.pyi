@@ -109,6 +109,7 @@ class SessionResponse(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     DIRECTIVE_FIELD_NUMBER: _builtins.int
     REPORTS_STORED_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_RECEIVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """The node is accepted; first in every session."""
@@ -121,22 +122,46 @@ class SessionResponse(_message.Message):
     def reports_stored(self) -> Global___ReportsStored:
         """Reports need not be sent again."""
 
+    @_builtins.property
+    def heartbeat_received(self) -> Global___HeartbeatReceived:
+        """Answers a heartbeat: the coordinator is there."""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         directive: _directive_pb2.Directive | None = ...,
         reports_stored: Global___ReportsStored | None = ...,
+        heartbeat_received: Global___HeartbeatReceived | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "message", b"message", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "heartbeat_received", b"heartbeat_received", "message", b"message", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "message", b"message", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "heartbeat_received", b"heartbeat_received", "message", b"message", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "directive", "reports_stored"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "directive", "reports_stored", "heartbeat_received"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class HeartbeatReceived(_message.Message):
+    """A heartbeat has come. After three without an answer the agent opens another session, with the next
+    of the coordinators that it knows.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeartbeatReceived: _TypeAlias = HeartbeatReceived  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):

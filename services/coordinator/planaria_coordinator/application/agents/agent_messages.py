@@ -36,6 +36,11 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatReceived:
+    """A heartbeat has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportsStored:
     """Reports up to this one need not be sent again."""
 

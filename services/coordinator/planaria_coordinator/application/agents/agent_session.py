@@ -9,6 +9,7 @@ from planaria_coordinator.application.agents.agent_messages import (
     CheckpointReport,
     EngineExited,
     EngineFault,
+    HeartbeatReceived,
     Hello,
     LogLines,
     PeerLost,
@@ -38,6 +39,8 @@ from planaria_coordinator.domain.recovery.transition import Phase
 
 _MAX_TAIL_CHARACTERS = 300
 
+ToAgent = Directive | ReportsStored | HeartbeatReceived
+
 log = get_logger("sessions")
 
 
@@ -48,7 +51,7 @@ class AgentSession:
         self.node_id = hello.node_id
         self.agent_id = hello.agent_id
         self._state = state
-        self._outgoing: asyncio.Queue[Directive | ReportsStored | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[ToAgent | None] = asyncio.Queue()
         self._ended = False
         self._newest_report = 0
         self._acknowledged_report = 0
@@ -82,7 +85,7 @@ class AgentSession:
             self._acknowledged_report = report_number
             self._outgoing.put_nowait(ReportsStored(report_number=report_number))
 
-    async def next_message(self) -> Directive | ReportsStored | None:
+    async def next_message(self) -> ToAgent | None:
         """Wait for what is to be sent next; None when the session has been replaced."""
         return await self._outgoing.get()
 
@@ -127,6 +130,7 @@ class AgentSession:
 
     def heartbeat(self, engines: tuple[EngineSnapshot, ...]) -> None:
         """The node is alive."""
+        self._outgoing.put_nowait(HeartbeatReceived())
         entry = self._entry()
         if entry is not None:
             self._state.nodes.beat(entry, engines)

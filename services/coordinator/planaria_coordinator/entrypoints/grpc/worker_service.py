@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from planaria.api.worker.v1 import worker_service_pb2
+from planaria.api.worker.v1.worker_service_pb2 import HeartbeatReceived as ProtoHeartbeatReceived
 from planaria.api.worker.v1.worker_service_pb2 import ReportsStored as ProtoReportsStored
 from planaria.api.worker.v1.worker_service_pb2 import SessionRequest, SessionResponse
 from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceServicer
@@ -15,6 +16,7 @@ from planaria_common.messages import from_message, to_message
 from planaria_coordinator.application.agents.agent_messages import (
     EngineExited,
     EngineFault,
+    HeartbeatReceived,
     Hello,
     LogLines,
     PeerLost,
@@ -23,6 +25,7 @@ from planaria_coordinator.application.agents.agent_messages import (
 )
 from planaria_coordinator.application.agents.agent_session import AgentSession
 from planaria_coordinator.application.agents.sessions import Sessions
+from planaria_coordinator.domain.engines.directive import Directive
 from planaria_coordinator.domain.engines.node import EngineSnapshot
 from planaria_coordinator.entrypoints.grpc import from_agent, to_agent
 
@@ -86,13 +89,16 @@ async def _responses(
         message = upcoming.result()
         if message is None:
             return
-        if isinstance(message, ReportsStored):
-            stored = ProtoReportsStored(report_number=message.report_number)
-            yield SessionResponse(reports_stored=stored)
-        else:
-            directive = to_agent.directive_message(message, plans)
-            directive.epoch = session.epoch
-            yield SessionResponse(directive=directive)
+        match message:
+            case ReportsStored(report_number=report_number):
+                stored = ProtoReportsStored(report_number=report_number)
+                yield SessionResponse(reports_stored=stored)
+            case HeartbeatReceived():
+                yield SessionResponse(heartbeat_received=ProtoHeartbeatReceived())
+            case Directive():
+                directive = to_agent.directive_message(message, plans)
+                directive.epoch = session.epoch
+                yield SessionResponse(directive=directive)
 
 
 async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) -> None:
