@@ -32,6 +32,7 @@ class FakeWorkerService(WorkerServiceServicer):
         self.answers = True
         """Whether heartbeats are answered."""
         self._epoch = epoch
+        self._writing = asyncio.Lock()
         self.hellos: asyncio.Queue[Hello] = asyncio.Queue()
         self.messages: asyncio.Queue[SessionRequest] = asyncio.Queue()
         self._refusal = refusal
@@ -70,7 +71,8 @@ class FakeWorkerService(WorkerServiceServicer):
         async for message in request_iterator:
             self.messages.put_nowait(message)
             if message.HasField("heartbeat") and self.answers:
-                await context.write(SessionResponse(heartbeat_received=HeartbeatReceived()))
+                async with self._writing:
+                    await context.write(SessionResponse(heartbeat_received=HeartbeatReceived()))
 
     def cut(self) -> None:
         """End the session."""
@@ -78,12 +80,14 @@ class FakeWorkerService(WorkerServiceServicer):
 
     async def send(self, directive: Directive) -> None:
         assert self._context is not None
-        await self._context.write(SessionResponse(directive=directive))
+        async with self._writing:
+            await self._context.write(SessionResponse(directive=directive))
 
     async def acknowledge(self, report_number: int) -> None:
         assert self._context is not None
         stored = ReportsStored(report_number=report_number)
-        await self._context.write(SessionResponse(reports_stored=stored))
+        async with self._writing:
+            await self._context.write(SessionResponse(reports_stored=stored))
 
     async def hello(self) -> Hello:
         return await asyncio.wait_for(self.hellos.get(), TIMEOUT_SECONDS)

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.declare_lost_nodes import declare_lost_nodes
+from planaria_coordinator.application.agents.node_updates import send_node_updates
 from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.liveness import (
@@ -72,6 +73,9 @@ class Supervisor:
             if due is not None and due <= now:
                 actor.post(Tick(absent_nodes=absent))
             self._watch_progress(actor, now)
+            if actor.missed_a_signal:
+                actor.missed_a_signal = False
+                send_node_updates(self._state, actor)
         for job_id in self._patience.keys() - self._state.actors.keys():
             del self._patience[job_id]
 

@@ -9,6 +9,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.scheduling.scheduler import Scheduler
 from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.signals import NodeLost
 from unit.coordinator.simulation.world import World, running_world
 
 
@@ -59,7 +60,8 @@ async def test_a_job_whose_data_cannot_be_stored_fails_with_the_reason(refusal: 
     """It would try for ever; other jobs are not concerned."""
     world = await running_world(4)
     world.database.refusal = refusal
-    await world.kill_node("n1")
+    lost = NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat")
+    await world.coordinator._state.actors[world.job_id].post(lost)
     await world.advance(2)
     job = await world.job()
     assert job.state is JobState.FAILED

@@ -40,32 +40,45 @@ def waiting_reasons(world: World) -> list[str]:
     return [event.message for event in world.events if event.type == "job_waiting"]
 
 
-async def kill_and_wait(world: World, seconds: float) -> None:
+async def two_pipelines() -> World:
+    """n0 and n2 have the first half of the layers, n1 and n3 the second."""
+    world = await running_world(4, resources={"min_nodes_per_pipeline": 2})
     await world.train(2)
-    await world.kill_node("n1")
+    return world
+
+
+async def break_both(world: World, seconds: float) -> None:
+    """No pipeline is healthy: everybody is parked until there is a plan."""
+    agents = [world.agents.pop(node_id) for node_id in ("n0", "n3")]
+    dead = [engine_id for agent in agents for engine_id in agent.engines]
+    for agent in agents:
+        agent.disconnect()
+    for engine_id in dead:
+        world.tell_peer_lost(engine_id)
+    await world.settle()
     await world.advance(seconds)
 
 
 async def test_a_planner_that_is_wrong_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one of several may be right, or the same one after it was mended."""
-    world = await running_world(4)
+    world = await two_pipelines()
     wrong = times(2, nonsense, choose_plan.plan_problem)
     monkeypatch.setattr(choose_plan, "plan_problem", wrong)
-    await kill_and_wait(world, 10)
+    await break_both(world, 10)
     assert waiting_reasons(world) == [
         "the job waits: the planner is wrong: layer 3 is missing; it tries again by itself"
     ]
     assert (await world.job()).state is JobState.RUNNING
-    assert world.recoveries[-1].nodes_lost == ("n1",)
+    assert world.recoveries[-1].nodes_lost == ("n0", "n3")
     await world.train(2)
     assert world.run.setback is None
 
 
 async def test_a_plan_that_is_refused_once_a_job_has_trained_is_asked_for_again() -> None:
     """Its state is there; what the planner says of it may change with its nodes."""
-    world = await running_world(4)
+    world = await two_pipelines()
     world.planner.error = PlanariaError(ErrorReason.MODEL_DOES_NOT_FIT, "too large", {})
-    await kill_and_wait(world, 5)
+    await break_both(world, 5)
     assert (await world.job()).state is JobState.WAITING
     assert "too large" in (await world.job()).waiting_reason
     world.planner.error = None
@@ -78,23 +91,23 @@ async def test_a_defect_in_a_decision_costs_a_fence(
     monkeypatch: pytest.MonkeyPatch, num_times: int
 ) -> None:
     """The signal is lost, and what it was about is found out again."""
-    world = await running_world(4)
+    world = await two_pipelines()
     failing = times(num_times, defect, decide.fence_reported)
     monkeypatch.setattr(decide, "fence_reported", failing)
-    await kill_and_wait(world, 30)
+    await break_both(world, 10)
     assert (await world.job()).state is JobState.RUNNING
-    assert world.recoveries[-1].nodes_lost == ("n1",)
+    assert world.recoveries[0].nodes_lost == ("n0", "n3")
 
 
 async def test_a_defect_while_a_job_trains_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unnoticed loss would be worse: everybody is asked."""
-    world = await running_world(4)
+    world = await two_pipelines()
     monkeypatch.setattr(
         decide.lost_engines, "node_lost", times(1, defect, decide.lost_engines.node_lost)
     )
-    await kill_and_wait(world, 30)
+    await break_both(world, 10)
     assert (await world.job()).state is JobState.RUNNING
-    assert len(world.members()) == 3
+    assert len(world.members()) == 2
 
 
 async def test_what_may_heal_does_not_end_a_job() -> None:
@@ -113,9 +126,9 @@ async def test_what_may_heal_does_not_end_a_job() -> None:
 
 
 async def test_pauses_double_until_a_step_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = await running_world(4)
+    world = await two_pipelines()
     monkeypatch.setattr(choose_plan, "plan_problem", nonsense)
-    await kill_and_wait(world, 3)
+    await break_both(world, 3)
     pauses = []
     for _ in range(10):
         setback = world.run.setback
@@ -130,9 +143,9 @@ async def test_pauses_double_until_a_step_is_committed(monkeypatch: pytest.Monke
 async def test_a_pause_and_an_end_are_possible_while_a_job_rests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = await running_world(4)
+    world = await two_pipelines()
     monkeypatch.setattr(choose_plan, "plan_problem", partial(nonsense))
-    await kill_and_wait(world, 3)
+    await break_both(world, 3)
     assert (await world.coordinator.jobs.pause(world.job_id)).state is JobState.PAUSED
     await world.coordinator.jobs.resume(world.job_id)
     await world.advance(3)

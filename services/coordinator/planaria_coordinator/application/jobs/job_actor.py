@@ -53,6 +53,8 @@ class JobActor:
     ) -> None:
         self.run = run
         self.changes = Changes()
+        self.missed_a_signal = False
+        """Whether a defect kept one from being decided on: a node may be lost, or to be freed."""
         self._job = job
         self._dependencies = dependencies
         self._newest: deque[StepMetrics] = deque(newest, maxlen=NUM_STEPS_FOR_RATE)
@@ -241,6 +243,7 @@ class JobActor:
         except Exception as error:
             log.exception("decision_failed", job_id=self.job_id, signal=type(signal).__name__)
             detail = f"{type(error).__name__} at {type(signal).__name__}"
+            self.missed_a_signal = True
             try:
                 return start_over(now, run, detail, limits)
             except Exception:  # whatever comes next is decided on from here

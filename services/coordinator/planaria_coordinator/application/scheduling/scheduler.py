@@ -57,7 +57,7 @@ class Scheduler:
         await self._note_drained()
         for actor in tuple(self._state.actors.values()):
             run = actor.run
-            if run.state.is_terminal or run.pause_wanted or (run.waits and run.rests):
+            if run.state.is_terminal or run.pause_wanted or run.rests:
                 continue
             try:
                 if run.state is JobState.PENDING and run.transition is None:

@@ -344,7 +344,7 @@ def _step_committed(turn: Turn, signal: StepCommitted) -> None:
         last_commit_time=signal.commit_time,
         last_step_seconds=signal.step_seconds,
         num_disturbances=0,
-        setback=None,
+        setback=turn.run.setback if turn.run.rests else None,
     )
 
 

@@ -10,7 +10,6 @@ from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode, 
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import Activated, Failure, FenceReport, Staged
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement.choose_plan import adopt_plan
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer
 from planaria_coordinator.domain.placement.replicas import (
@@ -39,8 +38,6 @@ from planaria_coordinator.domain.recovery.transition_completion import complete
 
 def begin_staging(turn: Turn, running: Placement, answer: PlanAnswer) -> None:
     """Tell every engine of the next plan to stage its assignment while it trains on."""
-    if not adopt_plan(turn, answer):
-        return
     run = turn.run
     target = _grown_from(running, turn.target)
     holdings = holdings_of_placement(running, run.prepared_engines, run.requirements)

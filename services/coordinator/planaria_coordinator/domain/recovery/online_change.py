@@ -9,7 +9,7 @@ from planaria_coordinator.domain.job.signals import PlanRefused
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import set_back
 from planaria_coordinator.domain.placement.ask_planner import ask_early, nodes_to_plan_on
-from planaria_coordinator.domain.placement.choose_plan import wants_less
+from planaria_coordinator.domain.placement.choose_plan import adopt_plan, wants_less
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.plan import same_pipelines
 from planaria_coordinator.domain.recovery.fencing import begin_quiescing
@@ -60,8 +60,10 @@ def _advance_when_planned(turn: Turn) -> None:
         stay(turn, answer.reason)
     elif transition.history.staging_failed:
         begin_quiescing(turn)
-    else:
+    elif adopt_plan(turn, answer):
         begin_staging(turn, placement, answer)
+    else:
+        stay(turn, "the planner's answer makes no sense")
 
 
 def online_plan_refused(turn: Turn, signal: PlanRefused) -> None:
