@@ -48,7 +48,7 @@ class FakeWorkerService(WorkerServiceServicer):
         if self._refusal is not None:
             await context.abort(*self._refusal)
         welcome = Welcome(coordinator_id="fake", epoch=self._epoch)
-        welcome.heartbeat_interval.FromMilliseconds(50)
+        welcome.heartbeat_interval.FromSeconds(1)
         welcome.agent_lease.FromSeconds(10)
         await context.write(SessionResponse(welcome=welcome))
         self._context = context
@@ -80,6 +80,7 @@ class FakeWorkerService(WorkerServiceServicer):
 
     async def send(self, directive: Directive) -> None:
         assert self._context is not None
+        directive.epoch = self._epoch
         async with self._writing:
             await self._context.write(SessionResponse(directive=directive))
 
