@@ -128,6 +128,12 @@ async def stored_run(database: SqlDatabase) -> JobRun:
     return run
 
 
+def new_value(path: tuple[str, ...], value: Any) -> Any:
+    """Return what a value is called by now: the last phase of a recovery was called resume."""
+    is_phase = "phases" in path and path[-1] == "name"
+    return "activate" if is_phase and value == "resume" else value
+
+
 async def test_nothing_of_a_run_is_lost(old: sqlite3.Connection, upgraded: SqlDatabase) -> None:
     """Every value is where it was, under its new name."""
     ((before,),) = old.execute("SELECT run FROM runs")
@@ -136,7 +142,7 @@ async def test_nothing_of_a_run_is_lost(old: sqlite3.Connection, upgraded: SqlDa
 
     kept = dict(leaves(json.loads(to_json(run))))
     expected = {
-        tuple(NEW_NAMES.get(part, part) for part in path): value
+        tuple(NEW_NAMES.get(part, part) for part in path): new_value(path, value)
         for path, value in leaves(json.loads(before))
         if not any(gone.fullmatch("/".join(path)) for gone in DROPPED)
     }
