@@ -14,6 +14,6 @@ async def test_a_data_directory_that_is_not_utf8_is_refused(tmp_path: Path) -> N
     """Engines read their paths from JSON, which is UTF-8."""
     data_dir = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     with pytest.raises(PlanariaError, match="is not UTF-8") as caught:
-        await serve(WorkerSettings(coordinator="unused:1", data_dir=data_dir))
+        await serve(WorkerSettings(coordinator=("unused:1",), data_dir=data_dir))
     assert caught.value.message.isprintable()
     assert caught.value.metadata["field"] == "--data-dir"

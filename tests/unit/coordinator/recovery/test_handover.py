@@ -77,7 +77,12 @@ async def test_a_plan_without_copies_is_one_command_for_all(
     dispatcher = world.coordinator._state.dispatcher
     told: list[Directive] = []
     send = dispatcher.send
-    monkeypatch.setattr(dispatcher, "send", lambda each: (told.append(each), send(each)))
+
+    def note(directive: Directive) -> None:
+        told.append(directive)
+        send(directive)
+
+    monkeypatch.setattr(dispatcher, "send", note)
     await world.coordinator.cluster.drain("n1")
     await world.settle()
     staged = [each.command for each in told if isinstance(each.command, StagePlan)]

@@ -13,6 +13,9 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import JobFaulted
 from planaria_coordinator.domain.job.waiting import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
 from planaria_coordinator.domain.placement import choose_plan
+from planaria_coordinator.domain.placement.plan import plan_problem
+from planaria_coordinator.domain.recovery import lost_engines
+from planaria_coordinator.domain.recovery.fencing import fence_reported
 from unit.coordinator.simulation.world import World, running_world
 
 
@@ -62,7 +65,7 @@ async def break_both(world: World, seconds: float) -> None:
 async def test_a_planner_that_is_wrong_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one of several may be right, or the same one after it was mended."""
     world = await two_pipelines()
-    wrong = times(2, nonsense, choose_plan.plan_problem)
+    wrong = times(2, nonsense, plan_problem)
     monkeypatch.setattr(choose_plan, "plan_problem", wrong)
     await break_both(world, 10)
     assert waiting_reasons(world) == [
@@ -92,7 +95,7 @@ async def test_a_defect_in_a_decision_costs_a_fence(
 ) -> None:
     """The signal is lost, and what it was about is found out again."""
     world = await two_pipelines()
-    failing = times(num_times, defect, decide.fence_reported)
+    failing = times(num_times, defect, fence_reported)
     monkeypatch.setattr(decide, "fence_reported", failing)
     await break_both(world, 10)
     assert (await world.job()).state is JobState.RUNNING
@@ -102,9 +105,7 @@ async def test_a_defect_in_a_decision_costs_a_fence(
 async def test_a_defect_while_a_job_trains_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unnoticed loss would be worse: everybody is asked."""
     world = await two_pipelines()
-    monkeypatch.setattr(
-        decide.lost_engines, "node_lost", times(1, defect, decide.lost_engines.node_lost)
-    )
+    monkeypatch.setattr(lost_engines, "node_lost", times(1, defect, lost_engines.node_lost))
     await break_both(world, 10)
     assert (await world.job()).state is JobState.RUNNING
     assert len(world.members()) == 2

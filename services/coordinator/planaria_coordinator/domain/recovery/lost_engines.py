@@ -14,12 +14,12 @@ from planaria_coordinator.domain.engines.preparing import (
     check_prepared,
     note_failure,
     prepare_failed,
-    refuse_node,
 )
 from planaria_coordinator.domain.job.signals import (
     EngineLost,
     NodeLost,
 )
+from planaria_coordinator.domain.job.start_of_training import refuse_node
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.recovery.opening import (
