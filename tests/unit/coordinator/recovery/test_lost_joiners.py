@@ -85,6 +85,7 @@ def test_a_joiner_that_the_planner_was_asked_for_and_that_is_lost_is_planned_wit
     plan = make_plan(JOINING.pipelines_of, node_ids)
     talk.tell(PlanArrived(query=query, answer=PlanAnswer(plan=plan, reason="", min_nodes=1)))
     assert talk.run.state is not JobState.FAILED, talk.run.error
+    assert talk.run.setback is None, talk.run.setback
     for node_id, layers in LAYERS_OF.items():
         talk.answer(node_id, "quiesce", report(layers))
     assert talk.query is not None
