@@ -13,6 +13,7 @@ from benchmarks.oracle.reference import ReferenceResult
 from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import DigestLayers, Directive, Prepare, Quiesce
 from planaria.api.worker.v1.report_pb2 import EngineState
+from planaria_common.version import PROTOCOL_VERSION
 from support.engines.cluster import EngineCluster
 from support.engines.small_plans import JobFiles, Pipeline
 from support.engines.training_jobs import training_job
@@ -25,6 +26,7 @@ PLAN = [Pipeline([("a", 3), ("b", 4)], [0, 1, 2, 3, 4, 5])]
 
 def run_engine(tmp_path: Path, **changes: object) -> subprocess.CompletedProcess[str]:
     fields: dict[str, object] = {
+        "protocol_version": PROTOCOL_VERSION,
         "engine_id": "e",
         "job_id": "j",
         "generation": 1,
