@@ -1,6 +1,7 @@
 """Logging never fails and never waits."""
 
-import os
+import subprocess
+import sys
 import threading
 from io import StringIO
 
@@ -79,13 +80,25 @@ def test_a_hanging_disk_keeps_nobody_waiting(
     assert sum(dropped) == 100 - num_written
 
 
-def test_a_fork_logs_by_itself(writer: LogWriter, disk: Disk) -> None:
-    """The thread of its parent is not there."""
-    writer.write("parent\n")
+_FORK = """
+import os, sys
+from planaria_common.log_writer import LogWriter
+
+writer = LogWriter(sys.stdout, lambda _: None)
+writer.write("parent\\n")
+writer.drain(30)
+child = os.fork()
+if child == 0:
+    writer.write("child\\n")
     writer.drain(30)
-    child = os.fork()
-    if child == 0:
-        writer.write("child\n")
-        writer.drain(30)
-        os._exit(0 if disk.getvalue() == "parent\nchild\n" else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_fork_logs_by_itself() -> None:
+    """The thread of its parent is not there."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "parent\nchild\n"
