@@ -5,7 +5,9 @@ there is room again a line says how many were.
 """
 
 import atexit
+import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -41,7 +43,7 @@ class LogWriter:
         """Have a line written; never blocks and never fails."""
         if not self._has_thread:
             self._start()
-        if self._lines.qsize() < MAX_WAITING_LINES:
+        if self._has_thread and self._lines.qsize() < MAX_WAITING_LINES:
             self._lines.put(text)
         else:
             self._num_dropped += 1
@@ -61,10 +63,12 @@ class LogWriter:
 
     def _start(self) -> None:
         with self._starting:
-            if self._has_thread:
+            if self._has_thread or sys.is_finalizing():
                 return
-            self._has_thread = True
-            threading.Thread(target=self._run, name="log-writer", daemon=True).start()
+            # Too many threads: the next line tries again.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._run, name="log-writer", daemon=True).start()
+                self._has_thread = True
 
     def _run(self) -> None:
         while True:

@@ -1,7 +1,6 @@
 """The agent against a fake coordinator, with engine processes that have no model."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -12,7 +11,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import pytest
 
 from integration.agent import fake_engine
@@ -20,7 +18,6 @@ from integration.agent.fake_worker_service import FakeWorkerService, serve
 from planaria.api.worker.v1.directive_pb2 import Copy, Directive, Export, Prepare, RollForward, Stop
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria.api.worker.v1.worker_service_pb2 import Welcome
-from planaria_common.errors import PlanariaError
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.engine_process import (
     CONFIG_FILE,
@@ -352,97 +349,3 @@ async def test_an_engine_that_a_killed_agent_began_to_start_is_started(node: Nod
     assert result.HasField("prepared"), result.failure.message
     assert [each.name for each in folder.iterdir()] == ["config.json"]
     assert (folder / "config.json").read_text() == "{"
-
-
-async def test_an_agent_that_is_refused_for_good_ends_with_the_reason(tmp_path: Path) -> None:
-    refusal = (grpc.StatusCode.UNAUTHENTICATED, "wrong token")
-    server, port = await serve(FakeWorkerService(refusal))
-    session = Session(
-        coordinators=[f"127.0.0.1:{port}"],
-        token="wrong",
-        node=_silent_agent(tmp_path),
-        outbox=Outbox(),
-        on_first_welcome=lambda: None,
-    )
-    with pytest.raises(PlanariaError, match="wrong token"):
-        await session.run()
-    await server.stop(None)
-
-
-async def test_an_agent_waits_for_a_coordinator_that_is_not_there_yet(tmp_path: Path) -> None:
-    server, port = await serve(FakeWorkerService())
-    await server.stop(None)
-    welcomed = asyncio.Event()
-    session = Session(
-        coordinators=[f"127.0.0.1:{port}"],
-        token=None,
-        node=_silent_agent(tmp_path),
-        outbox=Outbox(),
-        on_first_welcome=welcomed.set,
-    )
-    running = asyncio.create_task(session.run())
-    await asyncio.sleep(0.3)
-    server, _ = await serve(FakeWorkerService(), port)
-    await asyncio.wait_for(welcomed.wait(), 30)
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
-    await server.stop(None)
-
-
-async def test_an_agent_leaves_a_coordinator_that_does_not_answer(tmp_path: Path) -> None:
-    """Its machine is gone, or it hangs: no connection ends, and the next one is tried."""
-    silent = FakeWorkerService()
-    silent.answers = False
-    first, first_port = await serve(silent)
-    other = FakeWorkerService()
-    second, second_port = await serve(other)
-    session = Session(
-        coordinators=[f"127.0.0.1:{first_port}", f"127.0.0.1:{second_port}"],
-        token=None,
-        node=_silent_agent(tmp_path),
-        outbox=Outbox(),
-        on_first_welcome=lambda: None,
-    )
-    running = asyncio.create_task(session.run())
-    await silent.hello()
-    await other.hello()
-    for _ in range(5):
-        await other.next("heartbeat")
-    assert other.hellos.empty()  # it stays with the one that answers
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
-    for server in (first, second):
-        await server.stop(None)
-
-
-async def test_an_agent_leaves_a_coordinator_that_was_replaced(tmp_path: Path) -> None:
-    """An earlier epoch than the newest that it has heard of: its directives mean nothing."""
-    new, old = FakeWorkerService(epoch=2), FakeWorkerService(epoch=1)
-    servers = [await serve(new), await serve(old)]
-    session = Session(
-        coordinators=[f"127.0.0.1:{port}" for _, port in servers],
-        token=None,
-        node=_silent_agent(tmp_path),
-        outbox=Outbox(),
-        on_first_welcome=lambda: None,
-    )
-    running = asyncio.create_task(session.run())
-    await new.hello()
-    new.cut()
-    await old.hello()
-    await new.hello()  # back at once, without a word to the old one
-    assert old.messages.empty()
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
-    for server, _ in servers:
-        await server.stop(None)
-
-
-def _silent_agent(tmp_path: Path) -> Agent:
-    settings = WorkerSettings(coordinator=("unused:1",), node_id="node-9", data_dir=tmp_path / "n9")
-    return Agent(
-        settings=settings, machine=MACHINE, outbox=Outbox(), pid=os.getpid(), launch=launch_fake
-    )

@@ -55,7 +55,7 @@ async def test_each_that_opens_the_database_has_a_higher_epoch(database_url: str
         database = await open_database(database_url, max_log_lines_per_job=MAX_LOG_LINES)
         epochs.append(database.epoch)
         await database.close()
-    assert epochs == [1, 2]
+    assert 0 < epochs[0] < epochs[1]
 
 
 async def test_a_file_has_one_coordinator(tmp_path: Path) -> None:

@@ -18,10 +18,9 @@ from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.domain.checkpoint import checkpoint_protocol
 from planaria_coordinator.domain.engines.directive import Directive, QuiesceMode
-from planaria_coordinator.domain.job.decide import Decision
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.signals import NodeLost, Signal
-from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.turn import Decision, Turn
 from planaria_coordinator.domain.recovery import (
     finish_step,
     lost_engines,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from planaria.api.worker.v1.directive_pb2 import Directive
 from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
+from planaria.local.processes import find_workers, send_signal
 from planaria_common.errors import PlanariaError
 from planaria_common.logging import get_logger
 from planaria_worker.agent.engine_handle import EngineHandle
@@ -103,10 +104,19 @@ class Engines:
                 continue
             log.info("engine_adopted", engine_id=config.engine_id, pid=process.pid)
             adopted.append(self._watch(folder, config, process))
+        self._end_strays()
         dead.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         for folder in dead[NUM_KEPT_FOLDERS:]:
             shutil.rmtree(folder, ignore_errors=True)
         return adopted
+
+    def _end_strays(self) -> None:
+        """Kill engines of earlier agents that are not known to be one: they keep an accelerator."""
+        known = {handle.process.identity for handle in self}
+        for stray in find_workers(str(self._root)):
+            if stray not in known:
+                log.warning("engine_not_adopted", pid=stray.pid, cause="nothing says what it is")
+                send_signal(stray, signal.SIGKILL)
 
     async def stop(self, handle: EngineHandle, directive: Directive | None = None) -> None:
         """End an engine's process: by its own doing if there is a directive, then by force."""

@@ -119,7 +119,8 @@ class Session:
         if isinstance(error, grpc.aio.AioRpcError):
             cause = to_planaria_error(error, f"coordinator at {self._coordinator}")
         refused = isinstance(cause, PlanariaError) and cause.reason in _FINAL
-        if refused and not self._was_welcomed:
+        has_tried_all = self._num_failures + 1 >= len(self._coordinators)
+        if refused and has_tried_all and not self._was_welcomed:
             raise cause
         if self._num_failures == 0 or refused:
             log.warning("session_lost", coordinator=self._coordinator, cause=str(cause))

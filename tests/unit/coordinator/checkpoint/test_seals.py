@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from planaria_coordinator.domain.engines.directive import Directive, LayerWritten, SealCheckpoint
 from planaria_coordinator.domain.engines.outcome import CheckpointTaken, Failure
 from planaria_coordinator.domain.job.actions import Emit, Send
-from planaria_coordinator.domain.job.decide import Decision, decide
+from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
 from planaria_coordinator.domain.job.signals import CheckpointReported, Restarted, Signal, Tick
+from planaria_coordinator.domain.job.turn import Decision
 from unit.coordinator.simulation.checkpoint_world import ALL, FULL, checkpointed_world, written
 
 

@@ -52,19 +52,38 @@ async def test_a_round_of_the_scheduler_that_fails_is_held_again(
     assert (await world.job()).state is JobState.RUNNING
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [ValueError("NOT NULL constraint"), PlanariaError(ErrorReason.INVALID_ARGUMENT, "NUL", {})],
-)
-async def test_a_job_whose_data_cannot_be_stored_fails_with_the_reason(refusal: Exception) -> None:
-    """It would try for ever; other jobs are not concerned."""
-    world = await running_world(4)
-    world.database.refusal = refusal
+async def lose_n1(world: World, refusal: Exception, num_times: int) -> None:
+    world.database.refusals = [refusal] * num_times
     lost = NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat")
     await world.coordinator._state.actors[world.job_id].post(lost)
     await world.advance(2)
+
+
+async def test_a_job_whose_data_cannot_be_stored_fails_with_the_reason() -> None:
+    """It would try for ever; other jobs are not concerned."""
+    world = await running_world(4)
+    refusal = PlanariaError(ErrorReason.INVALID_ARGUMENT, "the database refuses NUL", {})
+    await lose_n1(world, refusal, 3)
     job = await world.job()
     assert job.state is JobState.FAILED
     assert job.error is not None
-    assert job.error.message == f"the job's data cannot be stored: {refusal}"
+    assert job.error.message == "the database refuses NUL"
     assert not world.engines()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "num_times"),
+    [
+        (ValueError("a defect"), 5),
+        (PlanariaError(ErrorReason.UNAVAILABLE, "the disk is full", {}), 5),
+        (PlanariaError(ErrorReason.INVALID_ARGUMENT, "once", {}), 1),
+    ],
+)
+async def test_whatever_else_ails_the_database_is_waited_for(
+    refusal: Exception, num_times: int
+) -> None:
+    world = await running_world(4)
+    await lose_n1(world, refusal, num_times)
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+    assert world.recoveries[0].nodes_lost == ("n1",)

@@ -244,10 +244,10 @@ async def test_a_node_whose_data_differs_is_done_without() -> None:
 
 async def test_a_node_of_another_environment_is_refused_by_a_reproducible_job_alone() -> None:
     world = World()
-    await world.start(2)
+    await world.start(3)
     world.agents["n1"].fingerprint = {"torch": "3"}
     await world.submit(training={"reproducible": False})
-    assert len(world.members()) == 2
+    assert len(world.members()) == 3
     await world.coordinator.jobs.cancel(world.job_id)
     await world.settle()
     await world.submit()
@@ -259,13 +259,45 @@ async def test_a_node_of_another_environment_is_refused_by_a_reproducible_job_al
 async def test_engines_that_cannot_talk_to_each_other_serve_no_job_together() -> None:
     """NCCL and gloo do not meet, whatever is said of the arithmetic."""
     world = World()
-    await world.start(2)
-    world.agents["n0"].fingerprint = {"transport": "gloo_via_host"}
+    await world.start(3)
+    for agent in world.agents.values():
+        agent.fingerprint = {"transport": "gloo_via_host"}
     world.agents["n1"].fingerprint = {"transport": "nccl"}
     await world.submit(training={"reproducible": False})
     assert world.run.refused == {
         "n1": "n1 has transport nccl, n0 has gloo_via_host: every job needs them equal"
     }
+
+
+async def test_a_job_waits_while_nobody_can_tell_which_node_has_the_right_data() -> None:
+    """No step is trained on the wrong one; what was mended is read again."""
+    world = World()
+    await world.start(2)
+    world.agents["n0"].data_digest = "stale"
+    await world.submit()
+    await world.advance(20)
+    job = await world.job()
+    assert job.state is JobState.PENDING
+    assert "n1 sees other contents at corpus.txt than n0" in job.waiting_reason
+    assert not world.run.refused
+    world.agents["n0"].data_digest = world.agents["n1"].data_digest
+    await world.advance(120)
+    assert (await world.job()).state is JobState.RUNNING
+    assert len(world.members()) == 2
+
+
+async def test_the_waiting_reason_names_the_nodes_that_were_refused() -> None:
+    world = World()
+    await world.start(3)
+    for node_id in ("n0", "n1"):
+        world.agents[node_id].refusal = Failure(
+            reason=ErrorReason.DATA_UNUSABLE, message=f"{node_id}: no such file", metadata={}
+        )
+    await world.submit(resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0})
+    await world.advance(2)
+    job = await world.job()
+    assert job.state is JobState.PENDING
+    assert "refused: n0: no such file; n1: no such file" in job.waiting_reason
 
 
 @pytest.mark.parametrize("refusing", [("n1",), ("n0", "n1", "n2")])

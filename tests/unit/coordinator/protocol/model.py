@@ -22,7 +22,7 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import Prepare, Stop
 from planaria_coordinator.domain.engines.outcome import DirectiveResult, Outcome
 from planaria_coordinator.domain.job.actions import AskPlanner, Send
-from planaria_coordinator.domain.job.decide import Decision, decide
+from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
 from planaria_coordinator.domain.job.signals import (
@@ -34,6 +34,7 @@ from planaria_coordinator.domain.job.signals import (
     ResultArrived,
     Signal,
 )
+from planaria_coordinator.domain.job.turn import Decision
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery.transition import Phase, TransitionHistory
 from unit.coordinator.protocol.cluster import (

@@ -57,8 +57,8 @@ class FakeDatabase:
         self.tables = Tables()
         self.epoch = 0
         self.num_failing_commits = 0
-        self.refusal: Exception | None = None
-        """Raised by the next commit, as for data that it cannot hold."""
+        self.refusals: list[Exception] = []
+        """Raised by the next commits."""
         self.on_event: Callable[[Event], None] = lambda _event: None
         self._lock = asyncio.Lock()
 
@@ -116,9 +116,8 @@ class FakeWork(UnitOfWork):
     async def commit(self) -> None:
         await asyncio.sleep(0)  # a real commit lets others run
         self._database.check(self._epoch)
-        refusal, self._database.refusal = self._database.refusal, None
-        if refusal is not None:
-            raise refusal
+        if self._database.refusals:
+            raise self._database.refusals.pop(0)
         if self._database.num_failing_commits:
             self._database.num_failing_commits -= 1
             raise PlanariaError(ErrorReason.UNAVAILABLE, "disk full", {"part": "database"})

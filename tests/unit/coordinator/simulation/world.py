@@ -164,8 +164,7 @@ class World:
             await actor.stop()
         for agent in self.agents.values():
             agent.disconnect()
-        self.coordinator = self._new_coordinator()
-        await self.coordinator.start(with_clock=False)
+        await self.replace_coordinator()
 
     async def replace_coordinator(self) -> Coordinator:
         """Another one opens the database; return the old one, which knows nothing of it."""

@@ -13,19 +13,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.adapters.database.columns import UnreadableDocumentError
 
-_OF_OUR_MAKING: Final = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.SyntaxOrAccessError,
+_REFUSES_DATA: Final = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
+_SQLITE_REFUSES_DATA: Final = frozenset(
+    {sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH}
 )
-"""Of PostgreSQL's errors: the next try would meet them again. All others are the database's."""
-_SQLITE_OF_OUR_MAKING: Final = frozenset(
+_SQLITE_DEFECTS: Final = frozenset(
     {
         sqlite3.SQLITE_OK,  # what the driver finds by itself
         sqlite3.SQLITE_ERROR,
-        sqlite3.SQLITE_TOOBIG,
-        sqlite3.SQLITE_CONSTRAINT,
-        sqlite3.SQLITE_MISMATCH,
         sqlite3.SQLITE_MISUSE,
         sqlite3.SQLITE_RANGE,
     }
@@ -43,7 +38,8 @@ def database_errors(url: URL) -> Iterator[None]:
     Raises:
         PlanariaError: VERSION_MISMATCH: a stored document is not one of this version's.
         UnavailableError: the database cannot be reached, is full, or refuses.
-        InvalidArgumentError: a text holds the NUL character, which PostgreSQL cannot store.
+        InvalidArgumentError: the database refuses what is to be stored, such as a text with the
+            NUL character on PostgreSQL.
     """
     try:
         yield
@@ -58,6 +54,9 @@ def database_errors(url: URL) -> Iterator[None]:
         cause = _driver_error(error)
         if isinstance(cause, _UNSTORABLE_TEXT):
             message = "a text holds the NUL character, which cannot be stored"
+            raise PlanariaError(ErrorReason.INVALID_ARGUMENT, message) from error
+        if _refuses_data(cause):
+            message = f"the database refuses what is to be stored: {_first_line(cause)}"
             raise PlanariaError(ErrorReason.INVALID_ARGUMENT, message) from error
         problem = _problem_of(error, cause)
         if problem is None:
@@ -76,6 +75,20 @@ def _driver_error(error: BaseException) -> BaseException:
     return error
 
 
+def _refuses_data(cause: BaseException) -> bool:
+    if isinstance(cause, sqlite3.Error):
+        return _primary_code(cause) in _SQLITE_REFUSES_DATA
+    return isinstance(cause, _REFUSES_DATA)
+
+
+def _first_line(cause: BaseException) -> str:
+    return str(cause).partition("\n")[0]
+
+
+def _primary_code(cause: sqlite3.Error) -> int:
+    return getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+
+
 def _problem_of(error: Exception, cause: BaseException) -> str | None:
     """Return what is wrong, in words; None for a defect of ours, such as a wrong statement."""
     if isinstance(error, PoolTimeoutError):
@@ -86,9 +99,8 @@ def _problem_of(error: Exception, cause: BaseException) -> str | None:
         return "cannot be written: its disk is full"
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return f"ended the connection: {cause}"
-    if isinstance(cause, asyncpg.InsufficientPrivilegeError):
-        return f"cannot be used: {cause}"
-    if isinstance(cause, _OF_OUR_MAKING):
+    is_denied = isinstance(cause, asyncpg.InsufficientPrivilegeError)
+    if isinstance(cause, asyncpg.SyntaxOrAccessError) and not is_denied:
         return None
     if isinstance(cause, (asyncpg.PostgresError, OSError)):
         return f"cannot be used: {cause or type(cause).__name__}"
@@ -96,7 +108,7 @@ def _problem_of(error: Exception, cause: BaseException) -> str | None:
 
 
 def _problem_of_sqlite(cause: sqlite3.Error) -> str | None:
-    primary_code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+    primary_code = _primary_code(cause)
     if primary_code == sqlite3.SQLITE_FULL:
         return "cannot be written: its disk is full"
-    return None if primary_code in _SQLITE_OF_OUR_MAKING else f"cannot be used: {cause}"
+    return None if primary_code in _SQLITE_DEFECTS else f"cannot be used: {cause}"

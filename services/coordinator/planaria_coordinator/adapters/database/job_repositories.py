@@ -122,6 +122,11 @@ class SqlDirectives:
         self._transaction = transaction
 
     async def add(self, directives: Sequence[Directive]) -> None:
+        ids = [each.id for each in directives]
+        for start in range(0, len(ids), _MAX_PARAMETERS):
+            # The answer to an earlier COMMIT may have been lost; nothing of it was sent.
+            stored = DIRECTIVES.c.id.in_(ids[start : start + _MAX_PARAMETERS])
+            write(self._transaction, delete(DIRECTIVES).where(stored))
         keepers: dict[int, str] = {}
         rows = []
         for each in directives:

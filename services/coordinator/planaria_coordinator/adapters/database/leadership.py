@@ -1,12 +1,13 @@
 """One coordinator writes at a time: the one that opened the database last.
 
-Opening it counts the epoch up. Every writing transaction begins with a look at the epoch, which
-keeps it as it is until the transaction ends: who has been replaced writes nothing, and who replaces
-another begins after the last transaction of that one.
+Opening it raises the epoch. Every writing transaction begins by reading the epoch, which keeps it
+as it is until the transaction ends. So a coordinator that was replaced writes nothing, and its
+successor begins after its last transaction.
 """
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from sqlalchemy import Connection, select, update
@@ -16,13 +17,18 @@ from planaria_coordinator.adapters.database.schema import LEADERSHIP
 
 
 def take_leadership(connection: Connection) -> None:
-    """Replace whoever writes now; on PostgreSQL, behind its transactions that are open."""
-    connection.execute(update(LEADERSHIP).values(epoch=LEADERSHIP.c.epoch + 1))
+    """Replace the coordinator that writes now; on PostgreSQL this waits for its transactions.
+
+    The epoch is the time in seconds, or one more than the last: agents have heard of no later one,
+    though the database was made anew or restored from a backup.
+    """
+    epoch = max(read_epoch(connection) + 1, int(time.time()))
+    connection.execute(update(LEADERSHIP).values(epoch=epoch))
 
 
 def read_epoch(connection: Connection) -> int:
     """Return the epoch of the coordinator that may write."""
-    return int(connection.scalars(select(LEADERSHIP.c.epoch)).one())
+    return int(connection.scalars(select(LEADERSHIP.c.epoch).with_for_update()).one())
 
 
 def check_leadership(connection: Connection, epoch: int) -> None:

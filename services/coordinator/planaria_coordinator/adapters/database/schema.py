@@ -214,4 +214,4 @@ LEADERSHIP = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("epoch", BigInteger, nullable=False),
 )
-"""One row: who has counted it up last may write."""
+"""One row: the coordinator that raised it last may write."""

@@ -28,11 +28,7 @@ from planaria_coordinator.adapters.database.job_repositories import (
     SqlRuns,
     SqlStepMetrics,
 )
-from planaria_coordinator.adapters.database.leadership import (
-    check_leadership,
-    read_epoch,
-    take_leadership,
-)
+from planaria_coordinator.adapters.database.leadership import check_leadership
 from planaria_coordinator.adapters.database.migrate import migrate
 from planaria_coordinator.adapters.database.statistics import count_totals
 from planaria_coordinator.adapters.database.transaction import Transaction
@@ -134,10 +130,4 @@ async def lead(engine: DatabaseEngine) -> int:
     """
     with database_errors(engine.url):
         engine.keep_others_out()
-    await migrate(engine)
-    with database_errors(engine.url):
-        async with engine.transaction() as transaction:
-            transaction.write(take_leadership)
-            epoch = await transaction.run(read_epoch)
-            await transaction.commit()
-    return epoch
+    return await migrate(engine)

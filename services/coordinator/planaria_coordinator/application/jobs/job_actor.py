@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.errors import ErrorReason, InvalidArgumentError, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.changes import Changes
 from planaria_coordinator.application.jobs.actor_dependencies import ActorDependencies
@@ -26,11 +26,13 @@ from planaria_coordinator.domain.job.actions import (
     SaveGeneration,
     Send,
 )
-from planaria_coordinator.domain.job.decide import Decision, decide, give_up, start_over
+from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.job.job import Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun, Moment
+from planaria_coordinator.domain.job.own_faults import give_up, start_over
 from planaria_coordinator.domain.job.signals import Restarted, Signal, StillWaits
+from planaria_coordinator.domain.job.turn import Decision
 from planaria_coordinator.domain.placement.ask_planner import contingency_query
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
 
@@ -200,9 +202,11 @@ class JobActor:
 
     async def _handle(self, signals: Sequence[Signal]) -> None:
         """Decide on some signals one after another, and store once for all of them."""
-        unstorable: Exception | None = None
+        num_refusals, refusal = 0, ""
         while True:
-            decision = self._decide(signals) if unstorable is None else self._give_up(unstorable)
+            decision = self._decide(signals)
+            if num_refusals >= self._dependencies.options.limits.num_attempts:
+                decision = self._give_up(refusal)
             if not decision.durable and not decision.actions:
                 self.run = decision.run
                 return
@@ -212,9 +216,8 @@ class JobActor:
             except Exception as error:
                 # Nothing was sent: the signals are decided on again.
                 log.warning("decision_not_stored", job_id=self.job_id, cause=str(error))
-                if not _may_pass(error):
-                    log.exception("decision_cannot_be_stored", job_id=self.job_id)
-                    unstorable = error
+                if isinstance(error, InvalidArgumentError):
+                    num_refusals, refusal = num_refusals + 1, error.message
                 await asyncio.sleep(self._dependencies.options.store_retry_seconds)
         self._act(decision.actions)
         self.changes.notify()
@@ -223,9 +226,8 @@ class JobActor:
             self._dependencies.decided(self)
 
     def _decide(self, signals: Sequence[Signal]) -> Decision:
-        clock = self._dependencies.clock
-        now = Moment(seconds=clock.monotonic(), time=clock.now())
-        whole = Decision(run=self.run, actions=(), reason="", durable=False)
+        now = self._now
+        whole = Decision(run=self.run)
         for signal in signals:
             decision = self._decide_one(now, whole.run, signal)
             whole = Decision(
@@ -248,7 +250,7 @@ class JobActor:
                 return start_over(now, run, detail, limits)
             except Exception:  # whatever comes next is decided on from here
                 log.exception("decision_dropped", job_id=self.job_id)
-                return Decision(run=run, actions=(), reason="", durable=False)
+                return Decision(run=run)
         if decision.reason:
             log.info(
                 "decided",
@@ -259,12 +261,14 @@ class JobActor:
             )
         return decision
 
-    def _give_up(self, cause: Exception) -> Decision:
-        """Fail the job, whose own data the database refuses: the next try would meet the same."""
+    def _give_up(self, refusal: str) -> Decision:
+        """Fail the job, whose own data the database refuses."""
+        return give_up(self._now, self.run, refusal, self._dependencies.options.limits)
+
+    @property
+    def _now(self) -> Moment:
         clock = self._dependencies.clock
-        now = Moment(seconds=clock.monotonic(), time=clock.now())
-        detail = str(cause).partition("\n")[0]
-        return give_up(now, self.run, detail, self._dependencies.options.limits)
+        return Moment(seconds=clock.monotonic(), time=clock.now())
 
     async def _store(self, decision: Decision) -> None:
         async with self._storing, self._dependencies.database.unit_of_work(urgent=True) as work:
@@ -385,11 +389,3 @@ class JobActor:
         except PlanariaError as error:
             log.warning("event_not_stored", type=event_type, cause=str(error))
         self._dependencies.event_changes.notify()
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether it is the database that is at fault, not what is to be stored."""
-    return isinstance(error, PlanariaError) and error.reason in (
-        ErrorReason.UNAVAILABLE,
-        ErrorReason.NOT_LEADER,
-    )

@@ -249,6 +249,8 @@ class Scheduler:
 
     async def _explain(self, actor: JobActor, reason: str) -> None:
         """Let a job that waits say why; it may have been cancelled, and nobody would answer."""
+        if actor.run.refused:
+            reason += f"; refused: {'; '.join(actor.run.refused.values())}"
         if actor.run.waits and actor.run.waiting_reason != reason:
             await actor.post(StillWaits(reason=reason))
 

@@ -23,6 +23,7 @@ and a recovery pass through them:
 
     job/user_requests          nodes granted, pause, resume, cancel, drain
     job/end_of_training        digest, last checkpoint, export
+    job/own_faults             the coordinator was stopped, started again, or has a defect
     job/ending                 succeeded, failed, cancelled; parked without a plan
     checkpoint/checkpoint_protocol   in any phase: collect and seal what engines write
 
@@ -30,12 +31,10 @@ Nothing here reads a clock, waits or sends. A decision is the new state and the 
 application carries out: it persists first and sends second.
 """
 
-from dataclasses import dataclass, replace
 from typing import assert_never
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.checkpoint import checkpoint_protocol
-from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import (
     Activated,
@@ -54,7 +53,6 @@ from planaria_coordinator.domain.engines.outcome import (
 )
 from planaria_coordinator.domain.engines.preparing import on_prepared, prepare_failed
 from planaria_coordinator.domain.job import user_requests
-from planaria_coordinator.domain.job.actions import Action
 from planaria_coordinator.domain.job.end_of_training import (
     end_when_checkpointed,
     export_failed,
@@ -63,6 +61,7 @@ from planaria_coordinator.domain.job.end_of_training import (
 )
 from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
+from planaria_coordinator.domain.job.own_faults import restart_deadlines, restarted, shift_deadlines
 from planaria_coordinator.domain.job.signals import (
     AgentReturned,
     CancelWanted,
@@ -90,8 +89,8 @@ from planaria_coordinator.domain.job.signals import (
     UserRequest,
 )
 from planaria_coordinator.domain.job.start_of_training import refuse_node
-from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.job.waiting import end_rest, set_back, still_waits
+from planaria_coordinator.domain.job.turn import Decision, Turn
+from planaria_coordinator.domain.job.waiting import set_back, still_waits
 from planaria_coordinator.domain.placement.choose_plan import plan_arrived, plan_refused
 from planaria_coordinator.domain.recovery import lost_engines
 from planaria_coordinator.domain.recovery.activation import activation_failed, on_activated
@@ -99,7 +98,6 @@ from planaria_coordinator.domain.recovery.broken_communication import (
     engine_disturbed,
     engines_stuck,
     fence_everybody,
-    restart_disturbance,
 )
 from planaria_coordinator.domain.recovery.copy_layers import copy_failed, on_copied
 from planaria_coordinator.domain.recovery.fencing import fence_reported
@@ -115,9 +113,6 @@ from planaria_coordinator.domain.recovery.online_change import (
     online_plan_refused,
 )
 from planaria_coordinator.domain.recovery.opening import (
-    carried_history,
-    open_again,
-    open_online_change,
     retry,
 )
 from planaria_coordinator.domain.recovery.overdue import overdue
@@ -125,18 +120,6 @@ from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
 from planaria_coordinator.domain.recovery.roll_forward import on_rolled_forward
 from planaria_coordinator.domain.recovery.transition import Phase
 from planaria_coordinator.domain.recovery.transition_completion import complete
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What follows from a signal."""
-
-    run: JobRun
-    actions: tuple[Action, ...]
-    reason: str
-    """Why, in words; empty when nothing changed."""
-    durable: bool
-    """Whether the run must be stored before the actions are carried out."""
 
 
 def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision:
@@ -154,12 +137,7 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
         checkpoint_protocol.give_up_what_is_lost(turn)
         end_when_checkpointed(turn)
         user_requests.follow_up(turn)
-    return Decision(
-        run=turn.run,
-        actions=tuple(turn.actions),
-        reason="; ".join(turn.reasons),
-        durable=turn.durable,
-    )
+    return turn.decision
 
 
 def _after_the_end(turn: Turn, signal: Signal) -> None:
@@ -176,9 +154,9 @@ def _after_the_end(turn: Turn, signal: Signal) -> None:
         case Tick(absent_nodes=absent):
             overdue(turn, absent)
         case AgentReturned(node_id=node_id):
-            _restart_deadlines(turn, node_id)
+            restart_deadlines(turn, node_id)
         case Restarted():
-            _restart_deadlines(turn)
+            restart_deadlines(turn)
         case _:
             pass
 
@@ -208,7 +186,7 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case Tick(absent_nodes=absent):
             overdue(turn, absent)
         case AgentReturned(node_id=node_id):
-            _restart_deadlines(turn, node_id)
+            restart_deadlines(turn, node_id)
         case PlanArrived(query=query, answer=answer):
             plan_arrived(turn, query, answer)
         case PlanRefused():
@@ -219,9 +197,9 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
         case JobFaulted():
             _job_faulted(turn, signal)
         case Stalled(seconds=seconds):
-            _shift_deadlines(turn, seconds)
+            shift_deadlines(turn, seconds)
         case Restarted():
-            _restarted(turn)
+            restarted(turn)
         case _:
             _user_request(turn, signal)
 
@@ -314,23 +292,34 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
 
 
 def _initial_state_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
-    """Do without a node that cannot read it; the job fails when none can."""
+    """Do without a node that cannot read it; the job fails when too few are left."""
     refuse_node(turn, pending.node_id, failure.message)
-    if turn.run.nodes:
-        turn.retry_reason = failure.message
-    else:
+    if len(turn.run.nodes.keys() - turn.run.refused.keys()) < turn.run.nodes_per_replica:
         fail(turn, failure.reason, failure.message, failure.metadata)
+    else:
+        turn.retry_reason = failure.message
 
 
 def _job_faulted(turn: Turn, signal: JobFaulted) -> None:
     """Fail for numbers that were refused; stop for what may heal, and try again."""
-    failure = signal.failure
-    if not signal.engine_id or failure.reason is ErrorReason.GRADIENT_OUT_OF_RANGE:
-        if not signal.engine_id or signal.engine_id in turn.run.engines:
-            fail(turn, failure.reason, failure.message, failure.metadata)
-    elif signal.engine_id in turn.run.required_engines and turn.run.trains:
-        set_back(turn, failure.message)
-        fence_everybody(turn, turn.now.time, failure.message)
+    failure, run = signal.failure, turn.run
+    if not signal.engine_id:
+        fail(turn, failure.reason, failure.message, failure.metadata)
+    elif signal.engine_id not in run.engines:
+        return
+    elif failure.reason is ErrorReason.GRADIENT_OUT_OF_RANGE:
+        fail(turn, failure.reason, failure.message, failure.metadata)
+    elif signal.engine_id in run.required_engines:
+        if run.transition is not None and run.transition.phase is Phase.ACTIVATING:
+            set_back(turn, failure.message)
+            turn.note(failure=failure.message)
+        elif run.trains:
+            set_back(turn, failure.message)
+            if failure.reason is ErrorReason.DATA_UNUSABLE:
+                lost_engines.strike_spare_node(
+                    turn, run.engines[signal.engine_id].node_id, failure.message
+                )
+            fence_everybody(turn, turn.now.time, failure.message)
 
 
 def _step_committed(turn: Turn, signal: StepCommitted) -> None:
@@ -344,72 +333,5 @@ def _step_committed(turn: Turn, signal: StepCommitted) -> None:
         last_commit_time=signal.commit_time,
         last_step_seconds=signal.step_seconds,
         num_disturbances=0,
-        setback=turn.run.setback if turn.run.rests else None,
+        setback=turn.run.setback if turn.run.rests or turn.run.transition else None,
     )
-
-
-# -- the coordinator's own faults ------------------------------------------------------------------
-
-
-def _shift_deadlines(turn: Turn, seconds: float) -> None:
-    pending = {
-        key: replace(p, deadline_seconds=p.deadline_seconds + seconds)
-        for key, p in turn.run.pending.items()
-    }
-    turn.note_run(pending=pending)
-    checkpoint_protocol.shift_deadlines(turn, seconds)
-
-
-def _restart_deadlines(turn: Turn, node_id: str | None = None) -> None:
-    """Count from now on: a deadline begins when the directive can be delivered."""
-    pending = {
-        key: replace(p, deadline_seconds=turn.now.seconds + p.allowed_seconds)
-        if node_id in (None, p.node_id)
-        else p
-        for key, p in turn.run.pending.items()
-    }
-    turn.note_run(pending=pending)
-
-
-def _restarted(turn: Turn) -> None:
-    """Start the transition under way again; engines that only start are awaited."""
-    _restart_deadlines(turn)
-    restart_disturbance(turn)
-    checkpoint_protocol.restart_deadlines(turn)
-    end_rest(turn)
-    transition = turn.run.transition
-    if transition is None or transition.phase is Phase.PREPARING:
-        return
-    reason = "the coordinator has started again"
-    if transition.is_online:
-        open_online_change(turn, carried_history(turn), reason, asks_anew=True)
-        return
-    trained = transition.mode is QuiesceMode.FENCE or transition.phase is Phase.SWITCHING
-    finishes = trained or transition.history.resume_time is not None
-    mode = QuiesceMode.FENCE if finishes else QuiesceMode.IMMEDIATE
-    open_again(turn, reason, counts=False, mode=mode)
-
-
-def start_over(now: Moment, run: JobRun, detail: str, limits: Limits) -> Decision:
-    """Go on from a fence where a defect of ours kept a signal from being decided on.
-
-    Whoever was lost does not answer it. With each time the job rests longer before it plans again.
-    """
-    turn = Turn(now=now, run=run, limits=limits)
-    reason = f"a defect in the coordinator ({detail}); its log has the details"
-    if run.transition is not None and run.transition.phase is not Phase.PREPARING:
-        set_back(turn, reason)
-        open_again(turn, reason, counts=False)
-    elif run.trains:
-        set_back(turn, reason)
-        fence_everybody(turn, now.time, reason)
-    return Decision(run=turn.run, actions=tuple(turn.actions), reason=detail, durable=turn.durable)
-
-
-def give_up(now: Moment, run: JobRun, detail: str, limits: Limits) -> Decision:
-    """Fail a job whose data cannot be stored, such as a text that the database does not take."""
-    turn = Turn(now=now, run=run, limits=limits)
-    if not run.state.is_terminal:
-        message = f"the job's data cannot be stored: {detail}"
-        fail(turn, ErrorReason.INTERNAL, message, {"part": "database"})
-    return Decision(run=turn.run, actions=tuple(turn.actions), reason=detail, durable=turn.durable)

@@ -143,5 +143,11 @@ def on_exported(turn: Turn, outcome: Exported) -> None:
 
 
 def export_failed(turn: Turn, failure: Failure) -> None:
-    """Try again: a source may have died, a disk that is full may have room by then."""
-    turn.retry_reason = f"the output could not be written: {failure.message}"
+    """Try again: a source may have died, a disk that is full may have room by then.
+
+    What the model or the job file does not allow fails on every node.
+    """
+    if failure.reason is ErrorReason.INVALID_ARGUMENT:
+        fail(turn, failure.reason, failure.message, failure.metadata)
+    else:
+        turn.retry_reason = f"the output could not be written: {failure.message}"

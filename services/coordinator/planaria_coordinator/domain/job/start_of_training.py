@@ -13,6 +13,7 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import reported_layers
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.waiting import rest, set_back
 from planaria_coordinator.domain.placement.choose_plan import choose_plan
 
 _NEEDED_TO_TALK = ("transport",)
@@ -29,17 +30,37 @@ def start_training(turn: Turn) -> None:
         return
     if not run.data_digest:
         _take_reference(turn)
-        for engine in tuple(turn.run.prepared_engines.values()):
-            difference = difference_to_reference(turn, engine)
-            if difference is not None and engine.id in turn.run.engines:
-                refuse_node(turn, engine.node_id, difference.message)
-        if len(turn.run.usable_nodes) < run.nodes_per_replica:
-            start_training(turn)
+        differences = {
+            engine.node_id: difference.message
+            for engine in turn.run.prepared_engines.values()
+            if (difference := difference_to_reference(turn, engine)) is not None
+        }
+        num_alike = len(set(turn.run.usable_nodes) - differences.keys())
+        if differences and (num_alike < run.nodes_per_replica or num_alike <= len(differences)):
+            _look_again_later(turn, run, next(iter(differences.values())))
             return
+        for node_id, message in differences.items():
+            refuse_node(turn, node_id, message)
     if run.pause_wanted:
         park(turn, JobState.PAUSED, "the job is paused before its first step")
     else:
         choose_first_plan(turn)
+
+
+def _look_again_later(turn: Turn, before: JobRun, message: str) -> None:
+    """Rest when nobody can tell which nodes are right; engines read the files again then."""
+    turn.stop_engines(tuple(turn.run.engines), message)
+    turn.change(
+        data_digest=before.data_digest,
+        model_digest=before.model_digest,
+        fingerprint=before.fingerprint,
+        reference_node_id=before.reference_node_id,
+        initial_state=before.initial_state,
+        committed_steps=before.committed_steps,
+        requirements=before.requirements,
+    )
+    set_back(turn, message)
+    rest(turn)
 
 
 def choose_first_plan(turn: Turn) -> None:

@@ -37,6 +37,18 @@ _SURVIVES_A_FENCE = (
 """Kinds of directives that mean the same in whatever generation they are answered."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What follows from a signal."""
+
+    run: JobRun
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+    """Why, in words; empty when nothing changed."""
+    durable: bool = False
+    """Whether the run must be stored before the actions are carried out."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Turn:
     """A decision being made."""
@@ -52,6 +64,16 @@ class Turn:
     """Engines to be declared lost before the decision ends, and why."""
     retry_reason: str = ""
     """Why the transition must start again although no engine was lost."""
+
+    @property
+    def decision(self) -> Decision:
+        """What has been decided so far."""
+        return Decision(
+            run=self.run,
+            actions=tuple(self.actions),
+            reason="; ".join(self.reasons),
+            durable=self.durable,
+        )
 
     def change(self, **changes: Any) -> None:
         """Replace fields of the run; to be stored."""

@@ -7,6 +7,7 @@ from planaria_coordinator.domain.job.ending import park
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Setback
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.recovery.transition import Cause
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -31,6 +32,8 @@ def rest(turn: Turn) -> None:
     if setback is None:
         raise AssertionError("nothing has set the job back")
     park(turn, JobState.WAITING if turn.run.has_trained else JobState.PENDING, setback.reason)
+    if turn.run.interrupted is not None and turn.run.interrupted.cause is Cause.FINISHED:
+        turn.change(interrupted=None)  # there is no recovery to tell of
     announce_waiting(turn, f"{setback.reason}; it tries again by itself")
 
 

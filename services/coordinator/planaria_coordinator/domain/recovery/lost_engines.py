@@ -22,6 +22,10 @@ from planaria_coordinator.domain.job.signals import (
 from planaria_coordinator.domain.job.start_of_training import refuse_node
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.placement.replicas import (
+    holdings_of_placement,
+    layers_without_replica,
+)
 from planaria_coordinator.domain.recovery.opening import (
     carried_history,
     new_history,
@@ -89,6 +93,21 @@ def _strike(turn: Turn, node_id: str, engine_id: str, reason: str) -> None:
     turn.emit("engine_lost", f"{engine_id} is lost: {reason}", node_id=node_id, engine_id=engine_id)
     if note_failure(turn, node_id) >= turn.limits.num_attempts:
         refuse_node(turn, node_id, f"{turn.limits.num_attempts} engines failed on it")
+
+
+def strike_spare_node(turn: Turn, node_id: str, reason: str) -> None:
+    """Count a failure against a node whose engines live, and refuse it after several.
+
+    Not one that holds the only replica of a layer.
+    """
+    run = turn.run
+    others = [e.id for e in run.engines.values() if e.node_id != node_id]
+    is_spare = run.placement is not None and not layers_without_replica(
+        holdings_of_placement(run.placement, others, run.requirements),
+        run.requirements.num_layers,
+    )
+    if note_failure(turn, node_id) >= turn.limits.num_attempts and is_spare:
+        refuse_node(turn, node_id, reason)
 
 
 def lose_silent_engines(turn: Turn) -> None:

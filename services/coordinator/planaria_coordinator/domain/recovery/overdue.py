@@ -20,8 +20,8 @@ from planaria_coordinator.domain.recovery.transition import Phase
 
 def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
     """Act on what has not been answered in time, where there is an agent that could answer."""
-    disturbance_overdue(turn)
     rest_overdue(turn)
+    disturbance_overdue(turn)
     checkpoint_protocol.overdue(turn)
     late = sorted(
         (

@@ -11,7 +11,6 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.resume_advice import resume_advice
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.job.waiting import rest
 from planaria_coordinator.domain.placement.choose_plan import (
     choose_plan,
     pipelines_in_words,
@@ -41,9 +40,7 @@ def version_reached(turn: Turn) -> None:
     lost = layers_without_replica(transition.holdings, run.requirements.num_layers)
     if lost and version > run.initial_steps:
         state_lost(turn, lost, version)
-    elif run.rests and not kept and not run.pause_wanted:
-        rest(turn)
-    elif version >= run.requirements.num_commits:
+    elif version >= run.requirements.num_commits and not run.rests:
         steps = run.requirements.steps
         close_recovery(turn, f"all {steps} steps are committed: nothing is left to recover for")
         begin_digesting(turn)
@@ -54,7 +51,7 @@ def version_reached(turn: Turn) -> None:
             close_recovery(turn, "a pause is wanted: the rest of the recovery follows after it")
         park(turn, JobState.PAUSED, f"the job is paused at step {version}")
     else:
-        choose_plan(turn)
+        choose_plan(turn)  # or rest first
 
 
 def _kept_pipelines(turn: Turn) -> tuple[KeptPipeline, ...]:
