@@ -54,7 +54,12 @@ def launch_fake(folder: Path, _: EngineConfig) -> EngineProcess:
     """Start an engine without a model where the agent would start a real one."""
     with (folder / LOG_FILE).open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, fake_engine.__file__, "--config", str(folder / CONFIG_FILE)],
+            [
+                sys.executable,
+                *("-X", "planaria_worker"),  # agents know engines by their command lines
+                fake_engine.__file__,
+                *("--config", str(folder / CONFIG_FILE)),
+            ],
             stdout=log,
             stderr=log,
         )
@@ -328,6 +333,21 @@ async def test_an_engine_of_an_older_version_is_ended_and_not_adopted(node: Node
     config = json.loads(path.read_text())
     config["base_path"] = config.pop("initial_path")
     path.write_text(json.dumps(config))
+
+    node.start()
+
+    assert list((await node.coordinator.hello()).engines) == []
+    (child,) = (each for each in children if each.pid == pid)
+    assert await asyncio.to_thread(child.wait, 20) == -signal.SIGKILL
+
+
+async def test_an_engine_that_nothing_describes_is_ended(node: Node) -> None:
+    """It would keep its accelerator: an older version wrote its process down in another way."""
+    await node.coordinator.send(node.prepare(str(node.text)))
+    pid = (await node.coordinator.next("result")).prepared.engine.pid
+    await node.crash()
+    (path,) = node.data_dir.glob("engines/*/process.json")
+    path.write_text(json.dumps({"pid": pid, "create_time": 1.0}))
 
     node.start()
 

@@ -113,6 +113,17 @@ async def test_a_command_for_all_engines_is_stored_once(with_job: SqlDatabase) -
         assert await work.directives.pending() == sent[3:]
 
 
+async def test_directives_that_are_added_twice_come_back_once(with_job: SqlDatabase) -> None:
+    """The answer to a COMMIT was lost, so the decision is stored again."""
+    sent = [directive(1, COMMANDS[0]), directive(2, COMMANDS[1])]
+    for _ in range(2):
+        async with with_job.unit_of_work() as work:
+            await work.directives.add(sent)
+            await work.commit()
+    async with with_job.unit_of_work() as work:
+        assert await work.directives.pending() == sent
+
+
 async def test_settled_directives_of_old_generations_are_pruned(with_job: SqlDatabase) -> None:
     """A few at a time; those that are pending stay, and so do those of other jobs."""
     sent = [replace(directive(number), generation=number) for number in range(1, 7)]

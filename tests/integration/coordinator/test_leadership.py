@@ -114,3 +114,15 @@ async def test_who_freezes_while_it_writes_is_cut_off(empty_postgresql_url: str)
         assert await work.nodes.all() == []
     await successors[0].close()
     await database.close()
+
+
+async def test_a_new_database_does_not_begin_with_old_epochs(tmp_path: Path) -> None:
+    """Agents have heard of the epoch of the database that was lost, or restored from a backup."""
+    epochs: list[int] = []
+    for name in ("lost.db", "new.db"):
+        database = await open_database(f"sqlite:///{tmp_path / name}", max_log_lines_per_job=1)
+        if epochs:
+            assert database.epoch >= epochs[0]
+        epochs.append(database.epoch)
+        await database.close()
+    assert epochs[0] > 1_700_000_000

@@ -1,7 +1,7 @@
 """Remove the guards of the coordinator: what it stores, in which order, and tells whom."""
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.ports import UnitOfWork
 from planaria_coordinator.application.scheduling.contingencies import Contingencies
 from planaria_coordinator.application.state import SharedState
-from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.domain.checkpoint import checkpoint_protocol
 from planaria_coordinator.domain.engines.directive import Directive, QuiesceMode
 from planaria_coordinator.domain.job.job import Job
@@ -104,13 +103,13 @@ def tell_of_a_loss_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
     test_reports.test_a_directive_is_not_resolved_before_its_result_is_decided_on,
 )
 def resolve_before_it_is_decided(patch: pytest.MonkeyPatch) -> None:
-    flush = Supervisor._flush_jobs
+    flush = JobActor.flush
 
-    async def forget_the_undecided(self: Supervisor) -> Collection[str]:
+    async def say_all_is_decided(self: JobActor) -> bool:
         await flush(self)
-        return ()
+        return True
 
-    swap(patch, flush, forget_the_undecided)
+    swap(patch, flush, say_all_is_decided)
 
 
 @guard(

@@ -1,7 +1,7 @@
 """What happens by the clock: deadlines, silence, engines that hang, batches to write."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 from planaria_common.logging import get_logger
@@ -144,27 +144,15 @@ class Supervisor:
 
     # -- flushes -----------------------------------------------------------------------------------
 
-    async def _flush_jobs(self) -> Collection[str]:
-        """Write what was reported to jobs, and acknowledge those reports.
-
-        Returns:
-            the jobs that have yet to decide on something reported.
-        """
+    async def flush(self) -> None:
+        """Write steps, heartbeats, log lines and results in batches, and acknowledge reports."""
         state = self._state
+        num_told = len(state.results)
         wires = [entry.wire for entry in state.nodes if entry.wire is not None]
         newest_reports = [(wire, number) for wire in wires if (number := wire.unstored_report)]
         undecided = [a.job_id for a in tuple(state.actors.values()) if not await a.flush()]
-        if newest_reports and not undecided:  # else with one of the next flushes
-            await state.database.check_leadership()
-            for wire, report_number in newest_reports:
-                wire.acknowledge(report_number)
-        return undecided
-
-    async def flush(self) -> None:
-        """Write steps, heartbeats, log lines and results in batches."""
-        state = self._state
-        num_told = len(state.results)
-        undecided = await self._flush_jobs()
+        if undecided:
+            newest_reports = []  # with one of the next flushes
         # A directive that is resolved is not repeated: first what follows from it is stored.
         reported, newer = state.results[:num_told], state.results[num_told:]
         results = [result for result in reported if result.job_id not in undecided]
@@ -175,7 +163,7 @@ class Supervisor:
             for entry in state.nodes
             if self._flushed_heartbeats.get(entry.node.id) != entry.node.heartbeat_time
         }
-        if not lines and not results and not times:
+        if not (lines or results or times or newest_reports):
             return
         try:
             async with state.database.unit_of_work() as work:
@@ -191,3 +179,5 @@ class Supervisor:
             state.results = results + state.results
             raise
         self._flushed_heartbeats.update(times)
+        for wire, report_number in newest_reports:
+            wire.acknowledge(report_number)

@@ -20,7 +20,7 @@ def take_leadership(connection: Connection) -> None:
     """Replace the coordinator that writes now; on PostgreSQL this waits for its transactions.
 
     The epoch is the time in seconds, or one more than the last: agents have heard of no later one,
-    though the database was made anew or restored from a backup.
+    though the database is new or restored from a backup.
     """
     epoch = max(read_epoch(connection) + 1, int(time.time()))
     connection.execute(update(LEADERSHIP).values(epoch=epoch))
