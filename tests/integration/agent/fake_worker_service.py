@@ -31,6 +31,7 @@ class FakeWorkerService(WorkerServiceServicer):
     ) -> None:
         self.answers = True
         """Whether heartbeats are answered."""
+        self.heartbeat_interval_seconds = 1
         self._epoch = epoch
         self._writing = asyncio.Lock()
         self.hellos: asyncio.Queue[Hello] = asyncio.Queue()
@@ -48,7 +49,7 @@ class FakeWorkerService(WorkerServiceServicer):
         if self._refusal is not None:
             await context.abort(*self._refusal)
         welcome = Welcome(coordinator_id="fake", epoch=self._epoch)
-        welcome.heartbeat_interval.FromSeconds(1)
+        welcome.heartbeat_interval.FromSeconds(self.heartbeat_interval_seconds)
         welcome.agent_lease.FromSeconds(10)
         await context.write(SessionResponse(welcome=welcome))
         self._context = context
@@ -89,6 +90,12 @@ class FakeWorkerService(WorkerServiceServicer):
         stored = ReportsStored(report_number=report_number)
         async with self._writing:
             await self._context.write(SessionResponse(reports_stored=stored))
+
+    async def ask(self, **question: Any) -> None:
+        """Send an echo or a probe."""
+        assert self._context is not None
+        async with self._writing:
+            await self._context.write(SessionResponse(**question))
 
     async def hello(self) -> Hello:
         return await asyncio.wait_for(self.hellos.get(), TIMEOUT_SECONDS)

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from integration.agent.fake_worker_service import FakeWorkerService, serve
+from planaria.api.worker.v1.worker_service_pb2 import Echo
 from planaria_common.errors import PlanariaError
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.machine import Machine
@@ -110,6 +111,17 @@ async def test_an_agent_leaves_a_coordinator_that_does_not_answer(new_session: N
         for _ in range(5):
             await other.next("heartbeat")
         assert other.hellos.empty()  # it stays with the one that answers
+
+
+async def test_an_echo_is_answered_at_once(new_session: NewSession) -> None:
+    """A session that would beat once in an hour beats when it is asked to."""
+    coordinator = FakeWorkerService()
+    coordinator.heartbeat_interval_seconds = 3600
+    async with serving(coordinator) as ports, holding(new_session(*ports)):
+        await coordinator.hello()
+        await coordinator.next("heartbeat")
+        await coordinator.ask(echo=Echo())
+        await coordinator.next("heartbeat")
 
 
 async def test_an_agent_leaves_a_coordinator_that_was_replaced(new_session: NewSession) -> None:

@@ -165,6 +165,9 @@ class Session:
             if response.HasField("heartbeat_received"):
                 self._num_unanswered = 0
                 continue
+            if response.HasField("echo"):
+                await self._send_heartbeat(call)
+                continue
             if response.HasField("directive"):
                 self._refuse_replaced(response.directive.epoch)
             await self._node.handle(response)
@@ -184,11 +187,14 @@ class Session:
 
     async def _beat(self, call: "Call", interval_seconds: float) -> None:
         while True:
-            beat = Heartbeat(engines=self._node.snapshots())
-            await self._send(call, SessionRequest(heartbeat=beat))
+            await self._send_heartbeat(call)
             for lines in self._node.new_log_lines():
                 await self._send(call, SessionRequest(log_lines=lines))
             await self._sleep(interval_seconds)
+
+    async def _send_heartbeat(self, call: "Call") -> None:
+        beat = Heartbeat(engines=self._node.snapshots())
+        await self._send(call, SessionRequest(heartbeat=beat))
 
     async def _await_answers(self, interval_seconds: float) -> None:
         """End the session with a coordinator whose machine is gone, or that hangs.

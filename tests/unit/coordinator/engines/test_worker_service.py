@@ -175,6 +175,29 @@ async def test_directives_reach_the_agent_and_their_results_the_job() -> None:
         call.cancel()
 
 
+async def test_a_node_that_others_cannot_reach_is_asked_for_a_heartbeat_at_once() -> None:
+    """It is asked once, however many say so, until it has answered."""
+    world = World()
+    nodes = world.coordinator._state.nodes
+    async with served(world) as stub:
+        call, _ = await greet(stub, hello())
+        nodes.suspect("n0")
+        nodes.suspect("n0")
+        nodes.suspect("a node that there is not")
+        assert await _kind_of_next(call) == "echo"
+        assert nodes.require("n0").suspected_seconds is not None
+        await call.write(SessionRequest(heartbeat=worker_service_pb2.Heartbeat()))
+        assert await _kind_of_next(call) == "heartbeat_received"
+        assert nodes.require("n0").suspected_seconds is None
+        call.cancel()
+
+
+async def _kind_of_next(call: Call) -> str | None:
+    response = await call.read()
+    assert isinstance(response, SessionResponse)
+    return response.WhichOneof("message")
+
+
 async def test_a_report_is_acknowledged_by_its_number_when_it_is_stored() -> None:
     world = World()
     async with served(world) as stub:

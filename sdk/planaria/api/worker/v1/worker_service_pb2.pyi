@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from planaria.api.worker.v1 import directive_pb2 as _directive_pb2
 from planaria.api.worker.v1 import report_pb2 as _report_pb2
 import builtins as _builtins
@@ -21,6 +22,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Reach:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReachEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reach.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REACH_UNSPECIFIED: _Reach.ValueType  # 0
+    """It could not be tried; says nothing."""
+    REACH_REACHABLE: _Reach.ValueType  # 1
+    """It took a connection."""
+    REACH_REFUSED: _Reach.ValueType  # 2
+    """It refused all of them: the machine is there, the engines are not."""
+    REACH_UNREACHABLE: _Reach.ValueType  # 3
+    """There was no answer."""
+
+class Reach(_Reach, metaclass=_ReachEnumTypeWrapper):
+    """How a machine answers who connects to its engines."""
+
+REACH_UNSPECIFIED: Reach.ValueType  # 0
+"""It could not be tried; says nothing."""
+REACH_REACHABLE: Reach.ValueType  # 1
+"""It took a connection."""
+REACH_REFUSED: Reach.ValueType  # 2
+"""It refused all of them: the machine is there, the engines are not."""
+REACH_UNREACHABLE: Reach.ValueType  # 3
+"""There was no answer."""
+Global___Reach: _TypeAlias = Reach  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):
@@ -37,6 +66,7 @@ class SessionRequest(_message.Message):
     STEP_REPORT_FIELD_NUMBER: _builtins.int
     LOG_LINES_FIELD_NUMBER: _builtins.int
     CHECKPOINT_REPORT_FIELD_NUMBER: _builtins.int
+    PROBE_RESULT_FIELD_NUMBER: _builtins.int
     REPORT_NUMBER_FIELD_NUMBER: _builtins.int
     report_number: _builtins.int
     """Numbers the reports of this agent from 1 on, in all its sessions; 0: not to be acknowledged."""
@@ -76,6 +106,10 @@ class SessionRequest(_message.Message):
     def checkpoint_report(self) -> _report_pb2.CheckpointReport:
         """What became of an engine's part of a checkpoint."""
 
+    @_builtins.property
+    def probe_result(self) -> Global___ProbeResult:
+        """Whether another node's machine answers."""
+
     def __init__(
         self,
         *,
@@ -88,13 +122,14 @@ class SessionRequest(_message.Message):
         step_report: _report_pb2.StepReport | None = ...,
         log_lines: Global___LogLines | None = ...,
         checkpoint_report: _report_pb2.CheckpointReport | None = ...,
+        probe_result: Global___ProbeResult | None = ...,
         report_number: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "probe_result", b"probe_result", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "report_number", b"report_number", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "probe_result", b"probe_result", "report_number", b"report_number", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "engine_exited", "peer_lost", "engine_fault", "step_report", "log_lines", "checkpoint_report"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "engine_exited", "peer_lost", "engine_fault", "step_report", "log_lines", "checkpoint_report", "probe_result"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -110,6 +145,8 @@ class SessionResponse(_message.Message):
     DIRECTIVE_FIELD_NUMBER: _builtins.int
     REPORTS_STORED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_RECEIVED_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    PROBE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """The node is accepted; first in every session."""
@@ -126,6 +163,14 @@ class SessionResponse(_message.Message):
     def heartbeat_received(self) -> Global___HeartbeatReceived:
         """Answers a heartbeat: the coordinator is there."""
 
+    @_builtins.property
+    def echo(self) -> Global___Echo:
+        """Asks for a heartbeat at once."""
+
+    @_builtins.property
+    def probe(self) -> Global___Probe:
+        """Asks whether another node's machine answers."""
+
     def __init__(
         self,
         *,
@@ -133,16 +178,97 @@ class SessionResponse(_message.Message):
         directive: _directive_pb2.Directive | None = ...,
         reports_stored: Global___ReportsStored | None = ...,
         heartbeat_received: Global___HeartbeatReceived | None = ...,
+        echo: Global___Echo | None = ...,
+        probe: Global___Probe | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "heartbeat_received", b"heartbeat_received", "message", b"message", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "echo", b"echo", "heartbeat_received", b"heartbeat_received", "message", b"message", "probe", b"probe", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "heartbeat_received", b"heartbeat_received", "message", b"message", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "echo", b"echo", "heartbeat_received", b"heartbeat_received", "message", b"message", "probe", b"probe", "reports_stored", b"reports_stored", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "directive", "reports_stored", "heartbeat_received"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "directive", "reports_stored", "heartbeat_received", "echo", "probe"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class Echo(_message.Message):
+    """Asks for a heartbeat at once: others could not reach the node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Echo: _TypeAlias = Echo  # noqa: Y015
+
+@_typing.final
+class Probe(_message.Message):
+    """Asks whether a machine whose agent has fallen silent answers other nodes. The agent opens
+    connections to the addresses, several times within the timeout, and closes them at once.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    probe_id: _builtins.str
+    """Random; comes back with the result."""
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the data ports of its engines: host:port."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """When a machine that has not answered counts as unreachable."""
+
+    def __init__(
+        self,
+        *,
+        probe_id: _builtins.str = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "probe_id", b"probe_id", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Probe: _TypeAlias = Probe  # noqa: Y015
+
+@_typing.final
+class ProbeResult(_message.Message):
+    """What came of a Probe."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBE_ID_FIELD_NUMBER: _builtins.int
+    REACH_FIELD_NUMBER: _builtins.int
+    probe_id: _builtins.str
+    """Of the Probe."""
+    reach: Global___Reach.ValueType
+    """How the machine answered."""
+    def __init__(
+        self,
+        *,
+        probe_id: _builtins.str = ...,
+        reach: Global___Reach.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["probe_id", b"probe_id", "reach", b"reach"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeResult: _TypeAlias = ProbeResult  # noqa: Y015
 
 @_typing.final
 class HeartbeatReceived(_message.Message):

@@ -41,6 +41,11 @@ class HeartbeatReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """Asks for a heartbeat at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportsStored:
     """Reports up to this one need not be sent again."""
 

@@ -7,6 +7,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_coordinator.application.agents.agent_messages import (
     CheckpointReport,
+    Echo,
     EngineExited,
     EngineFault,
     HeartbeatReceived,
@@ -39,7 +40,7 @@ from planaria_coordinator.domain.recovery.transition import Phase
 
 _MAX_TAIL_CHARACTERS = 300
 
-ToAgent = Directive | ReportsStored | HeartbeatReceived
+ToAgent = Directive | ReportsStored | HeartbeatReceived | Echo
 
 log = get_logger("sessions")
 
@@ -84,6 +85,10 @@ class AgentSession:
         if report_number > self._acknowledged_report:
             self._acknowledged_report = report_number
             self._outgoing.put_nowait(ReportsStored(report_number=report_number))
+
+    def echo(self) -> None:
+        """Ask for a heartbeat at once."""
+        self._outgoing.put_nowait(Echo())
 
     async def next_message(self) -> ToAgent | None:
         """Wait for what is to be sent next; None when the session has been replaced."""

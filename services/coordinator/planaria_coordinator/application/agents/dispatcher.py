@@ -22,6 +22,10 @@ class Wire(Protocol):
         """Say that the reports up to this one are stored; never blocks and never fails."""
         ...
 
+    def echo(self) -> None:
+        """Ask for a heartbeat at once; never blocks and never fails."""
+        ...
+
     def end(self) -> None:
         """Let the session end."""
         ...

@@ -26,6 +26,8 @@ class NodeEntry:
     snapshots: dict[str, EngineSnapshot] = field(default_factory=dict)
     peers_lost: set[str] = field(default_factory=set)
     """Its engines whose processes were seen to end by others and by nobody here."""
+    suspected_seconds: float | None = None
+    """When others last could not reach it, and it was asked for a heartbeat that has not come."""
     stops_sent: set[str] = field(default_factory=set)
     """Engines that no job counts on and that were ordered to stop in this session."""
 
@@ -99,14 +101,25 @@ class NodeRegistry:
     def beat(self, entry: NodeEntry, snapshots: Iterable[EngineSnapshot]) -> None:
         """A node is alive."""
         entry.last_seen_seconds = self._clock.monotonic()
+        entry.suspected_seconds = None
         entry.node = replace(entry.node, heartbeat_time=self._clock.now())
         entry.snapshots = {snapshot.engine_id: snapshot for snapshot in snapshots}
+
+    def suspect(self, node_id: str) -> None:
+        """Others cannot reach a node's machine: it is silent unless it answers at once."""
+        entry = self._entries.get(node_id)
+        if entry is None or entry.suspected_seconds is not None:
+            return
+        entry.suspected_seconds = self._clock.monotonic()
+        if entry.wire is not None:
+            entry.wire.echo()
 
     def grant_grace(self) -> None:
         """Count no silence for the time in which the coordinator itself was blocked."""
         now = self._clock.monotonic()
         for entry in self._entries.values():
             entry.last_seen_seconds = now
+            entry.suspected_seconds = None
 
     def lost(
         self, held: Collection[str], among: Collection[str] | None = None

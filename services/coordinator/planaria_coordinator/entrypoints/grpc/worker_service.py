@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from planaria.api.worker.v1 import worker_service_pb2
+from planaria.api.worker.v1.worker_service_pb2 import Echo as ProtoEcho
 from planaria.api.worker.v1.worker_service_pb2 import HeartbeatReceived as ProtoHeartbeatReceived
 from planaria.api.worker.v1.worker_service_pb2 import ReportsStored as ProtoReportsStored
 from planaria.api.worker.v1.worker_service_pb2 import SessionRequest, SessionResponse
@@ -14,6 +15,7 @@ from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.messages import from_message, to_message
 from planaria_coordinator.application.agents.agent_messages import (
+    Echo,
     EngineExited,
     EngineFault,
     HeartbeatReceived,
@@ -95,6 +97,8 @@ async def _responses(
                 yield SessionResponse(reports_stored=stored)
             case HeartbeatReceived():
                 yield SessionResponse(heartbeat_received=ProtoHeartbeatReceived())
+            case Echo():
+                yield SessionResponse(echo=ProtoEcho())
             case Directive():
                 directive = to_agent.directive_message(message, plans)
                 directive.epoch = session.epoch
