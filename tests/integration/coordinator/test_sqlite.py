@@ -85,7 +85,9 @@ async def test_a_decision_is_stored_in_one_hop(
     actor = world.coordinator._state.actors[world.job_id]
     hops.clear()
 
-    await actor.post(NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat"))
+    await actor.post(
+        NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat", gone=True)
+    )
 
     assert len(hops) == 1
     assert len(told) == 3
@@ -185,7 +187,7 @@ async def test_a_decision_goes_before_what_else_is_to_be_stored(
         waiting = asyncio.create_task(add_job(database, "job-2"))
         await asyncio.sleep(0)
         decided = actor.post(
-            NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat")
+            NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat", gone=True)
         )
         await asyncio.sleep(0.01)
 

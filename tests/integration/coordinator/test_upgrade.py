@@ -258,7 +258,7 @@ async def test_the_job_goes_on(upgraded: SqlDatabase) -> None:
     trains_on = run.placement
     assert trains_on is not None
     lost = trains_on.plan.node_ids[0]
-    after(NodeLost(node_id=lost, fault_time=now.time, reason="its power is gone"))
+    after(NodeLost(node_id=lost, fault_time=now.time, reason="its power is gone", gone=True))
 
     assert run.state in (JobState.RECOVERING, JobState.WAITING)
     assert run.transition is not None

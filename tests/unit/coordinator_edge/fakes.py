@@ -88,6 +88,7 @@ def node(node_id: str = "a", **changes: Any) -> Node:
         accelerator_memory_bytes=2**30,
         agent_id="agent-1",
         agent_pid=42,
+        boot_id="boot",
         version="0.1.0",
         join_time=NOON,
         heartbeat_time=NOON,

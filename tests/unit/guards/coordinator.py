@@ -90,7 +90,7 @@ def tell_of_a_loss_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
     declare = declare_lost_nodes._declare_lost
 
     async def tell_first(state: SharedState, entry: NodeEntry, why: str) -> None:
-        lost = NodeLost(node_id=entry.node.id, fault_time=state.clock.now(), reason=why)
+        lost = NodeLost(node_id=entry.node.id, fault_time=state.clock.now(), reason=why, gone=True)
         for actor in state.holders(entry.node.id):
             actor.post(lost)
         await declare(state, entry, why)

@@ -26,6 +26,7 @@ from planaria.api.worker.v1.worker_service_pb2 import (
     SessionResponse,
     Welcome,
 )
+from planaria.local.processes import boot_id
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_common.version import PROTOCOL_VERSION, package_version
@@ -68,6 +69,7 @@ class Agent:
         self._stored_reports = StoredReports()
         self._pid = pid
         self._agent_id = secrets.token_hex(8)
+        self._boot_id = boot_id()
         self._lease_seconds = DEFAULT_LEASE_SECONDS
         self._progress_deadline_seconds = DEFAULT_PROGRESS_DEADLINE_SECONDS
         self._results: OrderedDict[str, DirectiveResult | None] = OrderedDict()
@@ -94,6 +96,7 @@ class Agent:
             accelerator_memory_bytes=self._machine.memory_bytes,
             pid=self._pid,
             engines=self.snapshots(),
+            boot_id=self._boot_id,
         )
 
     def welcomed(self, welcome: Welcome) -> None:

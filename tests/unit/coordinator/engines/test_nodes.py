@@ -220,6 +220,7 @@ def hello(
         accelerator_memory_bytes=1,
         pid=1,
         engines=(),
+        boot_id="boot",
     )
 
 

@@ -76,6 +76,7 @@ def hello(**changes: object) -> SessionRequest:
         accelerator_kind="cpu",
         accelerator_memory_bytes=1 << 34,
         pid=7,
+        boot_id="boot",
     )
     for name, value in changes.items():
         setattr(message, name, value)

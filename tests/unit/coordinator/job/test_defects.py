@@ -54,7 +54,7 @@ async def test_a_round_of_the_scheduler_that_fails_is_held_again(
 
 async def lose_n1(world: World, refusal: Exception, num_times: int) -> None:
     world.database.refusals = [refusal] * num_times
-    lost = NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat")
+    lost = NodeLost(node_id="n1", fault_time=world.clock.now(), reason="no heartbeat", gone=True)
     await world.coordinator._state.actors[world.job_id].post(lost)
     await world.advance(2)
 

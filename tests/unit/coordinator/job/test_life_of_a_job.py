@@ -114,7 +114,7 @@ async def test_each_loss_while_the_job_finishes_is_a_story_of_its_own() -> None:
     await world.settle()
     assert [r.cause for r in world.recoveries] == ["engine_lost"]
     now = world.clock.now()
-    lost = NodeLost(node_id="n0", fault_time=now, reason="its session ended")
+    lost = NodeLost(node_id="n0", fault_time=now, reason="its session ended", gone=True)
     told = decide(Moment(seconds=0.0, time=now), world.run, lost, Limits()).run
     assert told.transition is not None
     assert told.transition.history.cause is Cause.FINISHED, "it would be begun again"

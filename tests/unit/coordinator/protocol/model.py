@@ -207,7 +207,7 @@ class Model(Engines):
                 yield from self._make_ready(state, index, member)
         for index in state.unnoticed:
             told = state._replace(unnoticed=state.unnoticed - {index})
-            signal = NodeLost(node_id=self.nodes[index], fault_time=NOON, reason="dead")
+            signal = NodeLost(node_id=self.nodes[index], fault_time=NOON, reason="dead", gone=True)
             yield f"{self.nodes[index]} is known to be dead", self._decide(told, signal, index)
         if state.question >= 0:
             query = self.questions[state.question]

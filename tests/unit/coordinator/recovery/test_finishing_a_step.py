@@ -277,7 +277,7 @@ async def test_a_node_is_recorded_as_lost_even_if_its_engine_was_seen_to_die(
     assert world.run.transition is not None
     assert world.run.transition.is_online
     now = world.clock.now()
-    lost = NodeLost(node_id="n0", fault_time=now, reason="its session ended")
+    lost = NodeLost(node_id="n0", fault_time=now, reason="its session ended", gone=True)
     run = world.run
     if has_another:
         another = Engine(id=f"{run.job_id}/n0/0/99", node_id="n0", accelerator=0)

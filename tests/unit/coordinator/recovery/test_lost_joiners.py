@@ -81,7 +81,7 @@ def test_a_joiner_that_the_planner_was_asked_for_and_that_is_lost_is_planned_wit
     assert query is not None
     node_ids = sorted(node.node_id for node in query.nodes)
     assert node_ids == ["a0", "a1", "b0", "b1"]
-    talk.tell(NodeLost(node_id="b1", fault_time=NOON, reason="dead"))
+    talk.tell(NodeLost(node_id="b1", fault_time=NOON, reason="dead", gone=True))
     plan = make_plan(JOINING.pipelines_of, node_ids)
     talk.tell(PlanArrived(query=query, answer=PlanAnswer(plan=plan, reason="", min_nodes=1)))
     assert talk.run.state is not JobState.FAILED, talk.run.error

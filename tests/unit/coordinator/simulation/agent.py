@@ -53,6 +53,7 @@ class SimAgent:
         self.world = world
         self.node_id = node_id
         self.agent_id = f"agent-{next(world.counter)}"
+        self.boot_id = "boot"
         self.engines: dict[str, SimEngine] = {}
         self.session: AgentSession | None = None
         self.is_silent = False
@@ -84,6 +85,7 @@ class SimAgent:
             accelerator_memory_bytes=1 << 34,
             pid=1,
             engines=self.snapshots(),
+            boot_id=self.boot_id,
         )
         try:
             self.session = await self.world.coordinator.sessions.open(hello)

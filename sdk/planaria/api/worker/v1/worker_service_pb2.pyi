@@ -305,6 +305,7 @@ class Hello(_message.Message):
     ACCELERATOR_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node's name, unique in the cluster and its id."""
     agent_id: _builtins.str
@@ -323,6 +324,8 @@ class Hello(_message.Message):
     """Memory of one accelerator."""
     pid: _builtins.int
     """The agent's process id, for people."""
+    boot_id: _builtins.str
+    """Of this run of the machine: with another one, all that ran on it before is gone."""
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[_report_pb2.EngineSnapshot]:
         """Engines that run on the node: adopted after a restart of the agent, or still at work after a
@@ -342,10 +345,11 @@ class Hello(_message.Message):
         accelerator_memory_bytes: _builtins.int = ...,
         pid: _builtins.int = ...,
         engines: _abc.Iterable[_report_pb2.EngineSnapshot] | None = ...,
+        boot_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator_kind", b"accelerator_kind", "accelerator_memory_bytes", b"accelerator_memory_bytes", "advertise_address", b"advertise_address", "agent_id", b"agent_id", "engines", b"engines", "node_id", b"node_id", "num_accelerators", b"num_accelerators", "pid", b"pid", "protocol_version", b"protocol_version", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator_kind", b"accelerator_kind", "accelerator_memory_bytes", b"accelerator_memory_bytes", "advertise_address", b"advertise_address", "agent_id", b"agent_id", "boot_id", b"boot_id", "engines", b"engines", "node_id", b"node_id", "num_accelerators", b"num_accelerators", "pid", b"pid", "protocol_version", b"protocol_version", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

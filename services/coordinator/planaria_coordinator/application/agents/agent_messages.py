@@ -22,6 +22,8 @@ class Hello:
     accelerator_memory_bytes: int
     pid: int
     engines: tuple[EngineSnapshot, ...]
+    boot_id: str
+    """Of this run of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,9 +36,12 @@ async def _declare_lost(state: SharedState, entry: NodeEntry, why: str) -> None:
     log.warning("node_lost", node_id=node_id, cause=why)
     wire, entry.wire = entry.wire, None
     entry.snapshots = {}
+    ended = frozenset(entry.peers_lost) if entry.session_ended else frozenset()
     entry.peers_lost.clear()
     if wire is not None:
         state.dispatcher.detach(node_id, wire)
         wire.end()  # if it is alive after all, it connects again and joins afresh
     for actor in state.holders(node_id):
-        actor.post(NodeLost(node_id=node_id, fault_time=fault_time, reason=why))
+        # The agent closed its connection, and so did all that the job had there.
+        gone = ended.issuperset(e.id for e in actor.engines_on(node_id) if e.prepared)
+        actor.post(NodeLost(node_id=node_id, fault_time=fault_time, reason=why, gone=gone))

@@ -17,8 +17,14 @@ def send_node_updates(state: SharedState, actor: JobActor) -> None:
     for node_id in sorted(run.held_nodes):
         entry = state.nodes.get(node_id)
         if entry is None or entry.node.state is NodeState.LOST:
-            reason = "it was declared lost before this job could hear of it"
-            actor.post(NodeLost(node_id=node_id, fault_time=state.clock.now(), reason=reason))
+            actor.post(
+                NodeLost(
+                    node_id=node_id,
+                    fault_time=state.clock.now(),
+                    reason="it was declared lost before this job could hear of it",
+                    gone=entry is None,  # an administrator had it removed
+                )
+            )
         elif entry.node.state in (NodeState.DRAINING, NodeState.DRAINED):
             actor.post(DrainWanted(node_id=node_id))
         elif node_id in run.draining:

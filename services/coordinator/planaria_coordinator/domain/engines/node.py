@@ -55,6 +55,9 @@ class Node:
     """Random, new for every start of the agent."""
     agent_pid: int
     version: str
+    boot_id: str
+    """Of the run of the machine that its agent last spoke of: with another one, all that ran on it
+    before is gone."""
     join_time: datetime
     heartbeat_time: datetime
     """The last heartbeat; as old as one flush in the database, exact in what services return."""

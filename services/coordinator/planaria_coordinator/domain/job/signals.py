@@ -28,11 +28,14 @@ class StillWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """A node of the job is gone."""
+    """A node of the job is lost."""
 
     node_id: str
     fault_time: datetime
     reason: str
+    gone: bool
+    """Its processes are known to have ended, or an administrator says so; else it is only
+    unreachable, and may come back with what it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
