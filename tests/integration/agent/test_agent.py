@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from integration.agent import fake_engine
 from integration.agent.fake_worker_service import FakeWorkerService, serve
 from planaria.api.worker.v1.directive_pb2 import Copy, Directive, Export, Prepare, RollForward, Stop
 from planaria.api.worker.v1.report_pb2 import EngineState
-from planaria.api.worker.v1.worker_service_pb2 import Welcome
+from planaria.api.worker.v1.worker_service_pb2 import Probe, Reach, Welcome
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.engine_process import (
     CONFIG_FILE,
@@ -47,6 +48,7 @@ JOB_SPEC = {
 }
 
 
+SECOND = Duration(seconds=1)
 MACHINE = Machine(num_accelerators=1, accelerator_kind="cpu", memory_bytes=2**30, transport="gloo")
 
 
@@ -242,6 +244,18 @@ async def test_a_new_session_follows_a_lost_one_and_the_engine_lives_on(node: No
     node.coordinator.cut()
     hello = await node.coordinator.hello()
     assert [engine.pid for engine in hello.engines] == [pid]
+
+
+async def test_a_probe_is_answered_with_how_another_machine_answers(node: Node) -> None:
+    """Also one that makes no sense, and none is in the way of directives."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = f"127.0.0.1:{listener.getsockname()[1]}"
+        await node.coordinator.ask(probe=Probe(probe_id="a", addresses=[there], timeout=SECOND))
+        answer = await node.coordinator.next("probe_result")
+        assert (answer.probe_id, answer.reach) == ("a", Reach.REACH_REACHABLE)
+    await node.coordinator.ask(probe=Probe(probe_id="b", addresses=["nonsense"]))
+    answer = await node.coordinator.next("probe_result")
+    assert (answer.probe_id, answer.reach) == ("b", Reach.REACH_UNSPECIFIED)
 
 
 async def test_reports_come_again_in_the_next_session_until_they_are_stored(node: Node) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from planaria_common.errors import InvalidArgumentError
-from planaria_worker.engine.groups.addresses import format_address, parse_address, plain
+from planaria_worker.addresses import format_address, parse_address, plain
 
 
 @pytest.mark.parametrize(("host", "text"), [("10.0.0.1", "10.0.0.1:80"), ("::1", "[::1]:80")])

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from planaria_common.errors import ErrorReason, JobFailedError
 from planaria_coordinator.domain.job.job_run import Limits
+from planaria_worker.addresses import parse_address
 from planaria_worker.engine.failpoints import Failpoint, Failpoints
-from planaria_worker.engine.groups.addresses import parse_address
 from planaria_worker.engine.layers.copy import (
     CopyInterrupted,
     CopyServer,

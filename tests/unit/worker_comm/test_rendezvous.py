@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.common.ports import free_port
 from planaria_common.errors import UnavailableError
-from planaria_worker.engine.groups.addresses import parse_address
+from planaria_worker.addresses import parse_address
 from planaria_worker.engine.groups.group import GroupBroken
 from planaria_worker.engine.groups.rendezvous import Rendezvous, StoreServer
 from planaria_worker.engine.groups.transport.sockets import listening_addresses

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria_worker.engine.groups.addresses import Address
+from planaria_worker.addresses import Address
 from planaria_worker.engine.groups.transport.sockets import (
     cut,
     find_connections,

@@ -5,6 +5,7 @@ import secrets
 import signal
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from planaria.api.worker.v1.report_pb2 import (
 from planaria.api.worker.v1.worker_service_pb2 import (
     Hello,
     LogLines,
+    Probe,
+    ProbeResult,
     SessionRequest,
     SessionResponse,
     Welcome,
@@ -37,6 +40,7 @@ from planaria_worker.agent.log_tail import last_lines
 from planaria_worker.agent.machine import Machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.preparation import PreparedData, prepare_data
+from planaria_worker.agent.reach import find_reach
 from planaria_worker.agent.settings import WorkerSettings
 from planaria_worker.agent.stored_reports import StoredReports
 from planaria_worker.engine_config import EngineConfig
@@ -47,6 +51,9 @@ DEFAULT_LEASE_SECONDS = 10.0
 DEFAULT_PROGRESS_DEADLINE_SECONDS = 5.0
 LEASES_PER_LEASE = 5
 LOOKS_PER_DEADLINE = 10
+MAX_PROBES = 16
+"""At a time; more are not answered."""
+MAX_PROBE_SECONDS = 5.0
 
 log = get_logger("agent")
 
@@ -75,6 +82,8 @@ class Agent:
         self._results: OrderedDict[str, DirectiveResult | None] = OrderedDict()
         self._stopping: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_probes = 0
+        self._probers = ThreadPoolExecutor(MAX_PROBES, thread_name_prefix="probe")
         self.engines = Engines(
             root=settings.data_dir / "engines",
             on_event=self._engine_event,
@@ -116,6 +125,11 @@ class Agent:
             self._outbox.acknowledge(response.reports_stored.report_number)
             self._stored_reports.acknowledge(response.reports_stored.report_number)
             return
+        if response.HasField("probe"):
+            self._spawn(self._probe(response.probe))
+            return
+        if not response.HasField("directive"):
+            return  # a newer coordinator may say more than we understand
         directive = response.directive
         if directive.directive_id in self._results:
             known = self._results[directive.directive_id]
@@ -157,6 +171,21 @@ class Agent:
                 if handle.count_silence() > LOOKS_PER_DEADLINE and not starts:
                     log.warning("engine_silent", engine_id=handle.engine_id)
                     handle.process.signal(signal.SIGKILL)
+
+    async def _probe(self, probe: Probe) -> None:
+        """Say whether another machine answers; nobody waits for long for one answer of several."""
+        if self._num_probes >= MAX_PROBES:
+            return
+        self._num_probes += 1
+        try:
+            loop, seconds = asyncio.get_running_loop(), probe.timeout.ToNanoseconds() / 1e9
+            reach = await loop.run_in_executor(
+                self._probers, find_reach, list(probe.addresses), min(seconds, MAX_PROBE_SECONDS)
+            )
+        finally:
+            self._num_probes -= 1
+        result = ProbeResult(probe_id=probe.probe_id, reach=reach)
+        self._outbox.post(SessionRequest(probe_result=result))
 
     # -- directives that are the agent's own ------------------------------------------------------
 

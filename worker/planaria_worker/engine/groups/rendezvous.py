@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from planaria_common.errors import ErrorReason, PlanariaError
-from planaria_worker.engine.groups.addresses import format_address, parse_address
+from planaria_worker.addresses import format_address, parse_address
 from planaria_worker.engine.groups.group import GroupBroken
 
 _PROBE_TIMEOUT_SECONDS = 1.0

@@ -19,7 +19,7 @@ from datetime import datetime
 from planaria_common.clock import Clock, SystemClock
 from planaria_common.logging import get_logger
 from planaria_common.priority import come_first
-from planaria_worker.engine.groups.addresses import parse_address
+from planaria_worker.addresses import parse_address
 from planaria_worker.engine.layers.copy import wire
 
 _RETRY_SECONDS = 0.5

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Store
 from torch._C._distributed_c10d import Work as BackendWork
 
-from planaria_worker.engine.groups.addresses import Address, format_address, parse_address
+from planaria_worker.addresses import Address, format_address, parse_address
 from planaria_worker.engine.groups.transport.backends import Pending, RawProcessGroup
 from planaria_worker.engine.groups.transport.sockets import (
     cut,

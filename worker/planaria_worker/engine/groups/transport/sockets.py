@@ -14,7 +14,7 @@ import socket
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from planaria_worker.engine.groups.addresses import Address, plain
+from planaria_worker.addresses import Address, plain
 
 _DESCRIPTORS = "/proc/self/fd"
 

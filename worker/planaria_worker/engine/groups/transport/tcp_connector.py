@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from torch._C._distributed_c10d import Store
 
-from planaria_worker.engine.groups.addresses import format_address, parse_address
+from planaria_worker.addresses import format_address, parse_address
 from planaria_worker.engine.groups.transport.acceptor import Acceptor
 from planaria_worker.engine.groups.transport.sockets import end
 from planaria_worker.engine.groups.transport.tcp_link import Neighbour

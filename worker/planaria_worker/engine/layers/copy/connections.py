@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from planaria_worker.engine.groups.addresses import parse_address
+from planaria_worker.addresses import parse_address
 from planaria_worker.engine.layers.copy import wire
 
 CONNECT_TIMEOUT_SECONDS = 1.0

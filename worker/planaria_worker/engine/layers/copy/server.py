@@ -7,8 +7,8 @@ import threading
 import time
 
 from planaria_common.logging import get_logger
+from planaria_worker.addresses import format_address
 from planaria_worker.engine.failpoints import Failpoints
-from planaria_worker.engine.groups.addresses import format_address
 from planaria_worker.engine.groups.liveness_beacon import LivenessBeacon
 from planaria_worker.engine.layers.copy import wire
 from planaria_worker.engine.layers.copy.chunks import send_tensors
