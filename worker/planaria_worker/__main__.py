@@ -1,4 +1,4 @@
-"""`planaria-worker`: one agent, until SIGTERM; its engines end with it."""
+"""`planaria-worker`: one agent, until a stop signal; its engines end with it."""
 
 import contextlib
 import fcntl

@@ -4,7 +4,8 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from planaria_common.errors import InvalidArgumentError, PlanariaError
@@ -54,17 +55,19 @@ def announce_ready(**facts: str | int) -> None:
 
 async def stop_signal() -> signal.Signals:
     """Wait for SIGTERM or SIGINT and return which came."""
+    with stop_signals() as arrived:
+        return await arrived.get()
+
+
+@contextmanager
+def stop_signals() -> Iterator[asyncio.Queue[signal.Signals]]:
+    """Queue every SIGTERM and SIGINT that comes inside the block."""
     loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[signal.Signals] = loop.create_future()
-
-    def note(number: signal.Signals) -> None:
-        if not arrived.done():
-            arrived.set_result(number)
-
+    arrived: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, note, number)
+        loop.add_signal_handler(number, arrived.put_nowait, number)
     try:
-        return await arrived
+        yield arrived
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

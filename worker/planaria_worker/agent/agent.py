@@ -1,6 +1,7 @@
 """The agent: directives from the session to the engines, what engines say to the session."""
 
 import asyncio
+import contextlib
 import secrets
 import signal
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from planaria.api.worker.v1.report_pb2 import (
 )
 from planaria.api.worker.v1.worker_service_pb2 import (
     Hello,
+    Leave,
     LogLines,
     Probe,
     ProbeResult,
@@ -54,6 +56,7 @@ LOOKS_PER_DEADLINE = 10
 MAX_PROBES = 16
 """At a time; more are not answered."""
 MAX_PROBE_SECONDS = 5.0
+LEAVE_SECONDS = 1.0
 
 log = get_logger("agent")
 
@@ -81,6 +84,9 @@ class Agent:
         self._progress_deadline_seconds = DEFAULT_PROGRESS_DEADLINE_SECONDS
         self._results: OrderedDict[str, DirectiveResult | None] = OrderedDict()
         self._stopping: set[str] = set()
+        self._wants_to_leave = False
+        self._is_drained = asyncio.Event()
+        self._has_no_session = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_probes = 0
         self._probers = ThreadPoolExecutor(MAX_PROBES, thread_name_prefix="probe")
@@ -112,6 +118,20 @@ class Agent:
         self._lease_seconds = welcome.agent_lease.ToTimedelta().total_seconds()
         if welcome.HasField("progress_deadline"):
             self._progress_deadline_seconds = welcome.progress_deadline.ToNanoseconds() / 1e9
+
+    @property
+    def wants_to_leave(self) -> bool:
+        """Whether the node is to be drained."""
+        return self._wants_to_leave
+
+    def may_leave(self) -> None:
+        """The node is drained."""
+        if self._wants_to_leave:
+            self._is_drained.set()
+
+    def session_ended(self) -> None:
+        """The coordinator ends the session when it has read that the agent leaves."""
+        self._has_no_session.set()
 
     def snapshots(self) -> Sequence[EngineSnapshot]:
         return [handle.snapshot for handle in self.engines]
@@ -186,6 +206,23 @@ class Agent:
             self._num_probes -= 1
         result = ProbeResult(probe_id=probe.probe_id, reach=reach)
         self._outbox.post(SessionRequest(probe_result=result))
+
+    # -- the agent's end ---------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Have the jobs hand over what they have on the node, and wait until they have."""
+        self._wants_to_leave = True
+        if list(self.engines):
+            await self._is_drained.wait()
+
+    async def leave(self) -> None:
+        """End the engines, and tell the coordinator that they and the agent are gone."""
+        self._stopping.update(handle.engine_id for handle in self.engines)
+        await self.engines.stop_all()
+        self._has_no_session.clear()
+        self._outbox.post(SessionRequest(leave=Leave()))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_no_session.wait(), LEAVE_SECONDS)
 
     # -- directives that are the agent's own ------------------------------------------------------
 

@@ -1,8 +1,11 @@
 """An agent's life: its parts put together, until a stop signal; its engines end with it."""
 
+import asyncio
 import os
+import signal
 
-from planaria_common.service import announce_ready, stop_signal
+from planaria_common.logging import get_logger
+from planaria_common.service import announce_ready, stop_signals
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.concurrency import until_first_ends
 from planaria_worker.agent.engine_process import Launch
@@ -11,11 +14,16 @@ from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.session import Session
 from planaria_worker.agent.settings import WorkerSettings
 
+log = get_logger("agent")
+
 
 async def live(
     settings: WorkerSettings, *, token: str | None, machine: Machine, launch: Launch
 ) -> None:
-    """Serve the coordinator until a stop signal; then end the engines.
+    """Serve the coordinator until a stop signal; then leave it.
+
+    SIGTERM says that the machine goes away: the node is drained first, for the grace period or
+    until the next signal. SIGINT ends the agent and its engines at once.
 
     Raises:
         PlanariaError: the coordinator refuses this agent.
@@ -32,11 +40,22 @@ async def live(
     )
     try:
         await until_first_ends(
-            session.run(), agent.keep_leases(), agent.end_silent_engines(), _until_stopped()
+            session.run(),
+            agent.keep_leases(),
+            agent.end_silent_engines(),
+            _until_stopped(agent, settings.drain_grace_seconds),
         )
     finally:
         await agent.engines.stop_all()
 
 
-async def _until_stopped() -> None:
-    await stop_signal()
+async def _until_stopped(agent: Agent, grace_seconds: float) -> None:
+    with stop_signals() as arrived:
+        if await arrived.get() is signal.SIGTERM:
+            log.info("draining", grace_seconds=grace_seconds)
+            await until_first_ends(agent.drain(), _received(arrived), asyncio.sleep(grace_seconds))
+        await agent.leave()
+
+
+async def _received(arrived: asyncio.Queue[signal.Signals]) -> None:
+    await arrived.get()

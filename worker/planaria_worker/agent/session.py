@@ -47,6 +47,13 @@ class Node(Protocol):
 
     def new_log_lines(self) -> Sequence[LogLines]: ...
 
+    @property
+    def wants_to_leave(self) -> bool: ...
+
+    def may_leave(self) -> None: ...
+
+    def session_ended(self) -> None: ...
+
     async def handle(self, response: SessionResponse) -> None: ...
 
 
@@ -106,6 +113,7 @@ class Session:
                 await self._hold_one()
             except Exception as error:  # whatever ends a session, the next one follows
                 self._note_end(error)
+            self._node.session_ended()
             self._num_failures += 1
             self._turn += 1
             await self._sleep(self._backoff.pause_seconds(self._num_failures))
@@ -164,6 +172,8 @@ class Session:
         while isinstance(response := await call.read(), SessionResponse):
             if response.HasField("heartbeat_received"):
                 self._num_unanswered = 0
+                if response.heartbeat_received.may_leave:
+                    self._node.may_leave()
                 continue
             if response.HasField("echo"):
                 await self._send_heartbeat(call)
@@ -193,7 +203,7 @@ class Session:
             await self._sleep(interval_seconds)
 
     async def _send_heartbeat(self, call: "Call") -> None:
-        beat = Heartbeat(engines=self._node.snapshots())
+        beat = Heartbeat(engines=self._node.snapshots(), wants_to_leave=self._node.wants_to_leave)
         await self._send(call, SessionRequest(heartbeat=beat))
 
     async def _await_answers(self, interval_seconds: float) -> None:

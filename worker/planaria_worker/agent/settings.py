@@ -52,3 +52,9 @@ class WorkerSettings(ServiceSettings):
         description="Memory of one accelerator; 0 asks the machine, and takes nine tenths of what "
         "a GPU has.",
     )
+    drain_grace_seconds: float = Field(
+        default=30,
+        ge=0,
+        description="How long SIGTERM lets jobs hand over what they have on this node before its "
+        "engines end; a second signal ends them at once, and so does SIGINT.",
+    )

@@ -110,11 +110,12 @@ class SharedState:
             task.add_done_callback(self._background_task_done)  # nobody else learns how it ends
             raise
 
-    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something that nobody waits for."""
         task = asyncio.create_task(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_task_done)
+        return task
 
     def _background_task_done(self, task: asyncio.Task[Any]) -> None:
         self._background_tasks.discard(task)

@@ -67,6 +67,7 @@ class SessionRequest(_message.Message):
     LOG_LINES_FIELD_NUMBER: _builtins.int
     CHECKPOINT_REPORT_FIELD_NUMBER: _builtins.int
     PROBE_RESULT_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
     REPORT_NUMBER_FIELD_NUMBER: _builtins.int
     report_number: _builtins.int
     """Numbers the reports of this agent from 1 on, in all its sessions; 0: not to be acknowledged."""
@@ -110,6 +111,10 @@ class SessionRequest(_message.Message):
     def probe_result(self) -> Global___ProbeResult:
         """Whether another node's machine answers."""
 
+    @_builtins.property
+    def leave(self) -> Global___Leave:
+        """The agent has ended its engines and ends itself; last in a session."""
+
     def __init__(
         self,
         *,
@@ -123,13 +128,14 @@ class SessionRequest(_message.Message):
         log_lines: Global___LogLines | None = ...,
         checkpoint_report: _report_pb2.CheckpointReport | None = ...,
         probe_result: Global___ProbeResult | None = ...,
+        leave: Global___Leave | None = ...,
         report_number: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "probe_result", b"probe_result", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "probe_result", b"probe_result", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "probe_result", b"probe_result", "report_number", b"report_number", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "probe_result", b"probe_result", "report_number", b"report_number", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "engine_exited", "peer_lost", "engine_fault", "step_report", "log_lines", "checkpoint_report", "probe_result"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "engine_exited", "peer_lost", "engine_fault", "step_report", "log_lines", "checkpoint_report", "probe_result", "leave"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -278,6 +284,28 @@ class HeartbeatReceived(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    MAY_LEAVE_FIELD_NUMBER: _builtins.int
+    may_leave: _builtins.bool
+    """No job has anything on the node: an agent that wants to leave may."""
+    def __init__(
+        self,
+        *,
+        may_leave: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_leave", b"may_leave"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeartbeatReceived: _TypeAlias = HeartbeatReceived  # noqa: Y015
+
+@_typing.final
+class Leave(_message.Message):
+    """The agent has ended its engines and ends itself: the node is gone, and nobody waits for its lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     def __init__(
         self,
     ) -> None: ...
@@ -287,7 +315,7 @@ class HeartbeatReceived(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HeartbeatReceived: _TypeAlias = HeartbeatReceived  # noqa: Y015
+Global___Leave: _TypeAlias = Leave  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
@@ -430,6 +458,9 @@ class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENGINES_FIELD_NUMBER: _builtins.int
+    WANTS_TO_LEAVE_FIELD_NUMBER: _builtins.int
+    wants_to_leave: _builtins.bool
+    """The machine is about to go away: the node is to be drained."""
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[_report_pb2.EngineSnapshot]:
         """The node's engines."""
@@ -438,10 +469,11 @@ class Heartbeat(_message.Message):
         self,
         *,
         engines: _abc.Iterable[_report_pb2.EngineSnapshot] | None = ...,
+        wants_to_leave: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "wants_to_leave", b"wants_to_leave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

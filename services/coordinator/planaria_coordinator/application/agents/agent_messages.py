@@ -41,6 +41,9 @@ class Welcome:
 class HeartbeatReceived:
     """A heartbeat has come."""
 
+    may_leave: bool
+    """No job has anything on the node."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
@@ -20,9 +21,10 @@ from planaria_coordinator.application.agents.agent_messages import (
 )
 from planaria_coordinator.application.agents.declare_lost_nodes import declare_lost_nodes
 from planaria_coordinator.application.agents.node_registry import NodeEntry
+from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.directive import Directive, Stop
-from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState
+from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState, NodeState
 from planaria_coordinator.domain.engines.outcome import DirectiveResult
 from planaria_coordinator.domain.job.job import LogLine, StepMetrics
 from planaria_coordinator.domain.job.signals import (
@@ -56,6 +58,7 @@ class AgentSession:
         self._ended = False
         self._newest_report = 0
         self._acknowledged_report = 0
+        self._draining: asyncio.Task[Any] | None = None
 
     @property
     def epoch(self) -> int:
@@ -103,6 +106,7 @@ class AgentSession:
         """Become the node's session."""
         entry.wire = self
         entry.session_ended = False
+        entry.has_left = False
         entry.peers_lost.clear()
         entry.stops_sent.clear()
         self._state.nodes.beat(entry, engines)
@@ -133,13 +137,31 @@ class AgentSession:
         """A report has been passed on; those of other sessions came before it, or come again."""
         self._newest_report = report_number
 
-    def heartbeat(self, engines: tuple[EngineSnapshot, ...]) -> None:
-        """The node is alive."""
-        self._outgoing.put_nowait(HeartbeatReceived())
+    def heartbeat(
+        self, engines: tuple[EngineSnapshot, ...], *, wants_to_leave: bool = False
+    ) -> None:
+        """The node is alive, or is to be drained because its machine is about to go away."""
         entry = self._entry()
+        is_drained = entry is not None and entry.node.state is NodeState.DRAINED
+        self._outgoing.put_nowait(HeartbeatReceived(may_leave=is_drained))
         if entry is not None:
             self._state.nodes.beat(entry, engines)
             self._compare(entry)
+            if wants_to_leave and entry.node.state in (NodeState.READY, NodeState.CORDONED):
+                self._drain()
+
+    def _drain(self) -> None:
+        """The next heartbeat asks again, should it fail."""
+        if self._draining is None or self._draining.done():
+            draining = Cluster(self._state).drain(self.node_id)
+            self._draining = self._state.run_in_background(draining)
+
+    def leave(self) -> None:
+        """The agent has ended its engines and ends itself."""
+        entry = self._entry()
+        if entry is not None:
+            entry.has_left = True
+            self._state.run_in_background(declare_lost_nodes(self._state, (self.node_id,)))
 
     def result(self, result: DirectiveResult) -> None:
         """A directive has a result."""

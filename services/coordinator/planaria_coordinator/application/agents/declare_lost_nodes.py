@@ -32,8 +32,10 @@ async def _declare_lost(state: SharedState, entry: NodeEntry, why: str) -> None:
     # With a process seen to end, the fault is of this moment; silence began with the last beat.
     fault_time = now if entry.peers_lost else now - timedelta(seconds=silence_seconds)
     draft = state.draft("node_lost", f"{node_id} is lost: {why}", node_id=node_id)
+    if entry.has_left and entry.node.state is NodeState.DRAINED:
+        draft = state.draft("node_left", f"{node_id} has left: {why}", node_id=node_id)
     await state.save_node(replace(entry.node, state=NodeState.LOST), [draft])
-    log.warning("node_lost", node_id=node_id, cause=why)
+    log.warning(draft.type, node_id=node_id, cause=why)
     wire, entry.wire = entry.wire, None
     entry.snapshots = {}
     ended = frozenset(entry.peers_lost) if entry.session_ended else frozenset()

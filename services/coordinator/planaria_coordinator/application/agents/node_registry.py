@@ -23,6 +23,8 @@ class NodeEntry:
     """Its open session."""
     session_ended: bool = False
     """Whether its last session was seen to end."""
+    has_left: bool = False
+    """Whether its agent said that it ends, and its engines have ended."""
     snapshots: dict[str, EngineSnapshot] = field(default_factory=dict)
     peers_lost: set[str] = field(default_factory=set)
     """Its engines whose processes were seen to end by others and by nobody here."""
@@ -149,6 +151,8 @@ class NodeRegistry:
                 node_deadline_seconds=self._options.node_deadline_seconds,
                 agent_lease_seconds=self._options.agent_lease_seconds,
             )
+            if entry.has_left:
+                why = "its agent was asked to end"
             if why is not None:
                 found.append((entry, why))
         return found

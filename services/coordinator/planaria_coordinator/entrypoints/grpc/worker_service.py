@@ -95,10 +95,11 @@ async def _responses(
             case ReportsStored(report_number=report_number):
                 stored = ProtoReportsStored(report_number=report_number)
                 yield SessionResponse(reports_stored=stored)
-            case HeartbeatReceived():
-                yield SessionResponse(heartbeat_received=ProtoHeartbeatReceived())
             case Echo():
                 yield SessionResponse(echo=ProtoEcho())
+            case HeartbeatReceived(may_leave=may_leave):
+                received = ProtoHeartbeatReceived(may_leave=may_leave)
+                yield SessionResponse(heartbeat_received=received)
             case Directive():
                 directive = to_agent.directive_message(message, plans)
                 directive.epoch = session.epoch
@@ -112,8 +113,11 @@ async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) 
                 session.heartbeat(
                     tuple(
                         from_message(engine, EngineSnapshot) for engine in request.heartbeat.engines
-                    )
+                    ),
+                    wants_to_leave=request.heartbeat.wants_to_leave,
                 )
+            case "leave":
+                session.leave()
             case "result":
                 session.result(from_agent.result_of(request.result))
             case "engine_exited":
