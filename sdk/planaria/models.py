@@ -143,6 +143,8 @@ class Node(Body):
     engines: tuple[NodeEngine, ...]
     heartbeat_time: Time | None = Field(description="The last heartbeat.")
     join_time: Time = Field(description="When it first joined.")
+    accelerator_memory_bytes: int = Field(description="Memory of one accelerator.")
+    labels: dict[str, str] = Field(description="What its agent was told of it: rack, zone, owner.")
 
 
 class Event(Body):

@@ -26,6 +26,8 @@ export function aNode(id: string, changes: Partial<Node> = {}): Node {
     accelerator_kind: "cpu",
     version: "0.1.0",
     agent_pid: 100,
+    accelerator_memory_bytes: 2 ** 30,
+    labels: {},
     engines: [],
     heartbeat_time: "2026-01-01T00:00:00Z",
     join_time: "2026-01-01T00:00:00Z",

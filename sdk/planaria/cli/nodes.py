@@ -25,7 +25,16 @@ list_by_default(app, list_nodes)
 
 def _print_nodes(nodes: tuple[Node, ...]) -> None:
     print_table(
-        ("NODE", "STATE", "ADDRESS", "ACCELERATORS", "ENGINES", "AGENT PID", "LAST HEARTBEAT"),
+        (
+            "NODE",
+            "STATE",
+            "ADDRESS",
+            "ACCELERATORS",
+            "ENGINES",
+            "AGENT PID",
+            "LAST HEARTBEAT",
+            "LABELS",
+        ),
         map(_row, nodes),
         empty="no nodes: start one with `planaria-worker --coordinator HOST:PORT`",
     )
@@ -41,6 +50,7 @@ def _row(node: Node) -> tuple[str | Text, ...]:
         engines or "-",
         str(node.agent_pid or "-"),
         local_time(node.heartbeat_time),
+        ", ".join(f"{key}={value}" for key, value in sorted(node.labels.items())) or "-",
     )
 
 

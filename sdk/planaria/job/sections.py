@@ -12,6 +12,19 @@ class ResilienceSpec(Section):
 
     fault_tolerance: Count = Field(default=1, ge=0)
     """How many nodes may be lost at once without losing a committed step."""
+    min_fault_tolerance: Count | None = Field(default=None, ge=0)
+    """What a plan of a custom scheduler must survive at least; by default `fault_tolerance`."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> "ResilienceSpec":
+        least = self.min_fault_tolerance
+        if least is not None and least > self.fault_tolerance:
+            raise problem(
+                "min_fault_tolerance",
+                f"{least} is more than resilience.fault_tolerance {self.fault_tolerance}; "
+                f"it must be at most {self.fault_tolerance}",
+            )
+        return self
 
 
 class ResourcesSpec(Section):

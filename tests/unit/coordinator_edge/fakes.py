@@ -90,6 +90,7 @@ def node(node_id: str = "a", **changes: Any) -> Node:
         agent_pid=42,
         boot_id="boot",
         version="0.1.0",
+        labels={"rack": "r1"},
         join_time=NOON,
         heartbeat_time=NOON,
         engines=(

@@ -85,6 +85,8 @@ def node(node_id: str, **fields: Any) -> dict[str, Any]:
         "accelerator_kind": "cpu",
         "version": "0.1.0",
         "agent_pid": 41,
+        "accelerator_memory_bytes": 2**30,
+        "labels": {"rack": "r1"},
         "engines": [
             {"id": "e", "job_id": "job-1", "accelerator": 0, "pid": 42, "state": "TRAINING"}
         ],

@@ -112,6 +112,7 @@ class Agent:
             pid=self._pid,
             engines=self.snapshots(),
             boot_id=self._boot_id,
+            labels=self._settings.labels,
         )
 
     def welcomed(self, welcome: Welcome) -> None:

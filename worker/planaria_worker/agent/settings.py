@@ -1,13 +1,16 @@
 """The agent's settings: `planaria-worker --help` lists them."""
 
 import platform
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from planaria_common.settings import CommaSeparated, ServiceSettings
+
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=[^=,\x00-\x1f]{0,63}")
 
 
 class WorkerSettings(ServiceSettings):
@@ -58,3 +61,24 @@ class WorkerSettings(ServiceSettings):
         description="How long SIGTERM lets jobs hand over what they have on this node before its "
         "engines end; a second signal ends them at once, and so does SIGINT.",
     )
+    label: CommaSeparated = Field(
+        default=(),
+        description="key=value, for custom schedulers and `planaria nodes list`; several, "
+        "comma-separated or repeated.",
+    )
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels by key."""
+        return dict(label.split("=", 1) for label in self.label)
+
+    @field_validator("label")
+    @classmethod
+    def _each_has_a_key(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        keys = [label.partition("=")[0] for label in labels]
+        for key, label in zip(keys, labels, strict=True):
+            if not _LABEL.fullmatch(label):
+                raise ValueError(f"{label!r} must be key=value, each at most 63 characters")
+            if keys.count(key) > 1:
+                raise ValueError(f"{key!r} is given {keys.count(key)} times")
+        return labels

@@ -18,7 +18,7 @@ from planaria_coordinator.domain.job.event import Event, EventDraft
 from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.placement.plan import Plan
-from planaria_coordinator.domain.placement.planner_query import ModelProfile, PlanAnswer, PlanQuery
+from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.recovery.recovery_record import Recovery
 
 T = TypeVar("T")
@@ -305,20 +305,29 @@ class Planner(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyView:
+    """What a policy is shown with every question."""
+
+    job: Job
+    nodes: tuple[Node, ...]
+    """Every node of the cluster."""
+    jobs: tuple[Job, ...]
+    """Every job that holds nodes."""
+    relative_speeds: Mapping[str, float]
+    """By node with engines of the job: how fast they computed its layers; 1 for the median."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodesQuestion:
     """Which nodes does a job get?"""
 
-    job: Job
     scheduler: str
     """The name in the job file; "default" for the built-in policy."""
     candidates: tuple[Node, ...]
     """Nodes that may be chosen, by id."""
     min_nodes: int
     max_nodes: int
-    nodes: tuple[Node, ...]
-    """Every node of the cluster."""
-    jobs: tuple[Job, ...]
-    """Every job that holds nodes."""
+    view: PolicyView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,20 +344,19 @@ class NodesDecision:
 class PlanQuestion:
     """Which plan follows a change?"""
 
-    job: Job
     scheduler: str
-    profile: ModelProfile
-    current: Plan | None
-    available_node_ids: tuple[str, ...]
+    query: PlanQuery
+    """What the planner was asked."""
+    fault_tolerance: int
+    """How many losses the plan must survive at least."""
     proposal: Plan
     """What the planner would do."""
-    nodes: tuple[Node, ...]
-    jobs: tuple[Job, ...]
+    view: PolicyView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDecision:
-    """The plan that follows. The application checks it with `plan_problem` before it is used."""
+    """The plan that follows: the proposal, or another one, which nobody has checked yet."""
 
     plan: Plan
     reason: str

@@ -287,7 +287,7 @@ class Chooser(BuiltInPolicy):
         if self.spoils_plans:
             plan = replace(question.proposal, pipelines=question.proposal.pipelines[:1])
             return PlanDecision(plan=plan, reason="half of it")
-        plan = make_plan(question.available_node_ids[::-1], 2, 6, 8)
+        plan = make_plan([node.node_id for node in question.query.nodes][::-1], 2, 6, 8)
         return PlanDecision(plan=plan, reason="the other way round")
 
 
@@ -315,9 +315,44 @@ async def test_when_a_scheduler_is_overruled_an_event_says_so() -> None:
     told = [e.message for e in world.events if e.type == "scheduler_overruled"]
     assert told == [
         "scheduler mine was late",
-        "scheduler mine: the plan does not run each of the 8 microbatches exactly once",
+        "scheduler mine made a plan that cannot be carried out: pipelines.microbatches lack 1: "
+        "must have each of the 8 microbatches exactly once",
     ]
     assert (await world.job()).state is JobState.RUNNING
+
+
+class OnePipeline(BuiltInPolicy):
+    """A scheduler that never takes more than one replica."""
+
+    def knows(self, scheduler: str) -> bool:
+        return True
+
+    async def choose_plan(self, question: PlanQuestion) -> PlanDecision:
+        node_ids = [node.node_id for node in question.query.nodes]
+        return PlanDecision(plan=make_plan(node_ids, 1, 6, 8), reason="one is enough")
+
+
+@pytest.mark.parametrize("least", [None, 0])
+async def test_a_plan_that_survives_less_is_refused_unless_the_job_file_allows_it(
+    least: int | None,
+) -> None:
+    """Then an event says that it survives less than was asked for."""
+    world = World()
+    world.policy = OnePipeline()
+    world.coordinator = world._new_coordinator()
+    await world.start(2)
+    await world.submit(scheduler="mine", resilience={"min_fault_tolerance": least})
+    told = [e.message for e in world.events if e.type == "scheduler_overruled"]
+    if least is None:
+        assert told == [
+            "scheduler mine made a plan that cannot be carried out: pipelines: layer 0 is on "
+            "1 node, must be on 2 (resilience.fault_tolerance)"
+        ]
+    assert (told == []) == (least == 0)
+    reduced = [e.message for e in world.events if e.type == "fault_tolerance_reduced"]
+    assert len(reduced) == (1 if least == 0 else 0)
+    assert world.run.placement is not None
+    assert world.run.placement.plan.fault_tolerance == (0 if least == 0 else 1)
 
 
 async def test_log_lines_of_engines_are_kept_in_order() -> None:

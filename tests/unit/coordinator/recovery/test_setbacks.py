@@ -14,7 +14,7 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import JobFaulted
 from planaria_coordinator.domain.job.waiting import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
 from planaria_coordinator.domain.placement import choose_plan
-from planaria_coordinator.domain.placement.plan import plan_problem
+from planaria_coordinator.domain.placement.check_plan import plan_problem
 from planaria_coordinator.domain.recovery import lost_engines
 from planaria_coordinator.domain.recovery.fencing import fence_reported
 from planaria_coordinator.domain.recovery.transition import Phase

@@ -291,6 +291,26 @@ class Node(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
@@ -301,6 +321,8 @@ class Node(_message.Message):
     ENGINES_FIELD_NUMBER: _builtins.int
     HEARTBEAT_TIME_FIELD_NUMBER: _builtins.int
     JOIN_TIME_FIELD_NUMBER: _builtins.int
+    ACCELERATOR_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id: the name its agent was given."""
     state: Global___NodeState.ValueType
@@ -315,6 +337,8 @@ class Node(_message.Message):
     """Version of its agent."""
     agent_pid: _builtins.int
     """Process id of its agent."""
+    accelerator_memory_bytes: _builtins.int
+    """Memory of one accelerator."""
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeEngine]:
         """Its engines."""
@@ -326,6 +350,10 @@ class Node(_message.Message):
     @_builtins.property
     def join_time(self) -> _timestamp_pb2.Timestamp:
         """When it first joined."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What its agent was told of it: rack, zone, owner."""
 
     def __init__(
         self,
@@ -340,10 +368,12 @@ class Node(_message.Message):
         engines: _abc.Iterable[Global___NodeEngine] | None = ...,
         heartbeat_time: _timestamp_pb2.Timestamp | None = ...,
         join_time: _timestamp_pb2.Timestamp | None = ...,
+        accelerator_memory_bytes: _builtins.int = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_time", b"heartbeat_time", "join_time", b"join_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator_kind", b"accelerator_kind", "address", b"address", "agent_pid", b"agent_pid", "engines", b"engines", "heartbeat_time", b"heartbeat_time", "id", b"id", "join_time", b"join_time", "num_accelerators", b"num_accelerators", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator_kind", b"accelerator_kind", "accelerator_memory_bytes", b"accelerator_memory_bytes", "address", b"address", "agent_pid", b"agent_pid", "engines", b"engines", "heartbeat_time", b"heartbeat_time", "id", b"id", "join_time", b"join_time", "labels", b"labels", "num_accelerators", b"num_accelerators", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

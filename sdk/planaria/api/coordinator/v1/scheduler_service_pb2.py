@@ -28,13 +28,15 @@ from planaria.api.common.v1 import profile_pb2 as planaria_dot_api_dot_common_do
 from planaria.api.coordinator.v1 import resources_pb2 as planaria_dot_api_dot_coordinator_dot_v1_dot_resources__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n3planaria/api/coordinator/v1/scheduler_service.proto\x12\x1bplanaria.api.coordinator.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!planaria/api/common/v1/plan.proto\x1a$planaria/api/common/v1/profile.proto\x1a+planaria/api/coordinator/v1/resources.proto\"\x9a\x01\n\x0fScheduleRequest\x12\x41\n\x0cregistration\x18\x01 \x01(\x0b\x32).planaria.api.coordinator.v1.RegistrationH\x00\x12\x39\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32%.planaria.api.coordinator.v1.DecisionH\x00\x42\t\n\x07message\"\xa6\x01\n\x10ScheduleResponse\x12=\n\nregistered\x18\x01 \x01(\x0b\x32\'.planaria.api.coordinator.v1.RegisteredH\x00\x12H\n\x10\x64\x65\x63ision_request\x18\x02 \x01(\x0b\x32,.planaria.api.coordinator.v1.DecisionRequestH\x00\x42\t\n\x07message\"\x1c\n\x0cRegistration\x12\x0c\n\x04name\x18\x01 \x01(\t\"B\n\nRegistered\x12\x34\n\x11\x64\x65\x63ision_deadline\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xfa\x02\n\x0f\x44\x65\x63isionRequest\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12-\n\x03job\x18\x02 \x01(\x0b\x32 .planaria.api.coordinator.v1.Job\x12\x30\n\x05nodes\x18\x03 \x03(\x0b\x32!.planaria.api.coordinator.v1.Node\x12.\n\x04jobs\x18\x04 \x03(\x0b\x32 .planaria.api.coordinator.v1.Job\x12+\n\x08\x64\x65\x61\x64line\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\x0enodes_question\x18\x06 \x01(\x0b\x32*.planaria.api.coordinator.v1.NodesQuestionH\x00\x12\x42\n\rplan_question\x18\x07 \x01(\x0b\x32).planaria.api.coordinator.v1.PlanQuestionH\x00\x42\n\n\x08question\"Q\n\rNodesQuestion\x12\x1a\n\x12\x63\x61ndidate_node_ids\x18\x01 \x03(\t\x12\x11\n\tmin_nodes\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"\xc0\x01\n\x0cPlanQuestion\x12\x35\n\x07profile\x18\x01 \x01(\x0b\x32$.planaria.api.common.v1.ModelProfile\x12-\n\x07\x63urrent\x18\x02 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x1a\n\x12\x61vailable_node_ids\x18\x03 \x03(\t\x12.\n\x08proposal\x18\x04 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\"\xab\x01\n\x08\x44\x65\x63ision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12@\n\x0cnodes_answer\x18\x02 \x01(\x0b\x32(.planaria.api.coordinator.v1.NodesAnswerH\x00\x12>\n\x0bplan_answer\x18\x03 \x01(\x0b\x32\'.planaria.api.coordinator.v1.PlanAnswerH\x00\x42\x08\n\x06\x61nswer\"\x1f\n\x0bNodesAnswer\x12\x10\n\x08node_ids\x18\x01 \x03(\t\"8\n\nPlanAnswer\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan2\x7f\n\x10SchedulerService\x12k\n\x08Schedule\x12,.planaria.api.coordinator.v1.ScheduleRequest\x1a-.planaria.api.coordinator.v1.ScheduleResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n3planaria/api/coordinator/v1/scheduler_service.proto\x12\x1bplanaria.api.coordinator.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!planaria/api/common/v1/plan.proto\x1a$planaria/api/common/v1/profile.proto\x1a+planaria/api/coordinator/v1/resources.proto\"\x9a\x01\n\x0fScheduleRequest\x12\x41\n\x0cregistration\x18\x01 \x01(\x0b\x32).planaria.api.coordinator.v1.RegistrationH\x00\x12\x39\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32%.planaria.api.coordinator.v1.DecisionH\x00\x42\t\n\x07message\"\xa6\x01\n\x10ScheduleResponse\x12=\n\nregistered\x18\x01 \x01(\x0b\x32\'.planaria.api.coordinator.v1.RegisteredH\x00\x12H\n\x10\x64\x65\x63ision_request\x18\x02 \x01(\x0b\x32,.planaria.api.coordinator.v1.DecisionRequestH\x00\x42\t\n\x07message\"\x1c\n\x0cRegistration\x12\x0c\n\x04name\x18\x01 \x01(\t\"B\n\nRegistered\x12\x34\n\x11\x64\x65\x63ision_deadline\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x8c\x04\n\x0f\x44\x65\x63isionRequest\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12-\n\x03job\x18\x02 \x01(\x0b\x32 .planaria.api.coordinator.v1.Job\x12\x30\n\x05nodes\x18\x03 \x03(\x0b\x32!.planaria.api.coordinator.v1.Node\x12.\n\x04jobs\x18\x04 \x03(\x0b\x32 .planaria.api.coordinator.v1.Job\x12+\n\x08\x64\x65\x61\x64line\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\x0enodes_question\x18\x06 \x01(\x0b\x32*.planaria.api.coordinator.v1.NodesQuestionH\x00\x12\x42\n\rplan_question\x18\x07 \x01(\x0b\x32).planaria.api.coordinator.v1.PlanQuestionH\x00\x12Y\n\x0frelative_speeds\x18\x08 \x03(\x0b\x32@.planaria.api.coordinator.v1.DecisionRequest.RelativeSpeedsEntry\x1a\x35\n\x13RelativeSpeedsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08question\"Q\n\rNodesQuestion\x12\x1a\n\x12\x63\x61ndidate_node_ids\x18\x01 \x03(\t\x12\x11\n\tmin_nodes\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\"\x93\x02\n\x0cPlanQuestion\x12\x35\n\x07profile\x18\x01 \x01(\x0b\x32$.planaria.api.common.v1.ModelProfile\x12-\n\x07\x63urrent\x18\x02 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x1a\n\x12\x61vailable_node_ids\x18\x03 \x03(\t\x12.\n\x08proposal\x18\x04 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan\x12\x18\n\x10num_microbatches\x18\x05 \x01(\r\x12\x17\n\x0f\x66\x61ult_tolerance\x18\x06 \x01(\r\x12\x1e\n\x16min_nodes_per_pipeline\x18\x07 \x01(\r\"\xab\x01\n\x08\x44\x65\x63ision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12@\n\x0cnodes_answer\x18\x02 \x01(\x0b\x32(.planaria.api.coordinator.v1.NodesAnswerH\x00\x12>\n\x0bplan_answer\x18\x03 \x01(\x0b\x32\'.planaria.api.coordinator.v1.PlanAnswerH\x00\x42\x08\n\x06\x61nswer\"\x1f\n\x0bNodesAnswer\x12\x10\n\x08node_ids\x18\x01 \x03(\t\"8\n\nPlanAnswer\x12*\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.planaria.api.common.v1.Plan2\x7f\n\x10SchedulerService\x12k\n\x08Schedule\x12,.planaria.api.coordinator.v1.ScheduleRequest\x1a-.planaria.api.coordinator.v1.ScheduleResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'planaria.api.coordinator.v1.scheduler_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_DECISIONREQUEST_RELATIVESPEEDSENTRY']._loaded_options = None
+  _globals['_DECISIONREQUEST_RELATIVESPEEDSENTRY']._serialized_options = b'8\001'
   _globals['_SCHEDULEREQUEST']._serialized_start=235
   _globals['_SCHEDULEREQUEST']._serialized_end=389
   _globals['_SCHEDULERESPONSE']._serialized_start=392
@@ -44,17 +46,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERED']._serialized_start=590
   _globals['_REGISTERED']._serialized_end=656
   _globals['_DECISIONREQUEST']._serialized_start=659
-  _globals['_DECISIONREQUEST']._serialized_end=1037
-  _globals['_NODESQUESTION']._serialized_start=1039
-  _globals['_NODESQUESTION']._serialized_end=1120
-  _globals['_PLANQUESTION']._serialized_start=1123
-  _globals['_PLANQUESTION']._serialized_end=1315
-  _globals['_DECISION']._serialized_start=1318
-  _globals['_DECISION']._serialized_end=1489
-  _globals['_NODESANSWER']._serialized_start=1491
-  _globals['_NODESANSWER']._serialized_end=1522
-  _globals['_PLANANSWER']._serialized_start=1524
-  _globals['_PLANANSWER']._serialized_end=1580
-  _globals['_SCHEDULERSERVICE']._serialized_start=1582
-  _globals['_SCHEDULERSERVICE']._serialized_end=1709
+  _globals['_DECISIONREQUEST']._serialized_end=1183
+  _globals['_DECISIONREQUEST_RELATIVESPEEDSENTRY']._serialized_start=1118
+  _globals['_DECISIONREQUEST_RELATIVESPEEDSENTRY']._serialized_end=1171
+  _globals['_NODESQUESTION']._serialized_start=1185
+  _globals['_NODESQUESTION']._serialized_end=1266
+  _globals['_PLANQUESTION']._serialized_start=1269
+  _globals['_PLANQUESTION']._serialized_end=1544
+  _globals['_DECISION']._serialized_start=1547
+  _globals['_DECISION']._serialized_end=1718
+  _globals['_NODESANSWER']._serialized_start=1720
+  _globals['_NODESANSWER']._serialized_end=1751
+  _globals['_PLANANSWER']._serialized_start=1753
+  _globals['_PLANANSWER']._serialized_end=1809
+  _globals['_SCHEDULERSERVICE']._serialized_start=1811
+  _globals['_SCHEDULERSERVICE']._serialized_end=1938
 # @@protoc_insertion_point(module_scope)

@@ -138,6 +138,26 @@ class DecisionRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RelativeSpeedsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DECISION_ID_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
@@ -145,6 +165,7 @@ class DecisionRequest(_message.Message):
     DEADLINE_FIELD_NUMBER: _builtins.int
     NODES_QUESTION_FIELD_NUMBER: _builtins.int
     PLAN_QUESTION_FIELD_NUMBER: _builtins.int
+    RELATIVE_SPEEDS_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """Answers carry it."""
     @_builtins.property
@@ -171,6 +192,10 @@ class DecisionRequest(_message.Message):
     def plan_question(self) -> Global___PlanQuestion:
         """Which plan follows a change."""
 
+    @_builtins.property
+    def relative_speeds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """By node that has engines of the job: how fast they computed its layers; 1 for the median node."""
+
     def __init__(
         self,
         *,
@@ -181,10 +206,11 @@ class DecisionRequest(_message.Message):
         deadline: _duration_pb2.Duration | None = ...,
         nodes_question: Global___NodesQuestion | None = ...,
         plan_question: Global___PlanQuestion | None = ...,
+        relative_speeds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "job", b"job", "nodes_question", b"nodes_question", "plan_question", b"plan_question", "question", b"question"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "decision_id", b"decision_id", "job", b"job", "jobs", b"jobs", "nodes", b"nodes", "nodes_question", b"nodes_question", "plan_question", b"plan_question", "question", b"question"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "decision_id", b"decision_id", "job", b"job", "jobs", b"jobs", "nodes", b"nodes", "nodes_question", b"nodes_question", "plan_question", b"plan_question", "question", b"question", "relative_speeds", b"relative_speeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["nodes_question", "plan_question"]  # noqa: Y015
     _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
@@ -234,6 +260,15 @@ class PlanQuestion(_message.Message):
     CURRENT_FIELD_NUMBER: _builtins.int
     AVAILABLE_NODE_IDS_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
+    NUM_MICROBATCHES_FIELD_NUMBER: _builtins.int
+    FAULT_TOLERANCE_FIELD_NUMBER: _builtins.int
+    MIN_NODES_PER_PIPELINE_FIELD_NUMBER: _builtins.int
+    num_microbatches: _builtins.int
+    """The plan deals out this many microbatches, each once."""
+    fault_tolerance: _builtins.int
+    """Every layer must be on one node more than this."""
+    min_nodes_per_pipeline: _builtins.int
+    """A pipeline must span at least so many nodes."""
     @_builtins.property
     def profile(self) -> _profile_pb2.ModelProfile:
         """The model's costs."""
@@ -257,10 +292,13 @@ class PlanQuestion(_message.Message):
         current: _plan_pb2.Plan | None = ...,
         available_node_ids: _abc.Iterable[_builtins.str] | None = ...,
         proposal: _plan_pb2.Plan | None = ...,
+        num_microbatches: _builtins.int = ...,
+        fault_tolerance: _builtins.int = ...,
+        min_nodes_per_pipeline: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "profile", b"profile", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_node_ids", b"available_node_ids", "current", b"current", "profile", b"profile", "proposal", b"proposal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_node_ids", b"available_node_ids", "current", b"current", "fault_tolerance", b"fault_tolerance", "min_nodes_per_pipeline", b"min_nodes_per_pipeline", "num_microbatches", b"num_microbatches", "profile", b"profile", "proposal", b"proposal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -335,7 +373,10 @@ class PlanAnswer(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
-        """The plan; absent: the proposal."""
+        """The plan; absent: the proposal. Only first_layer, num_layers, node_id, accelerators and
+        microbatches are read: the coordinator computes the rest. A stage takes one accelerator, a node
+        is in one pipeline, and the stages of a node follow each other.
+        """
 
     def __init__(
         self,

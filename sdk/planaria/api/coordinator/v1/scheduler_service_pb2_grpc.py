@@ -49,8 +49,9 @@ class SchedulerServiceServicer(object):
     def Schedule(self, request_iterator, context):
         """Holds a scheduler's session. The first message of the scheduler is a Registration, the first
         of the coordinator a Registered. The coordinator then sends decisions to make; the scheduler
-        answers each within its deadline. When an answer is late or wrong, or the session ends first,
-        the built-in policy decides and an event scheduler_overruled says why.
+        answers each within its deadline. When an answer is late or breaks a rule, or the session ends
+        first, the built-in policy decides and an event scheduler_overruled says why. A scheduler that
+        let a deadline pass is asked again once it has answered, late, or after a minute.
         Fails with UNAUTHENTICATED or INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

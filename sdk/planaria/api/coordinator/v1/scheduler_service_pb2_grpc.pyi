@@ -36,8 +36,9 @@ class SchedulerServiceStub:
     Schedule: _grpc.StreamStreamMultiCallable[_scheduler_service_pb2.ScheduleRequest, _scheduler_service_pb2.ScheduleResponse]
     """Holds a scheduler's session. The first message of the scheduler is a Registration, the first
     of the coordinator a Registered. The coordinator then sends decisions to make; the scheduler
-    answers each within its deadline. When an answer is late or wrong, or the session ends first,
-    the built-in policy decides and an event scheduler_overruled says why.
+    answers each within its deadline. When an answer is late or breaks a rule, or the session ends
+    first, the built-in policy decides and an event scheduler_overruled says why. A scheduler that
+    let a deadline pass is asked again once it has answered, late, or after a minute.
     Fails with UNAUTHENTICATED or INVALID_ARGUMENT.
     """
 
@@ -49,8 +50,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Schedule: _aio.StreamStreamMultiCallable[_scheduler_service_pb2.ScheduleRequest, _scheduler_service_pb2.ScheduleResponse]  # type: ignore[assignment]
     """Holds a scheduler's session. The first message of the scheduler is a Registration, the first
     of the coordinator a Registered. The coordinator then sends decisions to make; the scheduler
-    answers each within its deadline. When an answer is late or wrong, or the session ends first,
-    the built-in policy decides and an event scheduler_overruled says why.
+    answers each within its deadline. When an answer is late or breaks a rule, or the session ends
+    first, the built-in policy decides and an event scheduler_overruled says why. A scheduler that
+    let a deadline pass is asked again once it has answered, late, or after a minute.
     Fails with UNAUTHENTICATED or INVALID_ARGUMENT.
     """
 
@@ -65,8 +67,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_scheduler_service_pb2.ScheduleResponse], _abc.AsyncIterator[_scheduler_service_pb2.ScheduleResponse]]:
         """Holds a scheduler's session. The first message of the scheduler is a Registration, the first
         of the coordinator a Registered. The coordinator then sends decisions to make; the scheduler
-        answers each within its deadline. When an answer is late or wrong, or the session ends first,
-        the built-in policy decides and an event scheduler_overruled says why.
+        answers each within its deadline. When an answer is late or breaks a rule, or the session ends
+        first, the built-in policy decides and an event scheduler_overruled says why. A scheduler that
+        let a deadline pass is asked again once it has answered, late, or after a minute.
         Fails with UNAUTHENTICATED or INVALID_ARGUMENT.
         """
 

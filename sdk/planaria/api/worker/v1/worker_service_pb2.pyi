@@ -323,6 +323,26 @@ class Hello(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_ID_FIELD_NUMBER: _builtins.int
     AGENT_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
@@ -334,6 +354,7 @@ class Hello(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node's name, unique in the cluster and its id."""
     agent_id: _builtins.str
@@ -360,6 +381,10 @@ class Hello(_message.Message):
         lost session.
         """
 
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What the agent was told of the node, for custom schedulers."""
+
     def __init__(
         self,
         *,
@@ -374,10 +399,11 @@ class Hello(_message.Message):
         pid: _builtins.int = ...,
         engines: _abc.Iterable[_report_pb2.EngineSnapshot] | None = ...,
         boot_id: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator_kind", b"accelerator_kind", "accelerator_memory_bytes", b"accelerator_memory_bytes", "advertise_address", b"advertise_address", "agent_id", b"agent_id", "boot_id", b"boot_id", "engines", b"engines", "node_id", b"node_id", "num_accelerators", b"num_accelerators", "pid", b"pid", "protocol_version", b"protocol_version", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator_kind", b"accelerator_kind", "accelerator_memory_bytes", b"accelerator_memory_bytes", "advertise_address", b"advertise_address", "agent_id", b"agent_id", "boot_id", b"boot_id", "engines", b"engines", "labels", b"labels", "node_id", b"node_id", "num_accelerators", b"num_accelerators", "pid", b"pid", "protocol_version", b"protocol_version", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -90,6 +90,7 @@ NODES = Table(
     Column("agent_pid", BigInteger, nullable=False),
     Column("version", String(64), nullable=False),
     Column("boot_id", String(64), nullable=False),
+    Column("labels", Document(dict[str, str]), nullable=False),
     Column("join_time", UtcTime, nullable=False),
     Column("heartbeat_time", UtcTime, nullable=False),
 )

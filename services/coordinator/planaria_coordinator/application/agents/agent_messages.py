@@ -1,6 +1,6 @@
 """What agents say, in the application's words; entry points convert to these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from planaria_coordinator.domain.engines.directive import CommitRecord, LayerWritten
@@ -22,6 +22,7 @@ class Hello:
     accelerator_memory_bytes: int
     pid: int
     engines: tuple[EngineSnapshot, ...]
+    labels: dict[str, str] = field(default_factory=dict)
     boot_id: str
     """Of this run of the machine."""
 

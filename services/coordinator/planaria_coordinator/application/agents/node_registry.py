@@ -171,6 +171,7 @@ def joined_node(hello: Hello, known: Node | None, clock: Clock) -> Node:
         agent_id=hello.agent_id,
         agent_pid=hello.pid,
         version=hello.version,
+        labels=hello.labels,
         boot_id=hello.boot_id,
         join_time=known.join_time if known is not None else clock.now(),
         heartbeat_time=clock.now(),

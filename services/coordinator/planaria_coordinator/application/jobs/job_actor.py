@@ -12,6 +12,7 @@ from planaria_coordinator.application.jobs.lost_time import LostTimeMeter
 from planaria_coordinator.application.jobs.projection import NUM_STEPS_FOR_RATE, project
 from planaria_coordinator.application.ports import (
     GenerationRecord,
+    PolicyView,
     UnitOfWork,
 )
 from planaria_coordinator.application.scheduling.ask_for_plan import ask_for_plan, refused
@@ -30,6 +31,7 @@ from planaria_coordinator.domain.job.decide import decide
 from planaria_coordinator.domain.job.event import EventDraft
 from planaria_coordinator.domain.job.job import Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun, Moment
+from planaria_coordinator.domain.job.model_profile import relative_speeds
 from planaria_coordinator.domain.job.own_faults import give_up, start_over
 from planaria_coordinator.domain.job.signals import Restarted, Signal, StillWaits
 from planaria_coordinator.domain.job.turn import Decision
@@ -106,6 +108,15 @@ class JobActor:
     def view(self) -> Job:
         """Return the job as users see it now."""
         return project(self._job, self.run, self._newest, self._dependencies.clock.now())
+
+    def policy_view(self) -> PolicyView:
+        """Return what a scheduler is shown with every question about this job."""
+        return PolicyView(
+            job=self.view(),
+            nodes=self._dependencies.all_nodes(),
+            jobs=self._dependencies.jobs_with_nodes(),
+            relative_speeds=relative_speeds(self.run.prepared_engines.values()),
+        )
 
     def start(self) -> None:
         """Begin to take signals."""
@@ -357,11 +368,8 @@ class JobActor:
                 planner=dependencies.planner,
                 policy=dependencies.policy,
                 scheduler=str(self._job.spec.get("scheduler", "default")),
-                view=lambda: (
-                    self.view(),
-                    dependencies.all_nodes(),
-                    dependencies.jobs_with_nodes(),
-                ),
+                view=self.policy_view,
+                min_fault_tolerance=self.run.requirements.least_fault_tolerance,
                 tell=self.tell,
                 retry_seconds=dependencies.options.planner_retry_seconds,
                 known=self._contingencies.answer_to(query),

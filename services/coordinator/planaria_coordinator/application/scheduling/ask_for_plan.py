@@ -6,12 +6,19 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
-from planaria_coordinator.application.ports import Planner, PlanQuestion, SchedulingPolicy
+from planaria_coordinator.application.ports import (
+    Planner,
+    PlanQuestion,
+    PolicyView,
+    SchedulingPolicy,
+)
 from planaria_coordinator.application.scheduling.policy import DEFAULT_SCHEDULER
-from planaria_coordinator.domain.engines.node import Node
-from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.signals import PlanArrived, PlanRefused
-from planaria_coordinator.domain.placement.plan import plan_problem
+from planaria_coordinator.domain.placement.check_plan import (
+    completed_plan,
+    plan_problem,
+    with_node_indices,
+)
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 
 log = get_logger("planning")
@@ -26,9 +33,10 @@ async def ask_for_plan(
     planner: Planner,
     policy: SchedulingPolicy,
     scheduler: str,
-    view: Callable[[], tuple[Job, tuple[Node, ...], tuple[Job, ...]]],
+    view: Callable[[], PolicyView],
     tell: Tell,
     retry_seconds: float,
+    min_fault_tolerance: int,
     known: PlanAnswer | None = None,
 ) -> PlanArrived | PlanRefused:
     """Return a plan, or why there is none; waits for a planner for as long as it takes.
@@ -38,9 +46,10 @@ async def ask_for_plan(
         planner: the planner.
         policy: decides between the planner's proposal and a scheduler's plan.
         scheduler: the job's scheduler.
-        view: the job, all nodes, and all jobs that hold nodes.
+        view: what the policy is shown.
         tell: makes an event of the job.
         retry_seconds: how long to wait before a planner that did not answer is asked again.
+        min_fault_tolerance: what a scheduler's plan must survive at least, if it can be had.
         known: the planner's answer, when it was asked before anything happened.
     """
     told = False
@@ -56,7 +65,9 @@ async def ask_for_plan(
                 told = True
         await asyncio.sleep(retry_seconds)
     if scheduler != DEFAULT_SCHEDULER:
-        answer = await _custom_plan(query, answer, policy, scheduler, view, tell)
+        answer = await _custom_plan(
+            query, answer, policy, scheduler, view, tell, min_fault_tolerance
+        )
     return PlanArrived(query=query, answer=answer)
 
 
@@ -72,34 +83,30 @@ async def _custom_plan(
     answer: PlanAnswer,
     policy: SchedulingPolicy,
     scheduler: str,
-    view: Callable[[], tuple[Job, tuple[Node, ...], tuple[Job, ...]]],
+    view: Callable[[], PolicyView],
     tell: Tell,
+    min_fault_tolerance: int,
 ) -> PlanAnswer:
-    job, nodes, jobs = view()
-    node_ids = tuple(node.node_id for node in query.nodes)
+    """Return the scheduler's plan in place of the planner's, unless it breaks a rule."""
+    wanted = min(min_fault_tolerance, query.problem.fault_tolerance, answer.plan.fault_tolerance)
     decision = await policy.choose_plan(
         PlanQuestion(
-            job=job,
             scheduler=scheduler,
-            profile=query.problem.profile,
-            current=query.current,
-            available_node_ids=node_ids,
+            view=view(),
+            query=query,
+            fault_tolerance=wanted,
             proposal=answer.plan,
-            nodes=nodes,
-            jobs=jobs,
         )
     )
-    problem = plan_problem(
-        decision.plan,
-        num_layers=len(query.problem.profile.layers),
-        num_microbatches=query.problem.num_microbatches,
-        node_ids=frozenset(node_ids),
-    )
-    if problem is not None:
-        await tell("scheduler_overruled", f"scheduler {scheduler}: {problem}")
-        return answer
     if decision.overruled:
         await tell("scheduler_overruled", decision.overruled)
     if decision.plan == answer.plan:
         return answer
-    return replace(answer, plan=decision.plan, reason=decision.reason)
+    plan = with_node_indices(decision.plan)
+    node_ids = [node.node_id for node in query.nodes]
+    problem = plan_problem(plan, query, fault_tolerance=wanted, node_ids=node_ids)
+    if problem is not None:
+        message = f"scheduler {scheduler} made a plan that cannot be carried out: {problem}"
+        await tell("scheduler_overruled", message)
+        return answer
+    return replace(answer, plan=completed_plan(plan, query), copies=(), reason=decision.reason)

@@ -229,16 +229,14 @@ class Scheduler:
         self, actor: JobActor, candidates: Sequence[NodeEntry], min_nodes: int
     ) -> NodesDecision:
         run = actor.run
-        job = actor.view()
+        view = actor.policy_view()
         room = (run.requirements.max_nodes or _NO_LIMIT) - len(run.nodes)
         question = NodesQuestion(
-            job=job,
-            scheduler=str(job.spec.get("scheduler", "default")),
+            scheduler=str(view.job.spec.get("scheduler", "default")),
             candidates=tuple(entry.node for entry in candidates),
             min_nodes=min_nodes,
             max_nodes=min(room, len(candidates)),
-            nodes=self._state.all_nodes(),
-            jobs=self._state.jobs_with_nodes(),
+            view=view,
         )
         decision = await self._state.policy.choose_nodes(question)
         if decision.overruled:

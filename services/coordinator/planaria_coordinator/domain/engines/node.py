@@ -1,6 +1,6 @@
 """Nodes and the engines on them, as users see them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -61,5 +61,7 @@ class Node:
     join_time: datetime
     heartbeat_time: datetime
     """The last heartbeat; as old as one flush in the database, exact in what services return."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What its agent was told of it."""
     engines: tuple[EngineSnapshot, ...] = ()
     """Filled in from memory by the services; repositories need not store it."""

@@ -133,6 +133,17 @@ def measured_layers(
     )
 
 
+def relative_speeds(engines: Iterable[Engine]) -> dict[str, float]:
+    """Return, by node, how fast its slowest engine computed all layers; 1 for the median node."""
+    seconds: dict[str, float] = {}
+    for engine in engines:
+        taken = sum(each.forward_seconds + each.backward_seconds for each in engine.measured_layers)
+        if taken > 0:
+            seconds[engine.node_id] = max(taken, seconds.get(engine.node_id, 0.0))
+    usual = median(seconds.values()) if seconds else 0.0
+    return {node_id: usual / taken for node_id, taken in sorted(seconds.items())}
+
+
 def slowest_stage_seconds(layers: Sequence[LayerProfile], stages: Iterable[Stage]) -> float:
     """Return what one microbatch takes the slowest of some stages, links not counted."""
     return max(

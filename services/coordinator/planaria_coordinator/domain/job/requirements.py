@@ -20,6 +20,8 @@ class Requirements:
     num_microbatches: int
     microbatch_size: int
     fault_tolerance: int
+    min_fault_tolerance: int | None = None
+    """What a custom scheduler's plan must survive at least; None: no less than another plan."""
     min_nodes: int
     max_nodes: int | None
     min_nodes_per_pipeline: int
@@ -44,6 +46,12 @@ class Requirements:
     layers: tuple[LayerProfile, ...]
     """Estimated costs; measured ones take their place as engines report them. Empty until then for
     a model by import path: only who has built it knows its layers."""
+
+    @property
+    def least_fault_tolerance(self) -> int:
+        """How many losses a custom scheduler's plan must survive at least, where any plan can."""
+        least = self.min_fault_tolerance
+        return self.fault_tolerance if least is None else min(least, self.fault_tolerance)
 
     @property
     def num_commits(self) -> int:

@@ -13,8 +13,9 @@ from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import announce_waiting, rest, set_back, too_few_nodes
 from planaria_coordinator.domain.placement.ask_planner import nodes_to_plan_on, plan_query
+from planaria_coordinator.domain.placement.check_plan import plan_problem
 from planaria_coordinator.domain.placement.placement import Placement, peak_of
-from planaria_coordinator.domain.placement.plan import Plan, plan_problem
+from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
 from planaria_coordinator.domain.placement.replicas import (
     assign_engines,
@@ -110,11 +111,13 @@ def adopt_plan(turn: Turn, answer: PlanAnswer) -> bool:
     Then the job has been set back: the planner is asked again later.
     """
     run, transition = turn.run, turn.transition
+    if transition.query is None:
+        raise AssertionError("an answer has its question")
     problem = plan_problem(
         answer.plan,
-        num_layers=run.requirements.num_layers,
-        num_microbatches=run.requirements.num_microbatches,
-        node_ids=frozenset(run.usable_nodes),
+        transition.query,
+        fault_tolerance=answer.plan.fault_tolerance,
+        node_ids=run.usable_nodes,
     )
     if problem is not None:
         set_back(turn, f"the planner is wrong: {problem}")

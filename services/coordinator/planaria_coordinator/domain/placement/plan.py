@@ -74,34 +74,3 @@ def same_pipelines(plan: Plan, other: Plan) -> bool:
     return {pipeline.stages for pipeline in plan.pipelines} == {
         pipeline.stages for pipeline in other.pipelines
     }
-
-
-def plan_problem(
-    plan: Plan, *, num_layers: int, num_microbatches: int, node_ids: frozenset[str]
-) -> str | None:
-    """Say in one sentence what makes a plan impossible, or None when it can be carried out."""
-    if not plan.pipelines:
-        return "the plan has no pipeline"
-    strangers = sorted(set(plan.node_ids) - node_ids)
-    if strangers:
-        return f"the plan uses {', '.join(strangers)}, which the job does not have"
-    seen: set[tuple[str, int]] = set()
-    for index, pipeline in enumerate(plan.pipelines):
-        next_layer = 0
-        for stage in pipeline.stages:
-            if stage.first_layer != next_layer or stage.num_layers < 1:
-                return f"pipeline {index} does not cover the layers one after another"
-            if len(stage.accelerators) != 1:
-                return f"pipeline {index} has a stage on {len(stage.accelerators)} accelerators"
-            if (stage.node_id, stage.accelerators[0]) in seen:
-                return f"accelerator {stage.accelerators[0]} of {stage.node_id} is used twice"
-            seen.add((stage.node_id, stage.accelerators[0]))
-            next_layer += stage.num_layers
-        if next_layer != num_layers:
-            return f"pipeline {index} covers {next_layer} of {num_layers} layers"
-        if not pipeline.microbatches:
-            return f"pipeline {index} has no microbatch"
-    given = sorted(m for pipeline in plan.pipelines for m in pipeline.microbatches)
-    if given != list(range(num_microbatches)):
-        return f"the plan does not run each of the {num_microbatches} microbatches exactly once"
-    return None

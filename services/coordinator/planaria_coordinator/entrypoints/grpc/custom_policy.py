@@ -2,14 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
-
-from google.protobuf.duration_pb2 import Duration
 
 from planaria.api.common.v1 import plan_pb2, profile_pb2
 from planaria.api.coordinator.v1 import resources_pb2
 from planaria.api.coordinator.v1 import scheduler_service_pb2 as pb
-from planaria_common.messages import from_message, to_message
+from planaria_common.messages import duration, from_message, to_message
 from planaria_common.words import counted
 from planaria_coordinator.application.ports import (
     NodesDecision,
@@ -18,7 +15,7 @@ from planaria_coordinator.application.ports import (
     PlanQuestion,
 )
 from planaria_coordinator.application.scheduling.policy import DEFAULT_SCHEDULER, BuiltInPolicy
-from planaria_coordinator.domain.placement.plan import Plan, plan_problem
+from planaria_coordinator.domain.placement.plan import Plan
 from planaria_coordinator.entrypoints.grpc.scheduler_sessions import (
     NoAnswerError,
     SchedulerSessions,
@@ -73,13 +70,15 @@ class CustomPolicy:
             decision = await self._ask(
                 question.scheduler, self._plan_request(question), "plan_answer"
             )
-            if not decision.plan_answer.HasField("plan"):
-                reason = f"the planner's proposal, accepted by scheduler {question.scheduler}"
-                return PlanDecision(plan=question.proposal, reason=reason)
-            plan = _checked_plan(from_message(decision.plan_answer.plan, Plan), question)
         except NoAnswerError as problem:
             return replace(built_in, overruled=f"scheduler {question.scheduler} {problem}")
-        return PlanDecision(plan=plan, reason=f"made by scheduler {question.scheduler}")
+        if not decision.plan_answer.HasField("plan"):
+            reason = f"the planner's proposal, accepted by scheduler {question.scheduler}"
+            return PlanDecision(plan=question.proposal, reason=reason)
+        return PlanDecision(
+            plan=from_message(decision.plan_answer.plan, Plan),
+            reason=f"made by scheduler {question.scheduler}",
+        )
 
     async def _ask(self, scheduler: str, request: pb.DecisionRequest, kind: str) -> pb.Decision:
         decision = await self._sessions.ask(
@@ -91,23 +90,29 @@ class CustomPolicy:
 
     def _plan_request(self, question: PlanQuestion) -> pb.DecisionRequest:
         request = self._request(question)
-        profile = to_message(question.profile, profile_pb2.ModelProfile)
-        request.plan_question.profile.CopyFrom(profile)
-        if question.current is not None:
-            request.plan_question.current.CopyFrom(to_message(question.current, plan_pb2.Plan))
-        request.plan_question.available_node_ids.extend(question.available_node_ids)
-        request.plan_question.proposal.CopyFrom(to_message(question.proposal, plan_pb2.Plan))
+        query, problem = question.query, question.query.problem
+        request.plan_question.CopyFrom(
+            pb.PlanQuestion(
+                profile=to_message(problem.profile, profile_pb2.ModelProfile),
+                current=None if query.current is None else to_message(query.current, plan_pb2.Plan),
+                available_node_ids=[node.node_id for node in query.nodes],
+                proposal=to_message(question.proposal, plan_pb2.Plan),
+                num_microbatches=problem.num_microbatches,
+                fault_tolerance=question.fault_tolerance,
+                min_nodes_per_pipeline=problem.min_nodes_per_pipeline,
+            )
+        )
         return request
 
     def _request(self, question: NodesQuestion | PlanQuestion) -> pb.DecisionRequest:
-        deadline = Duration()
-        deadline.FromTimedelta(timedelta(seconds=self._deadline_seconds))
+        view = question.view
         return pb.DecisionRequest(
             decision_id=self._new_id("decision"),
-            job=to_message(question.job, resources_pb2.Job),
-            nodes=[to_message(node, resources_pb2.Node) for node in question.nodes],
-            jobs=[to_message(job, resources_pb2.Job) for job in question.jobs],
-            deadline=deadline,
+            job=to_message(view.job, resources_pb2.Job),
+            nodes=[to_message(node, resources_pb2.Node) for node in view.nodes],
+            jobs=[to_message(job, resources_pb2.Job) for job in view.jobs],
+            deadline=duration(self._deadline_seconds),
+            relative_speeds=view.relative_speeds,
         )
 
 
@@ -115,47 +120,12 @@ def _check_nodes(node_ids: tuple[str, ...], question: NodesQuestion) -> None:
     candidates = {node.id for node in question.candidates}
     strangers = sorted(set(node_ids) - candidates)
     if strangers:
-        raise NoAnswerError(f"chose {', '.join(strangers)}, not among the candidates")
+        offered = ", ".join(sorted(candidates))
+        raise NoAnswerError(f"chose {strangers[0][:64]}: node_ids must be among {offered}")
     if len(set(node_ids)) < len(node_ids):
-        raise NoAnswerError("chose a node twice")
+        raise NoAnswerError("chose a node twice: node_ids must have each once")
     if node_ids and not question.min_nodes <= len(node_ids) <= question.max_nodes:
         raise NoAnswerError(
-            f"chose {counted(len(node_ids), 'node')}; the job takes {question.min_nodes} "
+            f"chose {counted(len(node_ids), 'node')}: node_ids must have {question.min_nodes} "
             f"to {question.max_nodes}, or none to wait"
         )
-
-
-def _checked_plan(plan: Plan, question: PlanQuestion) -> Plan:
-    """Return the plan with its idle nodes and fault tolerance as they really are."""
-    num_microbatches = sum(len(pipeline.microbatches) for pipeline in question.proposal.pipelines)
-    problem = plan_problem(
-        plan,
-        num_layers=len(question.profile.layers),
-        num_microbatches=num_microbatches,
-        node_ids=frozenset(question.available_node_ids),
-    ) or _accelerator_problem(plan, question)
-    if problem is not None:
-        raise NoAnswerError(f"made a plan that cannot be carried out: {problem}")
-    used = set(plan.node_ids)
-    return replace(
-        plan,
-        idle_node_ids=tuple(n for n in question.available_node_ids if n not in used),
-        fault_tolerance=_tolerated_losses(plan),
-    )
-
-
-def _accelerator_problem(plan: Plan, question: PlanQuestion) -> str | None:
-    counts = {node.id: node.num_accelerators for node in question.nodes}
-    for stage in plan.stages:
-        if any(index >= counts[stage.node_id] for index in stage.accelerators):
-            return f"{stage.node_id} has only {counts[stage.node_id]} accelerators"
-    return None
-
-
-def _tolerated_losses(plan: Plan) -> int:
-    """Return how many nodes may be lost while every layer still has a replica."""
-    hosts: dict[int, set[str]] = {}
-    for stage in plan.stages:
-        for layer in stage.layers:
-            hosts.setdefault(layer, set()).add(stage.node_id)
-    return min(len(nodes) for nodes in hosts.values()) - 1

@@ -6,8 +6,13 @@ there is none.
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
+from typing import Final
 
 from planaria.api.coordinator.v1.scheduler_service_pb2 import Decision, DecisionRequest
+
+_SILENT_SECONDS: Final = 60.0
+"""A scheduler that let a deadline pass is asked nothing for so long, unless it answers: one that
+hangs delays one decision, and not each of those that a recovery takes."""
 
 
 class NoAnswerError(Exception):
@@ -20,29 +25,39 @@ class SchedulerSession:
     def __init__(self) -> None:
         self._questions: asyncio.Queue[DecisionRequest | None] = asyncio.Queue()
         self._unanswered: dict[str, asyncio.Future[Decision]] = {}
+        self._overdue: set[str] = set()
+        self._silent_until = 0.0
         self._ended = False
 
     async def ask(self, question: DecisionRequest, *, deadline_seconds: float) -> Decision:
         """Return the scheduler's answer.
 
         Raises:
-            NoAnswerError: it is late, or its session ended first.
+            NoAnswerError: it is late, or was before, or its session ended first.
         """
         if self._ended:
             raise NoAnswerError("is not connected")
-        answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._silent_until:
+            raise NoAnswerError("has yet to answer an earlier question")
+        answer: asyncio.Future[Decision] = loop.create_future()
         self._unanswered[question.decision_id] = answer
         self._questions.put_nowait(question)
         try:
             async with asyncio.timeout(deadline_seconds):
                 return await answer
         except TimeoutError:
+            self._overdue.add(question.decision_id)
+            self._silent_until = loop.time() + _SILENT_SECONDS
             raise NoAnswerError(f"did not answer within {deadline_seconds:g} s") from None
         finally:
             del self._unanswered[question.decision_id]
 
     def answer(self, decision: Decision) -> None:
-        """Take an answer; one that nobody waits for any more is dropped."""
+        """Take an answer; one that nobody waits for any more only shows that it is there again."""
+        self._overdue.discard(decision.decision_id)
+        if not self._overdue:
+            self._silent_until = 0.0
         waiting = self._unanswered.get(decision.decision_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(decision)
