@@ -68,7 +68,7 @@ class FakeEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "roll_forward":
             seen, reported = EngineEvent(), EngineEvent()
-            seen.peer_lost.lost_engine_id = "peer"
+            seen.link_failed.peer_engine_id = "peer"
             reported.step_report.record.step = 7
             self._control.post(seen)
             self._control.report(reported)

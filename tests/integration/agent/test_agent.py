@@ -211,7 +211,7 @@ async def test_reports_of_an_engine_reach_the_coordinator(node: Node) -> None:
     await node.coordinator.send(node.prepare(str(node.text)))
     await node.coordinator.next("result")
     await node.coordinator.send(node.directive("d-commit", roll_forward=RollForward()))
-    assert (await node.coordinator.next("peer_lost")).lost_engine_id == "peer"
+    assert (await node.coordinator.next("link_failed")).peer_engine_id == "peer"
 
 
 async def test_stop_is_answered_when_the_process_has_ended(node: Node) -> None:

@@ -122,7 +122,9 @@ def test_a_kept_group_lost_before_the_plan_arrives_costs_no_microbatch(
     cluster.engines["a"].kill()
     cluster.wait_for(
         "loss of a seen by c",
-        lambda: [e for e in cluster.engines["c"].events if e.peer_lost.lost_engine_id.count("/a/")],
+        lambda: [
+            e for e in cluster.engines["c"].events if e.link_failed.peer_engine_id.count("/a/")
+        ],
     )
     command = cluster.activate_command(FINISHING, followers={"a": LAYERS_OF_A})
     directives = {name: cluster.direct(name, activate=command) for name in "cd"}

@@ -176,7 +176,7 @@ def test_an_engine_that_stops_on_request_is_not_reported_lost(cluster: EngineClu
     cluster.wait_until_dead("b")
     assert cluster.engines["b"].process.returncode == 0
     cluster.quiesce(["a"])  # an answer after whatever it had to say of b
-    assert not any(event.HasField("peer_lost") for event in cluster.engines["a"].events)
+    assert not any(event.HasField("link_failed") for event in cluster.engines["a"].events)
 
 
 def test_a_killed_engine_is_reported_by_its_peers(cluster: EngineCluster) -> None:
@@ -186,10 +186,10 @@ def test_a_killed_engine_is_reported_by_its_peers(cluster: EngineCluster) -> Non
     lost = cluster.wait_for(
         "loss seen by a",
         lambda: next(
-            (e.peer_lost for e in cluster.engines["a"].events if e.peer_lost.job_id), None
+            (e.link_failed for e in cluster.engines["a"].events if e.link_failed.job_id), None
         ),
     )
-    assert lost.lost_engine_id == cluster.engines["b"].engine_id
+    assert lost.peer_engine_id == cluster.engines["b"].engine_id
     cluster.wait_for_state(EngineState.ENGINE_STATE_PARKED, "a")
 
 

@@ -125,6 +125,17 @@ def test_the_farewell_reaches_every_connected_peer(beacon: LivenessBeacon) -> No
             assert other.recv(100) == b""
 
 
+def test_what_peers_send_is_read_and_ends_nothing(beacon: LivenessBeacon) -> None:
+    """They send a byte now and then. Guard: it is read, or their buffers would fill."""
+    with hand_over(beacon) as other:
+        other.setblocking(True)
+        for _ in range(1000):
+            other.sendall(b"." * 1000)
+        assert num_descriptors_of_thread() == 2
+        beacon.close()
+        assert other.recv(100) == FAREWELL
+
+
 def test_a_closed_beacon_takes_nothing(beacon: LivenessBeacon) -> None:
     beacon.close()
     other, mine = socket.socketpair()

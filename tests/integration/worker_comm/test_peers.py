@@ -70,7 +70,9 @@ def lost() -> "queue.SimpleQueue[str]":
 @pytest.fixture
 def watch(lost: "queue.SimpleQueue[str]") -> Iterator[FailureDetector]:
     with contextlib.closing(
-        FailureDetector(job_secret=SECRET, on_lost=lambda engine_id, _: lost.put(engine_id))
+        FailureDetector(
+            job_secret=SECRET, on_failure=lambda failure: lost.put(failure.peer_engine_id)
+        )
     ) as running:
         yield running
 

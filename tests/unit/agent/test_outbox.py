@@ -8,7 +8,7 @@ from planaria_worker.agent.outbox import Outbox
 
 def message(engine_id: str) -> SessionRequest:
     request = SessionRequest()
-    request.peer_lost.engine_id = engine_id
+    request.link_failed.engine_id = engine_id
     return request
 
 
@@ -40,7 +40,7 @@ async def test_next_waits_for_a_message() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     outbox.post(message("a"))
-    assert (await waiting).peer_lost.engine_id == "a"
+    assert (await waiting).link_failed.engine_id == "a"
 
 
 async def deliver(outbox: Outbox) -> SessionRequest:

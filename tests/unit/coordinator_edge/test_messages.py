@@ -106,7 +106,7 @@ def test_digests_are_a_list_on_the_wire() -> None:
         (agent_messages.Hello, worker_service_pb2.Hello),
         (agent_messages.Welcome, worker_service_pb2.Welcome),
         (agent_messages.EngineExited, report_pb2.EngineExited),
-        (agent_messages.PeerLost, report_pb2.PeerLost),
+        (agent_messages.LinkFailed, report_pb2.LinkFailed),
         (agent_messages.EngineFault, report_pb2.EngineFault),
         (agent_messages.StepReport, report_pb2.StepReport),
         (agent_messages.LogLines, worker_service_pb2.LogLines),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from planaria_worker.engine.groups.link_failure import LinkFailure
 from planaria_worker.engine.layers.copy import CopyServer, wire
 from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from support.clock import FakeClock
@@ -25,8 +26,8 @@ class Losses:
         self._reported: queue.SimpleQueue[tuple[str, datetime]] = queue.SimpleQueue()
         self.fails = False
 
-    def __call__(self, engine_id: str, when: datetime) -> None:
-        self._reported.put((engine_id, when))
+    def __call__(self, failure: LinkFailure) -> None:
+        self._reported.put((failure.peer_engine_id, failure.detect_time))
         if self.fails:
             raise RuntimeError("the callback fails")
 
@@ -85,7 +86,7 @@ def losses() -> Losses:
 @pytest.fixture
 def watch(losses: Losses) -> Iterator[FailureDetector]:
     with contextlib.closing(
-        FailureDetector(job_secret=SECRET, on_lost=losses, clock=FakeClock(NOW))
+        FailureDetector(job_secret=SECRET, on_failure=losses, clock=FakeClock(NOW))
     ) as running:
         yield running
 
@@ -197,6 +198,20 @@ def has_ended(connection: socket.socket) -> bool:
         return True
 
 
+def test_a_byte_is_sent_now_and_then(losses: Losses, peers: list[Peer]) -> None:
+    """On the connection that no Python code reads, and none while one is unacknowledged."""
+    with contextlib.closing(FailureDetector(job_secret=SECRET, on_failure=losses)) as watch:
+        watch.watch({"0": peers[0].address})
+        connection = peers[0].accept(greeted("0"))
+        if peers[0].kind is wire.Kind.WATCH_BEACON:
+            assert wire.receive_exactly(connection, 3) == 3 * wire.STILL_THERE
+        else:
+            connection.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+    assert losses.is_empty()
+
+
 def test_each_loss_is_reported_once_for_each_watch(
     watch: FailureDetector, losses: Losses, peers: list[Peer]
 ) -> None:
@@ -240,7 +255,7 @@ def test_a_failing_callback_or_address_affects_no_other_peer(
 
 
 def test_closing_reports_nothing(losses: Losses, peers: list[Peer]) -> None:
-    watch = FailureDetector(job_secret=SECRET, on_lost=losses, clock=FakeClock(NOW))
+    watch = FailureDetector(job_secret=SECRET, on_failure=losses, clock=FakeClock(NOW))
     watch.watch({"0": peers[0].address})
     connection = peers[0].accept(greeted("0"))
     watch.close()

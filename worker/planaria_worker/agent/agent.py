@@ -288,8 +288,8 @@ class Agent:
         if kind == "result":
             if not event.result.HasField("stopped"):  # answered when the process has ended
                 self._answer(event.result)
-        elif kind == "peer_lost":
-            self._outbox.post(SessionRequest(peer_lost=event.peer_lost))
+        elif kind == "link_failed":
+            self._outbox.post(SessionRequest(link_failed=event.link_failed))
         elif kind == "fault":
             log.warning(
                 "engine_fault", engine_id=handle.engine_id, cause=event.fault.failure.message

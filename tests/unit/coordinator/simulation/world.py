@@ -14,11 +14,12 @@ from operator import methodcaller
 from typing import Any, ClassVar
 
 from planaria_common.errors import UnavailableError
-from planaria_coordinator.application.agents.agent_messages import PeerLost, StepReport
+from planaria_coordinator.application.agents.agent_messages import LinkFailed, StepReport
 from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.scheduling.policy import BuiltInPolicy
 from planaria_coordinator.domain.engines.directive import CommitRecord, Directive
+from planaria_coordinator.domain.engines.links import LinkDirection, LinkFailure
 from planaria_coordinator.domain.engines.outcome import Outcome
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job
@@ -148,13 +149,21 @@ class World:
     def tell_peer_lost(self, engine_id: str) -> None:
         for agent in self.agents.values():
             for engine in agent.engines.values():
-                lost = PeerLost(
-                    job_id=engine.job_id,
-                    engine_id=engine.id,
-                    lost_engine_id=engine_id,
-                    detect_time=self.clock.now(),
-                )
-                agent.say(methodcaller("peer_lost", lost))
+                self.tell_link_failed(agent, engine.id, engine_id, LinkFailure.ENDED)
+
+    def tell_link_failed(
+        self, agent: SimAgent, engine_id: str, peer_engine_id: str, failure: LinkFailure
+    ) -> None:
+        """An engine of an agent says that its link with a peer failed."""
+        failed = LinkFailed(
+            job_id=self.job_id,
+            engine_id=engine_id,
+            peer_engine_id=peer_engine_id,
+            direction=LinkDirection.OUTGOING,
+            failure=failure,
+            detect_time=self.clock.now(),
+        )
+        agent.say(methodcaller("link_failed", failed))
 
     async def crash_coordinator(self) -> None:
         """Kill it without a word, and start another one on the same database."""

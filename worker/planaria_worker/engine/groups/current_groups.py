@@ -141,7 +141,7 @@ class CurrentGroups:
             communicators.shut(reason, keeping=pipeline)
         self.shut_retired(reason)
 
-    def peer_lost(self, engine_id: str) -> None:
+    def peer_lost(self, engine_id: str, why: str = "ended") -> None:
         """Shut the groups of a lost peer: they will never carry a message again.
 
         If that breaks the pipeline, a fence comes next: retain the idle data-parallel groups.
@@ -155,7 +155,7 @@ class CurrentGroups:
                     groups += communicators.groups.all
             for group in groups:
                 if engine_id in group.members:
-                    group.shut(f"{engine_id} ended")
+                    group.shut(f"{engine_id} {why}")
 
     def _data_parallel(self) -> Collection[DataParallelGroup]:
         with self._lock:

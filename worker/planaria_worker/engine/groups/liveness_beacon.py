@@ -33,12 +33,14 @@ _SYS_CLOSE_RANGE = 436  # older C libraries have no function for it
 _CLOSE_RANGE_UNSHARE = 2
 _LAST_DESCRIPTOR = 0xFFFF_FFFF
 _POLLIN = 1
+_OVER = 0x8 | 0x10 | 0x20  # POLLERR, POLLHUP, POLLNVAL
 _MSG_CTRUNC = 0x8
 _MSG_DONTWAIT = 0x40
 _MSG_NOSIGNAL = 0x4000
 _LENGTH_OF_ONE_RIGHT = 20
 
 _FIRST_ROOM = 16
+_RECEIVED_BYTES = 64
 _REST_MICROSECONDS = 1000
 
 _log = get_logger("liveness_beacon")
@@ -47,6 +49,9 @@ _syscall = types.ExternalFunction(
     "syscall", types.int64(types.int64, types.int64, types.int64, types.int64)
 )
 _poll = types.ExternalFunction("poll", types.int32(types.voidptr, types.uint64, types.int32))
+_recv = types.ExternalFunction(
+    "recv", types.int64(types.int32, types.voidptr, types.uint64, types.int32)
+)
 _recvmsg = types.ExternalFunction("recvmsg", types.int64(types.int32, types.voidptr, types.int32))
 _send = types.ExternalFunction(
     "send", types.int64(types.int32, types.voidptr, types.uint64, types.int32)
@@ -148,13 +153,21 @@ def _hold(receiver: int, farewell: NDArray[np.uint8], flags: int) -> None:
     # struct pollfd: the descriptor; what is waited for, and in the upper half what happened.
     polled = np.zeros((_FIRST_ROOM, 2), np.int32)
     polled[0, 0], polled[0, 1] = receiver, _POLLIN
+    received = np.zeros(_RECEIVED_BYTES, np.uint8)
     count = 1
     while True:
         if _poll(polled.ctypes, count, -1) < 0:
             _usleep(_REST_MICROSECONDS)
             continue
         for i in range(count - 1, 0, -1):
-            if polled[i, 1] >> 16:  # a peer sends nothing: it has closed the connection
+            events = polled[i, 1] >> 16
+            if events == 0:
+                continue
+            # A peer sends bytes only for their acknowledgement.
+            is_over = events & _OVER or (
+                _recv(polled[i, 0], received.ctypes, received.size, _MSG_DONTWAIT) == 0
+            )
+            if is_over:
                 _close(polled[i, 0])
                 count -= 1
                 polled[i, 0], polled[i, 1] = polled[count, 0], polled[count, 1]

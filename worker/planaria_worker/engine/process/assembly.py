@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Callable
-from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepared
 from planaria_common.clock import Clock
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import StoreServer
+from planaria_worker.engine.groups.link_failure import LinkFailure
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
 from planaria_worker.engine.layers.layer_store import LayerStore
@@ -117,7 +117,7 @@ class Engine:
             job_secret=config.job_secret,
             vitals=self._vitals,
             failure_detector=FailureDetector(
-                job_secret=config.job_secret, on_lost=self._peer_lost, clock=self._clock
+                job_secret=config.job_secret, on_failure=self._link_failed, clock=self._clock
             ),
             listener=self._reports,
             checkpointer=checkpointer,
@@ -142,9 +142,10 @@ class Engine:
             clock=self._clock,
         )
 
-    def _peer_lost(self, engine_id: str, detect_time: datetime) -> None:
-        self._reports.peer_lost(engine_id, detect_time)  # first, since the whole job waits for it
-        self._trainer.peer_lost(engine_id)
+    def _link_failed(self, failure: LinkFailure) -> None:
+        self._reports.link_failed(failure)  # first, since the whole job waits for it
+        if failure.is_final:
+            self._trainer.link_failed(failure)
 
     def _stop_in_order(self, _reason: str) -> None:
         self._copy_server.close()

@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from planaria.api.common.v1 import errors_pb2
 from planaria.api.worker.v1 import directive_pb2, report_pb2
 from planaria_common.errors import ErrorReason
+from planaria_worker.engine.groups.link_failure import LinkFailure
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
 from planaria_worker.engine.layers.initial_state import InitialStateFacts
 from planaria_worker.engine.layers.layer_tasks import WantedLayers
@@ -148,4 +149,16 @@ def engine_fault(
         failure=failure(fault.reason, fault.message, fault.metadata),
         fatal=fault.is_fatal,
         detect_time=timestamp(time),
+    )
+
+
+def link_failed(job_id: str, engine_id: str, failure: LinkFailure) -> report_pb2.LinkFailed:
+    direction = "OUTGOING" if failure.is_outgoing else "INCOMING"
+    return report_pb2.LinkFailed(
+        job_id=job_id,
+        engine_id=engine_id,
+        peer_engine_id=failure.peer_engine_id,
+        direction=report_pb2.LinkDirection.Value(f"LINK_DIRECTION_{direction}"),
+        failure=report_pb2.LinkFailure.Value(f"LINK_FAILURE_{failure.kind}"),
+        detect_time=timestamp(failure.detect_time),
     )

@@ -1,6 +1,5 @@
 """Reports of the engine's threads to the agent."""
 
-from datetime import datetime
 from typing import Protocol
 
 from google.protobuf.message import Message
@@ -10,11 +9,11 @@ from planaria.api.worker.v1.report_pb2 import (
     CheckpointReport,
     CheckpointTaken,
     DirectiveResult,
-    PeerLost,
 )
 from planaria_common.clock import Clock
 from planaria_common.logging import get_logger
 from planaria_worker.engine.fence import Fence
+from planaria_worker.engine.groups.link_failure import LinkFailure
 from planaria_worker.engine.layers.checkpoint import CheckpointError
 from planaria_worker.engine.layers.checkpoint.errors import checkpoint_failed
 from planaria_worker.engine.layers.checkpoint.manifest import LayerEntry
@@ -63,14 +62,9 @@ class Reports:
         _log.error("hangs", cause=fault.message)
         self.fault(self._fence.newest, fault)
 
-    def peer_lost(self, lost_engine_id: str, detect_time: datetime) -> None:
-        lost = PeerLost(
-            job_id=self._config.job_id,
-            engine_id=self._config.engine_id,
-            lost_engine_id=lost_engine_id,
-            detect_time=convert.timestamp(detect_time),
-        )
-        self._to_agent.post(EngineEvent(peer_lost=lost))
+    def link_failed(self, failure: LinkFailure) -> None:
+        event = convert.link_failed(self._config.job_id, self._config.engine_id, failure)
+        self._to_agent.post(EngineEvent(link_failed=event))
 
     def taken(self, version: int, layers: tuple[int, ...]) -> None:
         self._checkpoint(version, taken=CheckpointTaken(layers=layers))

@@ -1,34 +1,50 @@
-"""Detects that the process of a peer ended: the kernel closes its end of an idle connection.
+"""Detects that the link to a peer failed, by connections that carry nothing else.
 
 There are two connections to the copy server of each peer, and one thread for all of them. The
 peer's `LivenessBeacon` holds one, its other threads hold the other: the group of threads that
 contains the last thread of a killed process frees the memory first, and the other connection ends
-at once. A machine that disappears without closing connections is not detected here: heartbeats are
-for that.
+at once.
+
+A machine that disappears closes nothing. So the beacon's connection carries a byte now and then,
+which the peer's kernel acknowledges even if the process is stopped. Without an acknowledgement the
+peer is reported as unreachable, and connected to again; when that fails for a while, the link is
+reported as stalled and given up.
 """
 
 import contextlib
 import errno
+import fcntl
 import selectors
 import socket
+import struct
+import termios
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from planaria_common.clock import Clock, SystemClock
 from planaria_common.logging import get_logger
 from planaria_common.priority import come_first
 from planaria_worker.addresses import parse_address
+from planaria_worker.engine.groups.link_failure import (
+    LinkFailure,
+    LinkFailureKind,
+    OnLinkFailure,
+    kind_of,
+)
 from planaria_worker.engine.layers.copy import wire
 
 _RETRY_SECONDS = 0.5
+_PROBE_SECONDS = 0.1
+"""How often a byte is sent, while none is unacknowledged."""
+_UNACKNOWLEDGED_MILLISECONDS = 300
+"""After so long without an acknowledgement the kernel ends the connection. It sends the byte a
+second time before that. A connection that is being opened takes a second."""
+GIVE_UP_SECONDS = 2.0
+"""A link to a peer that stays unreachable for so long is given up."""
 _KINDS = wire.Kind.WATCH_BEACON, wire.Kind.WATCH
 
 _log = get_logger("failure_detector")
-
-OnLost = Callable[[str, datetime], None]
-"""Called with the engine id of the peer and the time, from the detector's thread."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,23 +64,28 @@ class _Peer:
 
 
 class FailureDetector:
-    """Watches the peers of the last call of `watch`; reports each lost peer once."""
+    """Watches the peers of the last call of `watch`; reports each link that failed once."""
 
-    def __init__(self, *, job_secret: str, on_lost: OnLost, clock: Clock | None = None) -> None:
+    def __init__(
+        self, *, job_secret: str, on_failure: OnLinkFailure, clock: Clock | None = None
+    ) -> None:
         """Start the thread; it watches no peer yet.
 
         Args:
             job_secret: of the peers.
-            on_lost: called once for each peer whose process ended without saying goodbye.
-            clock: gives the time at which a peer is lost.
+            on_failure: called once for each peer whose connection ended without a goodbye; when
+                one becomes unreachable, and when it has been so for too long.
+            clock: gives the time of a failure.
         """
         self._greetings = {kind: wire.greeting(kind, job_secret) for kind in _KINDS}
-        self._on_lost = on_lost
+        self._on_failure = on_failure
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._wanted: dict[str, str] | None = None
         self._is_closed = False
         self._peers: dict[tuple[str, wire.Kind], _Peer] = {}
+        self._unreachable_since: dict[str, float] = {}
+        self._probe_time = 0.0
         self._selector = selectors.DefaultSelector()
         self._waker, self._wakened = socket.socketpair()
         self._wakened.setblocking(False)
@@ -110,12 +131,17 @@ class FailureDetector:
 
     def _turn(self) -> None:
         self._adopt_wanted()
-        waiting = [peer for peer in self._peers.values() if not (peer.connection or peer.is_over)]
-        for peer in waiting:
-            if peer.retry_time <= self._clock.monotonic():
+        now = self._clock.monotonic()
+        watched = [peer for peer in self._peers.values() if not peer.is_over]
+        for peer in watched:
+            if peer.connection is None and peer.retry_time <= now:
                 self._guarded(peer, self._connect)
-        is_retrying = any(peer.connection is None for peer in waiting)
-        for key, _ in self._selector.select(_RETRY_SECONDS if is_retrying else None):
+        if self._probe_time <= now:
+            self._probe_time = now + _PROBE_SECONDS
+            for peer in watched:
+                if peer.is_greeted and peer.kind is wire.Kind.WATCH_BEACON:
+                    self._guarded(peer, self._probe)
+        for key, _ in self._selector.select(_PROBE_SECONDS if watched else None):
             if key.data is None:
                 self._wakened.recv(4096)
             else:
@@ -130,6 +156,7 @@ class FailureDetector:
             if peer.is_over or wanted.get(peer.engine_id) != peer.address:
                 self._disconnect(peer)
                 del self._peers[key]
+                self._unreachable_since.pop(peer.engine_id, None)
         for engine_id, address in wanted.items():
             for kind in _KINDS:
                 peer = _Peer(kind=kind, engine_id=engine_id, address=address)
@@ -147,6 +174,9 @@ class FailureDetector:
         host, port = parse_address(peer.address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         peer.connection = socket.socket(family, socket.SOCK_STREAM)
+        peer.connection.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MILLISECONDS
+        )
         peer.connection.setblocking(False)
         peer.is_greeted = False
         peer.received.clear()
@@ -155,6 +185,18 @@ class FailureDetector:
             self._selector.register(peer.connection, selectors.EVENT_WRITE, peer)
         else:
             self._not_connected(peer, code)
+
+    def _probe(self, peer: _Peer) -> None:
+        """Send a byte, unless one has not been acknowledged yet."""
+        if peer.connection is None:
+            return
+        unacknowledged = fcntl.ioctl(peer.connection, termios.TIOCOUTQ, bytes(4))
+        if struct.unpack("i", unacknowledged) != (0,):
+            return
+        try:
+            peer.connection.send(wire.STILL_THERE)
+        except OSError as error:
+            self._failed(peer, error.errno)
 
     def _advance(self, peer: _Peer) -> None:
         """Handle an event on a connection."""
@@ -167,10 +209,11 @@ class FailureDetector:
             data = peer.connection.recv(4096)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
+        except OSError as error:
+            self._failed(peer, error.errno)
+            return
         if not data:
-            self._lost(peer)
+            self._failed(peer, None)
             return
         peer.received += data
         self._read(peer)
@@ -191,23 +234,46 @@ class FailureDetector:
         (length,) = wire.LENGTH.unpack_from(peer.received)
         name = bytes(peer.received[wire.LENGTH.size : wire.LENGTH.size + length])
         if name != peer.engine_id.encode()[: len(name)] or length != len(peer.engine_id.encode()):
-            self._lost(peer)  # its port belongs to another engine now
+            self._failed(peer, None)  # its port belongs to another engine now
         elif peer.received[wire.LENGTH.size + length :].startswith(wire.BYE):
             _log.info("peer_ended_in_order", peer=peer.engine_id)
             self._end(peer)
+        elif self._unreachable_since.pop(peer.engine_id, None) is not None:
+            _log.info("peer_reachable_again", peer=peer.engine_id)
 
     def _not_connected(self, peer: _Peer, code: int) -> None:
         self._disconnect(peer)
-        peer.retry_time = self._clock.monotonic() + _RETRY_SECONDS
-        if code in (errno.ECONNREFUSED, errno.ECONNRESET):
-            self._lost(peer)  # its machine answers, but the port is closed
-        else:
-            _log.debug("peer_unreachable", peer=peer.engine_id, error=errno.errorcode.get(code))
+        self._failed(peer, code)
 
-    def _lost(self, peer: _Peer) -> None:
-        self._end(peer)
-        _log.warning("peer_lost", peer=peer.engine_id)
-        self._on_lost(peer.engine_id, self._clock.now())
+    def _failed(self, peer: _Peer, code: int | None) -> None:
+        """Give the link up, or connect again when the peer was only unreachable."""
+        kind = kind_of(code)
+        if kind is not LinkFailureKind.UNREACHABLE:
+            self._end(peer)
+            self._report(peer, kind)
+            return
+        now = self._clock.monotonic()
+        is_new = peer.engine_id not in self._unreachable_since
+        since = self._unreachable_since.setdefault(peer.engine_id, now)
+        # One that refuses at once is asked again after a while; others have taken their time.
+        peer.retry_time = now + (_RETRY_SECONDS if peer.connection is None else 0.0)
+        self._disconnect(peer)
+        if is_new:
+            self._report(peer, kind)
+        elif now - since >= GIVE_UP_SECONDS:
+            self._end(peer)
+            self._report(peer, LinkFailureKind.STALLED)
+
+    def _report(self, peer: _Peer, kind: LinkFailureKind) -> None:
+        _log.warning("link_failed", peer=peer.engine_id, kind=kind)
+        self._on_failure(
+            LinkFailure(
+                peer_engine_id=peer.engine_id,
+                kind=kind,
+                is_outgoing=True,
+                detect_time=self._clock.now(),
+            )
+        )
 
     def _end(self, peer: _Peer) -> None:
         """Close both connections: what one of them shows holds for the peer."""
@@ -215,6 +281,7 @@ class FailureDetector:
             each = self._peers[peer.engine_id, kind]
             self._disconnect(each)
             each.is_over = True
+        self._unreachable_since.pop(peer.engine_id, None)
 
     def _disconnect(self, peer: _Peer) -> None:
         if peer.connection is not None:
@@ -222,3 +289,4 @@ class FailureDetector:
                 self._selector.unregister(peer.connection)
             peer.connection.close()
             peer.connection = None
+        peer.is_greeted = False

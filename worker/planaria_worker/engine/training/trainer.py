@@ -21,6 +21,7 @@ from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import DataParallelGroup
 from planaria_worker.engine.groups.current_groups import CurrentGroups
+from planaria_worker.engine.groups.link_failure import LinkFailure, LinkFailureKind
 from planaria_worker.engine.layers.checkpoint import Checkpointer
 from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.failure_detector import FailureDetector
@@ -165,9 +166,10 @@ class Trainer:
         if context is not None:
             self.submit(self._thread.drop_halted)
 
-    def peer_lost(self, engine_id: str) -> None:
-        """End the groups that a lost peer was in."""
-        self._current_groups.peer_lost(engine_id)
+    def link_failed(self, failure: LinkFailure) -> None:
+        """End the groups with a peer that cannot be reached any more."""
+        why = "ended" if failure.kind is not LinkFailureKind.STALLED else "cannot be reached"
+        self._current_groups.peer_lost(failure.peer_engine_id, why)
 
     def roll_forward(
         self, generation: int, record: CommitRecord, answer: Callable[[Sequence[int]], None]

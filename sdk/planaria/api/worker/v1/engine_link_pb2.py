@@ -27,7 +27,7 @@ from planaria.api.worker.v1 import directive_pb2 as planaria_dot_api_dot_worker_
 from planaria.api.worker.v1 import report_pb2 as planaria_dot_api_dot_worker_dot_v1_dot_report__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(planaria/api/worker/v1/engine_link.proto\x12\x16planaria.api.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a&planaria/api/worker/v1/directive.proto\x1a#planaria/api/worker/v1/report.proto\"\x9c\x01\n\rEngineCommand\x12.\n\x05lease\x18\x01 \x01(\x0b\x32\x1d.planaria.api.worker.v1.LeaseH\x00\x12\x36\n\tdirective\x18\x02 \x01(\x0b\x32!.planaria.api.worker.v1.DirectiveH\x00\x12\x18\n\x0ereports_stored\x18\x03 \x01(\x04H\x00\x42\t\n\x07message\"4\n\x05Lease\x12+\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x95\x03\n\x0b\x45ngineEvent\x12:\n\x08snapshot\x18\x01 \x01(\x0b\x32&.planaria.api.worker.v1.EngineSnapshotH\x00\x12\x39\n\x06result\x18\x02 \x01(\x0b\x32\'.planaria.api.worker.v1.DirectiveResultH\x00\x12\x35\n\tpeer_lost\x18\x03 \x01(\x0b\x32 .planaria.api.worker.v1.PeerLostH\x00\x12\x34\n\x05\x66\x61ult\x18\x04 \x01(\x0b\x32#.planaria.api.worker.v1.EngineFaultH\x00\x12\x39\n\x0bstep_report\x18\x05 \x01(\x0b\x32\".planaria.api.worker.v1.StepReportH\x00\x12\x45\n\x11\x63heckpoint_report\x18\x06 \x01(\x0b\x32(.planaria.api.worker.v1.CheckpointReportH\x00\x12\x15\n\rreport_number\x18\x07 \x01(\x04\x42\t\n\x07messageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(planaria/api/worker/v1/engine_link.proto\x12\x16planaria.api.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a&planaria/api/worker/v1/directive.proto\x1a#planaria/api/worker/v1/report.proto\"\x9c\x01\n\rEngineCommand\x12.\n\x05lease\x18\x01 \x01(\x0b\x32\x1d.planaria.api.worker.v1.LeaseH\x00\x12\x36\n\tdirective\x18\x02 \x01(\x0b\x32!.planaria.api.worker.v1.DirectiveH\x00\x12\x18\n\x0ereports_stored\x18\x03 \x01(\x04H\x00\x42\t\n\x07message\"4\n\x05Lease\x12+\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xaa\x03\n\x0b\x45ngineEvent\x12:\n\x08snapshot\x18\x01 \x01(\x0b\x32&.planaria.api.worker.v1.EngineSnapshotH\x00\x12\x39\n\x06result\x18\x02 \x01(\x0b\x32\'.planaria.api.worker.v1.DirectiveResultH\x00\x12\x34\n\x05\x66\x61ult\x18\x04 \x01(\x0b\x32#.planaria.api.worker.v1.EngineFaultH\x00\x12\x39\n\x0bstep_report\x18\x05 \x01(\x0b\x32\".planaria.api.worker.v1.StepReportH\x00\x12\x45\n\x11\x63heckpoint_report\x18\x06 \x01(\x0b\x32(.planaria.api.worker.v1.CheckpointReportH\x00\x12\x39\n\x0blink_failed\x18\x08 \x01(\x0b\x32\".planaria.api.worker.v1.LinkFailedH\x00\x12\x15\n\rreport_number\x18\x07 \x01(\x04\x42\t\n\x07messageJ\x04\x08\x03\x10\x04R\tpeer_lostb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,5 +39,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASE']._serialized_start=336
   _globals['_LEASE']._serialized_end=388
   _globals['_ENGINEEVENT']._serialized_start=391
-  _globals['_ENGINEEVENT']._serialized_end=796
+  _globals['_ENGINEEVENT']._serialized_end=817
 # @@protoc_insertion_point(module_scope)

@@ -89,10 +89,10 @@ class EngineEvent(_message.Message):
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
-    PEER_LOST_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
     STEP_REPORT_FIELD_NUMBER: _builtins.int
     CHECKPOINT_REPORT_FIELD_NUMBER: _builtins.int
+    LINK_FAILED_FIELD_NUMBER: _builtins.int
     REPORT_NUMBER_FIELD_NUMBER: _builtins.int
     report_number: _builtins.int
     """Counts the reports of steps and checkpoints of this engine, from 1; zero for all else. What is
@@ -107,10 +107,6 @@ class EngineEvent(_message.Message):
         """What came of a directive."""
 
     @_builtins.property
-    def peer_lost(self) -> _report_pb2.PeerLost:
-        """A peer's process ended."""
-
-    @_builtins.property
     def fault(self) -> _report_pb2.EngineFault:
         """The engine cannot go on."""
 
@@ -122,22 +118,26 @@ class EngineEvent(_message.Message):
     def checkpoint_report(self) -> _report_pb2.CheckpointReport:
         """What became of its part of a checkpoint."""
 
+    @_builtins.property
+    def link_failed(self) -> _report_pb2.LinkFailed:
+        """The link to a peer failed."""
+
     def __init__(
         self,
         *,
         snapshot: _report_pb2.EngineSnapshot | None = ...,
         result: _report_pb2.DirectiveResult | None = ...,
-        peer_lost: _report_pb2.PeerLost | None = ...,
         fault: _report_pb2.EngineFault | None = ...,
         step_report: _report_pb2.StepReport | None = ...,
         checkpoint_report: _report_pb2.CheckpointReport | None = ...,
+        link_failed: _report_pb2.LinkFailed | None = ...,
         report_number: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "fault", b"fault", "message", b"message", "peer_lost", b"peer_lost", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "fault", b"fault", "link_failed", b"link_failed", "message", b"message", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "fault", b"fault", "message", b"message", "peer_lost", b"peer_lost", "report_number", b"report_number", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "fault", b"fault", "link_failed", b"link_failed", "message", b"message", "report_number", b"report_number", "result", b"result", "snapshot", b"snapshot", "step_report", b"step_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["snapshot", "result", "peer_lost", "fault", "step_report", "checkpoint_report"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["snapshot", "result", "fault", "step_report", "checkpoint_report", "link_failed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -57,6 +57,62 @@ ENGINE_STATE_FINISHED: EngineState.ValueType  # 5
 """Has committed the last step of the job and is parked."""
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
 
+class _LinkDirection:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LinkDirectionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkDirection.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LINK_DIRECTION_UNSPECIFIED: _LinkDirection.ValueType  # 0
+    """Not set."""
+    LINK_DIRECTION_OUTGOING: _LinkDirection.ValueType  # 1
+    """The engine that reports."""
+    LINK_DIRECTION_INCOMING: _LinkDirection.ValueType  # 2
+    """Its peer."""
+
+class LinkDirection(_LinkDirection, metaclass=_LinkDirectionEnumTypeWrapper):
+    """Who opened a connection."""
+
+LINK_DIRECTION_UNSPECIFIED: LinkDirection.ValueType  # 0
+"""Not set."""
+LINK_DIRECTION_OUTGOING: LinkDirection.ValueType  # 1
+"""The engine that reports."""
+LINK_DIRECTION_INCOMING: LinkDirection.ValueType  # 2
+"""Its peer."""
+Global___LinkDirection: _TypeAlias = LinkDirection  # noqa: Y015
+
+class _LinkFailure:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LinkFailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkFailure.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LINK_FAILURE_UNSPECIFIED: _LinkFailure.ValueType  # 0
+    """Not set."""
+    LINK_FAILURE_ENDED: _LinkFailure.ValueType  # 1
+    """The connection ended, or was reset: mostly the process of the peer has ended."""
+    LINK_FAILURE_REFUSED: _LinkFailure.ValueType  # 2
+    """Nobody listens at the address."""
+    LINK_FAILURE_UNREACHABLE: _LinkFailure.ValueType  # 3
+    """The machine of the peer acknowledges nothing; a stopped process is acknowledged for."""
+    LINK_FAILURE_STALLED: _LinkFailure.ValueType  # 4
+    """The same for so long that the link is given up: what was sent makes no progress."""
+
+class LinkFailure(_LinkFailure, metaclass=_LinkFailureEnumTypeWrapper):
+    """What an engine saw of a link."""
+
+LINK_FAILURE_UNSPECIFIED: LinkFailure.ValueType  # 0
+"""Not set."""
+LINK_FAILURE_ENDED: LinkFailure.ValueType  # 1
+"""The connection ended, or was reset: mostly the process of the peer has ended."""
+LINK_FAILURE_REFUSED: LinkFailure.ValueType  # 2
+"""Nobody listens at the address."""
+LINK_FAILURE_UNREACHABLE: LinkFailure.ValueType  # 3
+"""The machine of the peer acknowledges nothing; a stopped process is acknowledged for."""
+LINK_FAILURE_STALLED: LinkFailure.ValueType  # 4
+"""The same for so long that the link is given up: what was sent makes no progress."""
+Global___LinkFailure: _TypeAlias = LinkFailure  # noqa: Y015
+
 @_typing.final
 class EngineSnapshot(_message.Message):
     """An engine at one moment."""
@@ -921,21 +977,29 @@ class EngineExited(_message.Message):
 Global___EngineExited: _TypeAlias = EngineExited  # noqa: Y015
 
 @_typing.final
-class PeerLost(_message.Message):
-    """An engine saw that the process of a peer ended."""
+class LinkFailed(_message.Message):
+    """The link between two engines failed, as one of them sees it. It accuses the link: the peer is lost
+    only if others agree.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
-    LOST_ENGINE_ID_FIELD_NUMBER: _builtins.int
+    PEER_ENGINE_ID_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     DETECT_TIME_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     engine_id: _builtins.str
     """Who saw it."""
-    lost_engine_id: _builtins.str
-    """Whose process ended."""
+    peer_engine_id: _builtins.str
+    """The other end."""
+    direction: Global___LinkDirection.ValueType
+    """Who opened the connection."""
+    failure: Global___LinkFailure.ValueType
+    """What was seen."""
     @_builtins.property
     def detect_time(self) -> _timestamp_pb2.Timestamp:
         """When."""
@@ -945,16 +1009,18 @@ class PeerLost(_message.Message):
         *,
         job_id: _builtins.str = ...,
         engine_id: _builtins.str = ...,
-        lost_engine_id: _builtins.str = ...,
+        peer_engine_id: _builtins.str = ...,
+        direction: Global___LinkDirection.ValueType = ...,
+        failure: Global___LinkFailure.ValueType = ...,
         detect_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["detect_time", b"detect_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detect_time", b"detect_time", "engine_id", b"engine_id", "job_id", b"job_id", "lost_engine_id", b"lost_engine_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detect_time", b"detect_time", "direction", b"direction", "engine_id", b"engine_id", "failure", b"failure", "job_id", b"job_id", "peer_engine_id", b"peer_engine_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PeerLost: _TypeAlias = PeerLost  # noqa: Y015
+Global___LinkFailed: _TypeAlias = LinkFailed  # noqa: Y015
 
 @_typing.final
 class EngineFault(_message.Message):

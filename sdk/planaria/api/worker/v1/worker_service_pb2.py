@@ -28,7 +28,7 @@ from planaria.api.worker.v1 import directive_pb2 as planaria_dot_api_dot_worker_
 from planaria.api.worker.v1 import report_pb2 as planaria_dot_api_dot_worker_dot_v1_dot_report__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+planaria/api/worker/v1/worker_service.proto\x12\x16planaria.api.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&planaria/api/worker/v1/directive.proto\x1a#planaria/api/worker/v1/report.proto\"\xae\x05\n\x0eSessionRequest\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.planaria.api.worker.v1.HelloH\x00\x12\x36\n\theartbeat\x18\x02 \x01(\x0b\x32!.planaria.api.worker.v1.HeartbeatH\x00\x12\x39\n\x06result\x18\x03 \x01(\x0b\x32\'.planaria.api.worker.v1.DirectiveResultH\x00\x12=\n\rengine_exited\x18\x04 \x01(\x0b\x32$.planaria.api.worker.v1.EngineExitedH\x00\x12\x35\n\tpeer_lost\x18\x05 \x01(\x0b\x32 .planaria.api.worker.v1.PeerLostH\x00\x12;\n\x0c\x65ngine_fault\x18\x06 \x01(\x0b\x32#.planaria.api.worker.v1.EngineFaultH\x00\x12\x39\n\x0bstep_report\x18\x07 \x01(\x0b\x32\".planaria.api.worker.v1.StepReportH\x00\x12\x35\n\tlog_lines\x18\x08 \x01(\x0b\x32 .planaria.api.worker.v1.LogLinesH\x00\x12\x45\n\x11\x63heckpoint_report\x18\t \x01(\x0b\x32(.planaria.api.worker.v1.CheckpointReportH\x00\x12;\n\x0cprobe_result\x18\x0b \x01(\x0b\x32#.planaria.api.worker.v1.ProbeResultH\x00\x12.\n\x05leave\x18\x0c \x01(\x0b\x32\x1d.planaria.api.worker.v1.LeaveH\x00\x12\x15\n\rreport_number\x18\n \x01(\x04\x42\t\n\x07message\"\xf0\x02\n\x0fSessionResponse\x12\x32\n\x07welcome\x18\x01 \x01(\x0b\x32\x1f.planaria.api.worker.v1.WelcomeH\x00\x12\x36\n\tdirective\x18\x02 \x01(\x0b\x32!.planaria.api.worker.v1.DirectiveH\x00\x12?\n\x0ereports_stored\x18\x03 \x01(\x0b\x32%.planaria.api.worker.v1.ReportsStoredH\x00\x12G\n\x12heartbeat_received\x18\x04 \x01(\x0b\x32).planaria.api.worker.v1.HeartbeatReceivedH\x00\x12,\n\x04\x65\x63ho\x18\x05 \x01(\x0b\x32\x1c.planaria.api.worker.v1.EchoH\x00\x12.\n\x05probe\x18\x06 \x01(\x0b\x32\x1d.planaria.api.worker.v1.ProbeH\x00\x42\t\n\x07message\"\x06\n\x04\x45\x63ho\"X\n\x05Probe\x12\x10\n\x08probe_id\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"M\n\x0bProbeResult\x12\x10\n\x08probe_id\x18\x01 \x01(\t\x12,\n\x05reach\x18\x02 \x01(\x0e\x32\x1d.planaria.api.worker.v1.Reach\"&\n\x11HeartbeatReceived\x12\x11\n\tmay_leave\x18\x01 \x01(\x08\"\x07\n\x05Leave\"\x87\x03\n\x05Hello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x19\n\x11\x61\x64vertise_address\x18\x05 \x01(\t\x12\x18\n\x10num_accelerators\x18\x06 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65lerator_kind\x18\x07 \x01(\t\x12 \n\x18\x61\x63\x63\x65lerator_memory_bytes\x18\x08 \x01(\x04\x12\x0b\n\x03pid\x18\t \x01(\r\x12\x37\n\x07\x65ngines\x18\n \x03(\x0b\x32&.planaria.api.worker.v1.EngineSnapshot\x12\x0f\n\x07\x62oot_id\x18\x0b \x01(\t\x12\x39\n\x06labels\x18\x0c \x03(\x0b\x32).planaria.api.worker.v1.Hello.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe2\x01\n\x07Welcome\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x61gent_lease\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11progress_deadline\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x65poch\x18\x06 \x01(\x04J\x04\x08\x03\x10\x04R\rnode_deadline\"&\n\rReportsStored\x12\x15\n\rreport_number\x18\x01 \x01(\x04\"m\n\tHeartbeat\x12\x37\n\x07\x65ngines\x18\x02 \x03(\x0b\x32&.planaria.api.worker.v1.EngineSnapshot\x12\x16\n\x0ewants_to_leave\x18\x03 \x01(\x08J\x04\x08\x01\x10\x02R\tsend_time\"k\n\x08LogLines\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\r\n\x05lines\x18\x03 \x03(\t\x12-\n\tread_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*]\n\x05Reach\x12\x15\n\x11REACH_UNSPECIFIED\x10\x00\x12\x13\n\x0fREACH_REACHABLE\x10\x01\x12\x11\n\rREACH_REFUSED\x10\x02\x12\x15\n\x11REACH_UNREACHABLE\x10\x03\x32o\n\rWorkerService\x12^\n\x07Session\x12&.planaria.api.worker.v1.SessionRequest\x1a\'.planaria.api.worker.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+planaria/api/worker/v1/worker_service.proto\x12\x16planaria.api.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&planaria/api/worker/v1/directive.proto\x1a#planaria/api/worker/v1/report.proto\"\xc3\x05\n\x0eSessionRequest\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.planaria.api.worker.v1.HelloH\x00\x12\x36\n\theartbeat\x18\x02 \x01(\x0b\x32!.planaria.api.worker.v1.HeartbeatH\x00\x12\x39\n\x06result\x18\x03 \x01(\x0b\x32\'.planaria.api.worker.v1.DirectiveResultH\x00\x12=\n\rengine_exited\x18\x04 \x01(\x0b\x32$.planaria.api.worker.v1.EngineExitedH\x00\x12;\n\x0c\x65ngine_fault\x18\x06 \x01(\x0b\x32#.planaria.api.worker.v1.EngineFaultH\x00\x12\x39\n\x0bstep_report\x18\x07 \x01(\x0b\x32\".planaria.api.worker.v1.StepReportH\x00\x12\x35\n\tlog_lines\x18\x08 \x01(\x0b\x32 .planaria.api.worker.v1.LogLinesH\x00\x12\x45\n\x11\x63heckpoint_report\x18\t \x01(\x0b\x32(.planaria.api.worker.v1.CheckpointReportH\x00\x12;\n\x0cprobe_result\x18\x0b \x01(\x0b\x32#.planaria.api.worker.v1.ProbeResultH\x00\x12.\n\x05leave\x18\x0c \x01(\x0b\x32\x1d.planaria.api.worker.v1.LeaveH\x00\x12\x39\n\x0blink_failed\x18\r \x01(\x0b\x32\".planaria.api.worker.v1.LinkFailedH\x00\x12\x15\n\rreport_number\x18\n \x01(\x04\x42\t\n\x07messageJ\x04\x08\x05\x10\x06R\tpeer_lost\"\xf0\x02\n\x0fSessionResponse\x12\x32\n\x07welcome\x18\x01 \x01(\x0b\x32\x1f.planaria.api.worker.v1.WelcomeH\x00\x12\x36\n\tdirective\x18\x02 \x01(\x0b\x32!.planaria.api.worker.v1.DirectiveH\x00\x12?\n\x0ereports_stored\x18\x03 \x01(\x0b\x32%.planaria.api.worker.v1.ReportsStoredH\x00\x12G\n\x12heartbeat_received\x18\x04 \x01(\x0b\x32).planaria.api.worker.v1.HeartbeatReceivedH\x00\x12,\n\x04\x65\x63ho\x18\x05 \x01(\x0b\x32\x1c.planaria.api.worker.v1.EchoH\x00\x12.\n\x05probe\x18\x06 \x01(\x0b\x32\x1d.planaria.api.worker.v1.ProbeH\x00\x42\t\n\x07message\"\x06\n\x04\x45\x63ho\"X\n\x05Probe\x12\x10\n\x08probe_id\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"M\n\x0bProbeResult\x12\x10\n\x08probe_id\x18\x01 \x01(\t\x12,\n\x05reach\x18\x02 \x01(\x0e\x32\x1d.planaria.api.worker.v1.Reach\"&\n\x11HeartbeatReceived\x12\x11\n\tmay_leave\x18\x01 \x01(\x08\"\x07\n\x05Leave\"\x87\x03\n\x05Hello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x19\n\x11\x61\x64vertise_address\x18\x05 \x01(\t\x12\x18\n\x10num_accelerators\x18\x06 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65lerator_kind\x18\x07 \x01(\t\x12 \n\x18\x61\x63\x63\x65lerator_memory_bytes\x18\x08 \x01(\x04\x12\x0b\n\x03pid\x18\t \x01(\r\x12\x37\n\x07\x65ngines\x18\n \x03(\x0b\x32&.planaria.api.worker.v1.EngineSnapshot\x12\x0f\n\x07\x62oot_id\x18\x0b \x01(\t\x12\x39\n\x06labels\x18\x0c \x03(\x0b\x32).planaria.api.worker.v1.Hello.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe2\x01\n\x07Welcome\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x61gent_lease\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11progress_deadline\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x65poch\x18\x06 \x01(\x04J\x04\x08\x03\x10\x04R\rnode_deadline\"&\n\rReportsStored\x12\x15\n\rreport_number\x18\x01 \x01(\x04\"m\n\tHeartbeat\x12\x37\n\x07\x65ngines\x18\x02 \x03(\x0b\x32&.planaria.api.worker.v1.EngineSnapshot\x12\x16\n\x0ewants_to_leave\x18\x03 \x01(\x08J\x04\x08\x01\x10\x02R\tsend_time\"k\n\x08LogLines\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\r\n\x05lines\x18\x03 \x03(\t\x12-\n\tread_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*]\n\x05Reach\x12\x15\n\x11REACH_UNSPECIFIED\x10\x00\x12\x13\n\x0fREACH_REACHABLE\x10\x01\x12\x11\n\rREACH_REFUSED\x10\x02\x12\x15\n\x11REACH_UNREACHABLE\x10\x03\x32o\n\rWorkerService\x12^\n\x07Session\x12&.planaria.api.worker.v1.SessionRequest\x1a\'.planaria.api.worker.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,34 +37,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO_LABELSENTRY']._loaded_options = None
   _globals['_HELLO_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_REACH']._serialized_start=2382
-  _globals['_REACH']._serialized_end=2475
+  _globals['_REACH']._serialized_start=2403
+  _globals['_REACH']._serialized_end=2496
   _globals['_SESSIONREQUEST']._serialized_start=214
-  _globals['_SESSIONREQUEST']._serialized_end=900
-  _globals['_SESSIONRESPONSE']._serialized_start=903
-  _globals['_SESSIONRESPONSE']._serialized_end=1271
-  _globals['_ECHO']._serialized_start=1273
-  _globals['_ECHO']._serialized_end=1279
-  _globals['_PROBE']._serialized_start=1281
-  _globals['_PROBE']._serialized_end=1369
-  _globals['_PROBERESULT']._serialized_start=1371
-  _globals['_PROBERESULT']._serialized_end=1448
-  _globals['_HEARTBEATRECEIVED']._serialized_start=1450
-  _globals['_HEARTBEATRECEIVED']._serialized_end=1488
-  _globals['_LEAVE']._serialized_start=1490
-  _globals['_LEAVE']._serialized_end=1497
-  _globals['_HELLO']._serialized_start=1500
-  _globals['_HELLO']._serialized_end=1891
-  _globals['_HELLO_LABELSENTRY']._serialized_start=1846
-  _globals['_HELLO_LABELSENTRY']._serialized_end=1891
-  _globals['_WELCOME']._serialized_start=1894
-  _globals['_WELCOME']._serialized_end=2120
-  _globals['_REPORTSSTORED']._serialized_start=2122
-  _globals['_REPORTSSTORED']._serialized_end=2160
-  _globals['_HEARTBEAT']._serialized_start=2162
-  _globals['_HEARTBEAT']._serialized_end=2271
-  _globals['_LOGLINES']._serialized_start=2273
-  _globals['_LOGLINES']._serialized_end=2380
-  _globals['_WORKERSERVICE']._serialized_start=2477
-  _globals['_WORKERSERVICE']._serialized_end=2588
+  _globals['_SESSIONREQUEST']._serialized_end=921
+  _globals['_SESSIONRESPONSE']._serialized_start=924
+  _globals['_SESSIONRESPONSE']._serialized_end=1292
+  _globals['_ECHO']._serialized_start=1294
+  _globals['_ECHO']._serialized_end=1300
+  _globals['_PROBE']._serialized_start=1302
+  _globals['_PROBE']._serialized_end=1390
+  _globals['_PROBERESULT']._serialized_start=1392
+  _globals['_PROBERESULT']._serialized_end=1469
+  _globals['_HEARTBEATRECEIVED']._serialized_start=1471
+  _globals['_HEARTBEATRECEIVED']._serialized_end=1509
+  _globals['_LEAVE']._serialized_start=1511
+  _globals['_LEAVE']._serialized_end=1518
+  _globals['_HELLO']._serialized_start=1521
+  _globals['_HELLO']._serialized_end=1912
+  _globals['_HELLO_LABELSENTRY']._serialized_start=1867
+  _globals['_HELLO_LABELSENTRY']._serialized_end=1912
+  _globals['_WELCOME']._serialized_start=1915
+  _globals['_WELCOME']._serialized_end=2141
+  _globals['_REPORTSSTORED']._serialized_start=2143
+  _globals['_REPORTSSTORED']._serialized_end=2181
+  _globals['_HEARTBEAT']._serialized_start=2183
+  _globals['_HEARTBEAT']._serialized_end=2292
+  _globals['_LOGLINES']._serialized_start=2294
+  _globals['_LOGLINES']._serialized_end=2401
+  _globals['_WORKERSERVICE']._serialized_start=2498
+  _globals['_WORKERSERVICE']._serialized_end=2609
 # @@protoc_insertion_point(module_scope)

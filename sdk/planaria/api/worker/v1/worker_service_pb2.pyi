@@ -61,13 +61,13 @@ class SessionRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     ENGINE_EXITED_FIELD_NUMBER: _builtins.int
-    PEER_LOST_FIELD_NUMBER: _builtins.int
     ENGINE_FAULT_FIELD_NUMBER: _builtins.int
     STEP_REPORT_FIELD_NUMBER: _builtins.int
     LOG_LINES_FIELD_NUMBER: _builtins.int
     CHECKPOINT_REPORT_FIELD_NUMBER: _builtins.int
     PROBE_RESULT_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
+    LINK_FAILED_FIELD_NUMBER: _builtins.int
     REPORT_NUMBER_FIELD_NUMBER: _builtins.int
     report_number: _builtins.int
     """Numbers the reports of this agent from 1 on, in all its sessions; 0: not to be acknowledged."""
@@ -86,10 +86,6 @@ class SessionRequest(_message.Message):
     @_builtins.property
     def engine_exited(self) -> _report_pb2.EngineExited:
         """The process of an engine ended."""
-
-    @_builtins.property
-    def peer_lost(self) -> _report_pb2.PeerLost:
-        """An engine saw that the process of a peer ended."""
 
     @_builtins.property
     def engine_fault(self) -> _report_pb2.EngineFault:
@@ -115,6 +111,10 @@ class SessionRequest(_message.Message):
     def leave(self) -> Global___Leave:
         """The agent has ended its engines and ends itself; last in a session."""
 
+    @_builtins.property
+    def link_failed(self) -> _report_pb2.LinkFailed:
+        """The link between two engines failed."""
+
     def __init__(
         self,
         *,
@@ -122,20 +122,20 @@ class SessionRequest(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         result: _report_pb2.DirectiveResult | None = ...,
         engine_exited: _report_pb2.EngineExited | None = ...,
-        peer_lost: _report_pb2.PeerLost | None = ...,
         engine_fault: _report_pb2.EngineFault | None = ...,
         step_report: _report_pb2.StepReport | None = ...,
         log_lines: Global___LogLines | None = ...,
         checkpoint_report: _report_pb2.CheckpointReport | None = ...,
         probe_result: Global___ProbeResult | None = ...,
         leave: Global___Leave | None = ...,
+        link_failed: _report_pb2.LinkFailed | None = ...,
         report_number: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "probe_result", b"probe_result", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "link_failed", b"link_failed", "log_lines", b"log_lines", "message", b"message", "probe_result", b"probe_result", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "log_lines", b"log_lines", "message", b"message", "peer_lost", b"peer_lost", "probe_result", b"probe_result", "report_number", b"report_number", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_report", b"checkpoint_report", "engine_exited", b"engine_exited", "engine_fault", b"engine_fault", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "link_failed", b"link_failed", "log_lines", b"log_lines", "message", b"message", "probe_result", b"probe_result", "report_number", b"report_number", "result", b"result", "step_report", b"step_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "engine_exited", "peer_lost", "engine_fault", "step_report", "log_lines", "checkpoint_report", "probe_result", "leave"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "engine_exited", "engine_fault", "step_report", "log_lines", "checkpoint_report", "probe_result", "leave", "link_failed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from planaria_coordinator.domain.engines.directive import CommitRecord, LayerWritten
+from planaria_coordinator.domain.engines.links import LinkDirection, LinkFailure
 from planaria_coordinator.domain.engines.node import EngineSnapshot
 from planaria_coordinator.domain.engines.outcome import CheckpointTaken, Failure
 
@@ -71,12 +72,14 @@ class EngineExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerLost:
-    """An engine saw that the process of a peer ended."""
+class LinkFailed:
+    """The link between two engines failed, as one of them sees it."""
 
     job_id: str
     engine_id: str
-    lost_engine_id: str
+    peer_engine_id: str
+    direction: LinkDirection
+    failure: LinkFailure
     detect_time: datetime
 
 

@@ -13,8 +13,8 @@ from planaria_coordinator.application.agents.agent_messages import (
     EngineFault,
     HeartbeatReceived,
     Hello,
+    LinkFailed,
     LogLines,
-    PeerLost,
     ReportsStored,
     StepReport,
     Welcome,
@@ -24,8 +24,10 @@ from planaria_coordinator.application.agents.node_registry import NodeEntry
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.directive import Directive, Stop
+from planaria_coordinator.domain.engines.links import LinkFailure
 from planaria_coordinator.domain.engines.node import EngineSnapshot, EngineState, NodeState
 from planaria_coordinator.domain.engines.outcome import DirectiveResult
+from planaria_coordinator.domain.job import signals
 from planaria_coordinator.domain.job.job import LogLine, StepMetrics
 from planaria_coordinator.domain.job.signals import (
     AgentReturned,
@@ -41,6 +43,8 @@ from planaria_coordinator.domain.job.utilization import model_flops_utilization
 from planaria_coordinator.domain.recovery.transition import Phase
 
 _MAX_TAIL_CHARACTERS = 300
+_CONTRADICTED_SECONDS = 1.0
+"""A heartbeat that comes so long after a report was not sent before the engine ended."""
 
 ToAgent = Directive | ReportsStored | HeartbeatReceived | Echo
 
@@ -122,7 +126,8 @@ class AgentSession:
         if entry is not None and entry.wire is self:
             entry.wire = None
             entry.session_ended = True
-            entry.peers_lost &= self._unexplained()
+            unexplained = self._unexplained()
+            entry.peers_lost = {e: t for e, t in entry.peers_lost.items() if e in unexplained}
             log.info("session_ended", node_id=self.node_id)
             self._state.run_in_background(declare_lost_nodes(self._state, (self.node_id,)))
 
@@ -146,6 +151,7 @@ class AgentSession:
         self._outgoing.put_nowait(HeartbeatReceived(may_leave=is_drained))
         if entry is not None:
             self._state.nodes.beat(entry, engines)
+            self._contradict(entry)
             self._compare(entry)
             if wants_to_leave and entry.node.state in (NodeState.READY, NodeState.CORDONED):
                 self._drain()
@@ -173,7 +179,7 @@ class AgentSession:
         """An engine's process ended."""
         entry = self._entry()
         if entry is not None:
-            entry.peers_lost.discard(exited.engine_id)
+            entry.peers_lost.pop(exited.engine_id, None)
         self._state.post(
             exited.job_id,
             EngineLost(
@@ -184,24 +190,27 @@ class AgentSession:
             ),
         )
 
-    def peer_lost(self, lost: PeerLost) -> None:
-        """An engine saw a peer's process end: believe it before its agent says so."""
-        actor = self._state.actors.get(lost.job_id)
-        engine = actor.run.engines.get(lost.lost_engine_id) if actor is not None else None
+    def link_failed(self, failed: LinkFailed) -> None:
+        """An engine cannot reach a peer: ask the peer's node, and let the job judge the rest."""
+        actor = self._state.actors.get(failed.job_id)
+        engine = actor.run.engines.get(failed.peer_engine_id) if actor is not None else None
         if actor is None or engine is None:
             return
         entry = self._state.nodes.get(engine.node_id)
-        if entry is not None:
-            entry.peers_lost.add(engine.id)
+        if entry is not None and failed.failure is LinkFailure.UNREACHABLE:
+            self._state.nodes.suspect(entry.node.id)
+        elif entry is not None and failed.failure is not LinkFailure.STALLED:
+            entry.peers_lost[engine.id] = self._state.clock.monotonic()
             if entry.session_ended:
                 self._state.run_in_background(declare_lost_nodes(self._state, (entry.node.id,)))
                 return
         actor.post(
-            EngineLost(
-                engine_id=engine.id,
-                fault_time=lost.detect_time,
-                reason=f"{lost.engine_id} saw its process end",
-                process_ended=False,
+            signals.LinkFailed(
+                engine_id=failed.engine_id,
+                peer_engine_id=engine.id,
+                failure=failed.failure,
+                direction=failed.direction,
+                fault_time=failed.detect_time,
             )
         )
 
@@ -284,6 +293,15 @@ class AgentSession:
         """Return the node's entry while this is its session."""
         entry = self._state.nodes.get(self.node_id)
         return entry if entry is not None and entry.wire is self else None
+
+    def _contradict(self, entry: NodeEntry) -> None:
+        """The agent still has an engine that somebody saw end a while ago: it was the link."""
+        latest = self._state.clock.monotonic() - _CONTRADICTED_SECONDS
+        entry.peers_lost = {
+            engine_id: seconds
+            for engine_id, seconds in entry.peers_lost.items()
+            if seconds > latest or engine_id not in entry.snapshots
+        }
 
     def _unexplained(self) -> set[str]:
         """Return the engines here that have not ended as far as jobs know.

@@ -26,7 +26,7 @@ class NodeEntry:
     has_left: bool = False
     """Whether its agent said that it ends, and its engines have ended."""
     snapshots: dict[str, EngineSnapshot] = field(default_factory=dict)
-    peers_lost: set[str] = field(default_factory=set)
+    peers_lost: dict[str, float] = field(default_factory=dict)
     """Its engines whose processes were seen to end by others and by nobody here."""
     suspected_seconds: float | None = None
     """When others last could not reach it, and it was asked for a heartbeat that has not come."""

@@ -33,7 +33,12 @@ from planaria_coordinator.domain.job.job import Job, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun, Moment
 from planaria_coordinator.domain.job.model_profile import relative_speeds
 from planaria_coordinator.domain.job.own_faults import give_up, start_over
-from planaria_coordinator.domain.job.signals import Restarted, Signal, StillWaits
+from planaria_coordinator.domain.job.signals import (
+    Restarted,
+    Signal,
+    StillWaits,
+    seen_together,
+)
 from planaria_coordinator.domain.job.turn import Decision
 from planaria_coordinator.domain.placement.ask_planner import contingency_query
 from planaria_coordinator.domain.placement.planner_query import PlanQuery
@@ -239,7 +244,7 @@ class JobActor:
     def _decide(self, signals: Sequence[Signal]) -> Decision:
         now = self._now
         whole = Decision(run=self.run)
-        for signal in signals:
+        for signal in seen_together(signals):
             decision = self._decide_one(now, whole.run, signal)
             whole = Decision(
                 run=decision.run,

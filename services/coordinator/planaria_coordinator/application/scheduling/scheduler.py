@@ -181,6 +181,7 @@ class Scheduler:
                 if entry.takes_work
                 and entry.node.id not in held
                 and entry.node.id not in run.refused
+                and entry.node.id not in run.left_out
             ),
             key=lambda entry: entry.node.id,
         )

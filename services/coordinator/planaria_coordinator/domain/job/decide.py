@@ -11,6 +11,7 @@ and a recovery pass through them:
     recovery/transition_completion   training goes on: record what the change took
 
     recovery/lost_engines      a node or an engine is lost: begin a recovery
+    recovery/broken_links      engines say which links failed: whom to believe, and to leave out
     recovery/broken_communication    engines hang or cannot reach each other, nobody known lost
     recovery/opening           write generation g + 1 before anyone hears of it
     recovery/fencing           fence every engine, find T*
@@ -73,6 +74,7 @@ from planaria_coordinator.domain.job.signals import (
     EngineLost,
     EnginesStuck,
     JobFaulted,
+    LinkFailed,
     NodeLost,
     NodesGranted,
     PauseWanted,
@@ -81,6 +83,7 @@ from planaria_coordinator.domain.job.signals import (
     Restarted,
     ResultArrived,
     ResumeWanted,
+    SeenTogether,
     Signal,
     Stalled,
     StepCommitted,
@@ -98,7 +101,9 @@ from planaria_coordinator.domain.recovery.broken_communication import (
     engine_disturbed,
     engines_stuck,
     fence_everybody,
+    retry,
 )
+from planaria_coordinator.domain.recovery.broken_links import link_failed, links_after_commit
 from planaria_coordinator.domain.recovery.copy_layers import copy_failed, on_copied
 from planaria_coordinator.domain.recovery.fencing import fence_reported
 from planaria_coordinator.domain.recovery.handover import (
@@ -111,9 +116,6 @@ from planaria_coordinator.domain.recovery.handover import (
 from planaria_coordinator.domain.recovery.online_change import (
     advance_online_change,
     online_plan_refused,
-)
-from planaria_coordinator.domain.recovery.opening import (
-    retry,
 )
 from planaria_coordinator.domain.recovery.overdue import overdue
 from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
@@ -130,8 +132,9 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
         checkpoint_protocol.give_up_what_is_lost(turn)
     else:
         _dispatch(turn, signal)
-        while turn.silent_engines or turn.retry_reason:
+        while turn.losses or turn.silent_engines or turn.retry_reason:
             lost_engines.lose_silent_engines(turn)
+            lost_engines.recover_from_losses(turn)
             retry(turn)
         advance_online_change(turn)
         checkpoint_protocol.give_up_what_is_lost(turn)
@@ -151,6 +154,9 @@ def _after_the_end(turn: Turn, signal: Signal) -> None:
             turn.forget_stopping(engine_id)
         case NodeLost():
             lost_engines.node_lost(turn, signal)
+        case SeenTogether(signals=signals):
+            for each in signals:
+                _after_the_end(turn, each)
         case Tick(absent_nodes=absent):
             overdue(turn, absent)
         case AgentReturned(node_id=node_id):
@@ -179,6 +185,11 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
             lost_engines.node_lost(turn, signal)
         case EngineLost():
             lost_engines.engine_lost(turn, signal)
+        case LinkFailed():
+            link_failed(turn, signal)
+        case SeenTogether(signals=signals):
+            for each in signals:
+                _dispatch(turn, each)
         case EnginesStuck():
             engines_stuck(turn, signal)
         case EngineDisturbed():
@@ -333,5 +344,6 @@ def _step_committed(turn: Turn, signal: StepCommitted) -> None:
         last_commit_time=signal.commit_time,
         last_step_seconds=signal.step_seconds,
         num_disturbances=0,
+        failed_links=links_after_commit(turn.run),
         setback=turn.run.setback if turn.run.rests or turn.run.transition else None,
     )

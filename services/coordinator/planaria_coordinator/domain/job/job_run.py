@@ -12,6 +12,7 @@ from datetime import datetime
 from planaria_coordinator.domain.checkpoint.checkpoint import Checkpoint
 from planaria_coordinator.domain.engines.directive import CommitRecord, InitialState, QuiesceMode
 from planaria_coordinator.domain.engines.engine import Engine, Pending
+from planaria_coordinator.domain.engines.links import FailedLink
 from planaria_coordinator.domain.job.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.time_account import TimeAccount
@@ -43,6 +44,8 @@ class Limits:
     """Until a step's end is no longer waited for; ten times the last step where that is more."""
     disturbance_seconds: float = 0.25
     """How long broken communicators wait for news of the death that mostly broke them."""
+    cordon_seconds: float = 30.0
+    """How long a job does without a node whose links failed, the first time."""
     copy_bytes_per_second: float = 20e6
     """Slower copies, digests and exports count as hanging."""
     num_attempts: int = 3
@@ -60,6 +63,18 @@ class Disturbance:
     fault_time: datetime
     deadline_seconds: float
     """When to act on it, on the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cordon:
+    """A node that the job does without for a while: other jobs may use it."""
+
+    reason: str
+    end_seconds: float
+    """When it may join again, on the monotonic clock."""
+    pause_seconds: float
+    """How long that is; the next time it is twice as long."""
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +105,10 @@ class JobRun:
     draining: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
     """Nodes that cannot serve this job, and why."""
+    cordoned: dict[str, Cordon] = field(default_factory=dict)
+    """Nodes that the job does without, or did lately, because links to them failed."""
+    failed_links: tuple[FailedLink, ...] = ()
+    """Between engines that live, as far as is known."""
     failure_times: dict[str, tuple[datetime, ...]] = field(default_factory=dict)
     """By node: when engines failed on their own."""
     engines: dict[str, Engine] = field(default_factory=dict)
@@ -181,6 +200,11 @@ class JobRun:
         return self.setback is not None and self.setback.retry_seconds is not None
 
     @property
+    def left_out(self) -> dict[str, str]:
+        """Nodes that the job does without for a while, and why."""
+        return {node_id: c.reason for node_id, c in self.cordoned.items() if not c.is_over}
+
+    @property
     def unreported_recovery(self) -> TransitionHistory | None:
         """What a job that waits for nodes has yet to tell of; also while engines start on some."""
         if self.transition is None:
@@ -254,6 +278,7 @@ class JobRun:
         """Return when a Tick is due, on the monotonic clock."""
         deadlines = [p.deadline_seconds for p in self.pending.values()]
         deadlines += [c.deadline_seconds for c in self.checkpoints.values() if not c.sealer]
+        deadlines += [c.end_seconds for c in self.cordoned.values() if not c.is_over]
         if self.disturbance is not None:
             deadlines.append(self.disturbance.deadline_seconds)
         if self.setback is not None and self.setback.retry_seconds is not None:

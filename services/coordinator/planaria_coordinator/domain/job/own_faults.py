@@ -5,6 +5,7 @@ from dataclasses import replace
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.checkpoint import checkpoint_protocol
 from planaria_coordinator.domain.engines.directive import QuiesceMode
+from planaria_coordinator.domain.job.cordons import restart_cordons
 from planaria_coordinator.domain.job.ending import fail
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
 from planaria_coordinator.domain.job.turn import Decision, Turn
@@ -46,6 +47,7 @@ def restarted(turn: Turn) -> None:
     """Start the transition under way again; engines that only start are awaited."""
     restart_deadlines(turn)
     restart_disturbance(turn)
+    restart_cordons(turn)
     checkpoint_protocol.restart_deadlines(turn)
     end_rest(turn)
     transition = turn.run.transition

@@ -1,10 +1,12 @@
 """What a job's state machine reacts to."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import CommitRecord, LayerWritten
+from planaria_coordinator.domain.engines.links import LinkDirection, LinkFailure
 from planaria_coordinator.domain.engines.outcome import CheckpointTaken, DirectiveResult, Failure
 from planaria_coordinator.domain.job.requirements import NodeFacts
 from planaria_coordinator.domain.placement.planner_query import PlanAnswer, PlanQuery
@@ -47,6 +49,24 @@ class EngineLost:
     reason: str
     process_ended: bool
     """Its agent saw the process end; otherwise it is ordered to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFailed:
+    """An engine says that its link with another one failed."""
+
+    engine_id: str
+    peer_engine_id: str
+    failure: LinkFailure
+    direction: LinkDirection
+    fault_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenTogether:
+    """Losses that are known at the same moment: one generation follows from all of them."""
+
+    signals: tuple[NodeLost | EngineLost | LinkFailed, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +211,8 @@ Signal = (
     UserRequest
     | NodeLost
     | EngineLost
+    | LinkFailed
+    | SeenTogether
     | EnginesStuck
     | EngineDisturbed
     | JobFaulted
@@ -205,3 +227,17 @@ Signal = (
     | Stalled
     | Restarted
 )
+
+
+def seen_together(signals: Iterable[Signal]) -> Iterator[Signal]:
+    """Put the losses among some signals into one, in the place of the first."""
+    signals = tuple(signals)
+    losses = tuple(s for s in signals if isinstance(s, NodeLost | EngineLost | LinkFailed))
+    losses = tuple(sorted(losses, key=lambda s: isinstance(s, LinkFailed)))  # what is certain first
+    is_told = False
+    for signal in signals:
+        if len(losses) < 2 or not isinstance(signal, NodeLost | EngineLost | LinkFailed):
+            yield signal
+        elif not is_told:
+            is_told = True
+            yield SeenTogether(signals=losses)

@@ -49,6 +49,17 @@ class Decision:
     """Whether the run must be stored before the actions are carried out."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What a decision has found to be lost, and is to recover from."""
+
+    engines: tuple[str, ...]
+    reason: str
+    fault_time: datetime
+    node_id: str = ""
+    """All of it is lost; empty: only engines."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Turn:
     """A decision being made."""
@@ -60,6 +71,8 @@ class Turn:
     reasons: list[str] = field(default_factory=list)
     durable: bool = False
     """Whether the run must be stored before anything is sent."""
+    losses: list[Loss] = field(default_factory=list)
+    """From which one recovery is to follow before the decision ends."""
     silent_engines: dict[str, str] = field(default_factory=dict)
     """Engines to be declared lost before the decision ends, and why."""
     retry_reason: str = ""
@@ -249,7 +262,14 @@ class Turn:
     def remove_engines(self, engine_ids: Iterable[str]) -> None:
         """Strike engines off the roster, with what they were asked for."""
         gone = frozenset(engine_ids)
-        self.change(engines={k: e for k, e in self.run.engines.items() if k not in gone})
+        self.change(
+            engines={k: e for k, e in self.run.engines.items() if k not in gone},
+            failed_links=tuple(
+                link
+                for link in self.run.failed_links
+                if gone.isdisjoint((link.engine_id, link.peer_engine_id))
+            ),
+        )
         self.drop(key for key, p in self.run.pending.items() if p.engine_id in gone)
 
     def stop_engines(self, engine_ids: Iterable[str], reason: str) -> None:
@@ -271,11 +291,11 @@ class Turn:
         """Give back draining nodes that have no engine any more, and all nodes of an ended job."""
         busy = {engine.node_id for engine in self.run.engines.values()}
         ended = self.run.state.is_terminal
+        leaving = self.run.refused.keys() | self.run.left_out.keys()
         kept = {
             node_id: facts
             for node_id, facts in self.run.nodes.items()
-            if node_id in busy
-            or not (ended or node_id in self.run.draining or node_id in self.run.refused)
+            if node_id in busy or not (ended or node_id in self.run.draining or node_id in leaving)
         }
         if kept != self.run.nodes:
             draining = tuple(node_id for node_id in self.run.draining if node_id in kept)

@@ -21,7 +21,9 @@ from planaria_coordinator.domain.recovery.transition import Cause, Phase
 def nodes_granted(turn: Turn, signal: NodesGranted) -> None:
     """Start on nodes, or let them join. In the middle of a transition nobody new is let in."""
     run = turn.run
-    granted = tuple(facts for facts in signal.nodes if facts.node_id not in run.refused)
+    granted = tuple(
+        facts for facts in signal.nodes if facts.node_id not in {**run.refused, **run.left_out}
+    )
     node_ids = tuple(facts.node_id for facts in granted)
     preparing = run.transition is not None and run.transition.phase is Phase.PREPARING
     standing = run.state is JobState.PAUSED or run.pause_wanted

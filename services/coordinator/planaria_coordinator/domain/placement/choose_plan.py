@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from planaria_common.errors import ErrorReason
 from planaria_common.words import counted
+from planaria_coordinator.domain.job.cordons import lift_cordons
 from planaria_coordinator.domain.job.ending import fail, park
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun
@@ -55,6 +56,7 @@ def choose_plan(turn: Turn) -> None:
 
 def _wait_for_nodes(turn: Turn, num_nodes: int) -> None:
     """Too few are left for one replica; how many it takes to start the scheduler says."""
+    lift_cordons(turn)
     needed = turn.run.nodes_per_replica
     message = f"{counted(num_nodes, 'node')} left, and the model needs {needed}"
     if turn.run.has_trained:

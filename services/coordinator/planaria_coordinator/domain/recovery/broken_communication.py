@@ -3,6 +3,8 @@
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from planaria_coordinator.domain.engines.directive import QuiesceMode
+from planaria_coordinator.domain.engines.links import Choice
 from planaria_coordinator.domain.job.job_run import Disturbance
 from planaria_coordinator.domain.job.signals import (
     EngineDisturbed,
@@ -10,6 +12,7 @@ from planaria_coordinator.domain.job.signals import (
 )
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import set_back
+from planaria_coordinator.domain.recovery.broken_links import choose_to_leave_out, leave_out
 from planaria_coordinator.domain.recovery.lost_engines import (
     MAX_MESSAGE_CHARACTERS,
     account_detection,
@@ -75,8 +78,15 @@ def disturbance_overdue(turn: Turn) -> None:
     if not turn.run.trains:
         turn.change(disturbance=None)
         return
+    choice = choose_to_leave_out(turn)
+    if choice is not None and choice.is_possible:
+        leave_out(turn, choice)
+        turn.change(disturbance=None)
+        return
     turn.change(disturbance=None, num_disturbances=turn.run.num_disturbances + 1)
-    if turn.run.num_disturbances > turn.limits.num_attempts:
+    if choice is not None:
+        set_back(turn, _cannot_go_on_without(choice))
+    elif turn.run.num_disturbances > turn.limits.num_attempts:
         set_back(turn, f"communication broke again and again: {disturbance.message}")
     turn.emit(
         "communication_broke",
@@ -85,3 +95,38 @@ def disturbance_overdue(turn: Turn) -> None:
     )
     reason = f"communication broke at {disturbance.engine_id}"
     fence_everybody(turn, disturbance.fault_time, reason)
+
+
+def retry(turn: Turn) -> None:
+    """Begin the transition again when it failed with everyone alive; after a few times, rest first.
+
+    Where engines say which links failed, a node is left out instead.
+
+    Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
+    somebody has died whose loss is reported later. If it was something else, everyone is parked.
+    """
+    reason, turn.retry_reason = turn.retry_reason, ""
+    if not reason or turn.run.transition is None:
+        return
+    choice = choose_to_leave_out(turn)
+    if choice is not None and choice.is_possible:
+        leave_out(turn, choice)
+    elif choice is not None:
+        set_back(turn, _cannot_go_on_without(choice))
+        open_again(turn, reason)
+    elif turn.transition.history.num_attempts + 1 >= turn.limits.num_attempts:
+        set_back(turn, f"{turn.limits.num_attempts} attempts failed: {reason}")
+        open_again(turn, reason)
+    else:
+        transition = turn.transition
+        goes_on = (
+            transition.finishes_step
+            and not transition.is_at_fault
+            and not transition.history.num_attempts
+            and not turn.run.pause_wanted
+        )
+        open_again(turn, reason, mode=QuiesceMode.FENCE if goes_on else QuiesceMode.IMMEDIATE)
+
+
+def _cannot_go_on_without(choice: Choice) -> str:
+    return f"{choice.reason}, and the job has no plan without {', '.join(choice.nodes)}"

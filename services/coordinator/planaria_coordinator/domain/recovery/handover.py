@@ -24,6 +24,11 @@ from planaria_coordinator.domain.recovery.activation import (
     pass_seconds,
     store_address_of,
 )
+from planaria_coordinator.domain.recovery.broken_links import (
+    choose_to_leave_out,
+    leave_out,
+    only_joining,
+)
 from planaria_coordinator.domain.recovery.copy_layers import emit_layers_copied, seconds_for_layers
 from planaria_coordinator.domain.recovery.opening import (
     carried_history,
@@ -117,7 +122,10 @@ def _when_all_have_answered(turn: Turn) -> None:
     if turn.is_awaiting("stage_plan"):
         return
     failure = turn.transition.failure
-    if failure:
+    choice = choose_to_leave_out(turn, is_old=False) if failure else None
+    if choice is not None and choice.is_possible and only_joining(turn.run, choice):
+        leave_out(turn, choice)
+    elif failure:
         history = carried_history(turn)
         history = replace(history, num_attempts=history.num_attempts + 1, staging_failed=True)
         open_online_change(turn, history, f"the change is made with all engines parked: {failure}")

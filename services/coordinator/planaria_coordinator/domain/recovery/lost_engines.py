@@ -1,6 +1,6 @@
 """A node or an engine is lost: begin a recovery (protocol/job.md, rules 1 and 2)."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime
 
@@ -21,7 +21,7 @@ from planaria_coordinator.domain.job.signals import (
 )
 from planaria_coordinator.domain.job.start_of_training import refuse_node
 from planaria_coordinator.domain.job.time_account import Activity
-from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.turn import Loss, Turn
 from planaria_coordinator.domain.placement.replicas import (
     holdings_of_placement,
     layers_without_replica,
@@ -56,7 +56,7 @@ def node_lost(turn: Turn, signal: NodeLost) -> None:
         complete_recovery(turn, node_id)
         return
     reason = f"{node_id} is lost ({signal.reason})"
-    _after_loss(turn, gone, reason, fault_time=signal.fault_time, node_id=node_id)
+    note_loss(turn, gone, reason, fault_time=signal.fault_time, node_id=node_id)
 
 
 def engine_lost(turn: Turn, signal: EngineLost) -> None:
@@ -81,7 +81,7 @@ def engine_lost(turn: Turn, signal: EngineLost) -> None:
         turn.stop_engines([engine_id], signal.reason)
     _strike(turn, engine.node_id, engine_id, signal.reason)
     reason = f"{engine_id} is lost ({signal.reason})"
-    _after_loss(turn, _gone_since(turn, before), reason, fault_time=signal.fault_time)
+    note_loss(turn, _gone_since(turn, before), reason, fault_time=signal.fault_time)
 
 
 def _gone_since(turn: Turn, before: Iterable[str]) -> list[str]:
@@ -122,34 +122,52 @@ def lose_silent_engines(turn: Turn) -> None:
     for engine_id, why in silent.items():
         _strike(turn, node_of(engine_id), engine_id, why)
     reasons = "; ".join(f"{engine_id} is lost ({why})" for engine_id, why in silent.items())
-    _after_loss(turn, _gone_since(turn, before), reasons, fault_time=turn.now.time)
+    note_loss(turn, _gone_since(turn, before), reasons, fault_time=turn.now.time)
+
+
+def note_loss(
+    turn: Turn, gone: Iterable[str], reason: str, *, fault_time: datetime, node_id: str = ""
+) -> None:
+    """Recover from a loss before the decision ends, and from all others together with it."""
+    loss = Loss(engines=tuple(gone), reason=reason, fault_time=fault_time, node_id=node_id)
+    turn.losses.append(loss)
+
+
+def recover_from_losses(turn: Turn) -> None:
+    """Begin one recovery from all that was found to be lost."""
+    losses, turn.losses = turn.losses, []
+    if losses:
+        _after_loss(
+            turn,
+            [engine_id for loss in losses for engine_id in loss.engines],
+            "; ".join(loss.reason for loss in losses),
+            fault_time=min(loss.fault_time for loss in losses),
+            node_ids=[loss.node_id for loss in losses if loss.node_id],
+        )
 
 
 def _after_loss(
-    turn: Turn,
-    gone: list[str],
-    reason: str,
-    *,
-    fault_time: datetime,
-    node_id: str = "",
+    turn: Turn, gone: list[str], reason: str, *, fault_time: datetime, node_ids: list[str]
 ) -> None:
-    was_seen = _complete_history(turn, node_id)
+    was_seen = False
+    for node_id in node_ids:
+        was_seen |= _complete_history(turn, node_id)
     run = turn.run
     transition = run.transition
     is_wounded = not run.required_engines.isdisjoint(gone)
     if transition is None:
         if is_wounded:
-            _open_recovery(turn, fault_history(turn, fault_time), gone, reason, node_id)
+            _open_recovery(turn, fault_history(turn, fault_time), gone, reason, node_ids)
     elif transition.phase is Phase.PREPARING:
         if is_wounded:
-            _open_recovery(turn, fault_history(turn, fault_time), gone, reason, node_id)
+            _open_recovery(turn, fault_history(turn, fault_time), gone, reason, node_ids)
         else:
             _recreate(turn, gone)
             check_prepared(turn)
     elif transition.is_online and gone and not is_wounded:
-        _plan_again_without(turn, gone, reason, node_id)
+        _plan_again_without(turn, gone, reason, node_ids)
     elif _concerns(turn, gone):
-        _open_recovery(turn, _merged_history(turn, fault_time), gone, reason, node_id)
+        _open_recovery(turn, _merged_history(turn, fault_time), gone, reason, node_ids)
     elif was_seen:
         turn.because(f"{reason}, as its engine was before")
 
@@ -160,7 +178,7 @@ def _complete_history(turn: Turn, node_id: str) -> bool:
     history = run.transition.history if run.transition else run.interrupted
     if history is None or node_id not in map(node_of, history.engines_lost):
         return complete_recovery(turn, node_id)
-    history = _with_losses(history, [], node_id)
+    history = _with_losses(history, [], [node_id])
     if run.transition:
         turn.note(history=history)
     else:
@@ -188,11 +206,13 @@ def _asked_for(turn: Turn) -> frozenset[str]:
     return frozenset() if query is None else frozenset(node.node_id for node in query.nodes)
 
 
-def _plan_again_without(turn: Turn, gone: Iterable[str], reason: str, node_id: str) -> None:
+def _plan_again_without(
+    turn: Turn, gone: Iterable[str], reason: str, node_ids: Iterable[str]
+) -> None:
     """Plan again without a lost engine that was to join: training has not noticed."""
     if _asked_for(turn).isdisjoint(map(node_of, gone)):
         return
-    lost = {node_id, *(node_of(engine_id) for engine_id in gone)}
+    lost = {*node_ids, *(node_of(engine_id) for engine_id in gone)}
     history = carried_history(turn)
     joining = tuple(n for n in history.nodes_joined if n not in lost)
     is_join = history.cause is Cause.NODE_JOINED and turn.transition.begins_at_commit
@@ -233,25 +253,29 @@ def _merged_history(turn: Turn, fault_time: datetime) -> TransitionHistory:
 
 
 def _with_losses(
-    history: TransitionHistory, engine_ids: Iterable[str], node_id: str
+    history: TransitionHistory, engine_ids: Iterable[str], node_ids: Collection[str]
 ) -> TransitionHistory:
     engines_lost = tuple(dict.fromkeys((*history.engines_lost, *engine_ids)))
-    nodes_joined = tuple(n for n in history.nodes_joined if n != node_id)
-    if not node_id:
+    nodes_joined = tuple(n for n in history.nodes_joined if n not in node_ids)
+    if not node_ids:
         return replace(history, engines_lost=engines_lost)
     return replace(
         history,
         cause=history.cause if history.cause is Cause.START else Cause.NODE_LOST,
         engines_lost=engines_lost,
-        nodes_lost=tuple(dict.fromkeys((*history.nodes_lost, node_id))),
+        nodes_lost=tuple(dict.fromkeys((*history.nodes_lost, *node_ids))),
         nodes_joined=nodes_joined,
     )
 
 
 def _open_recovery(
-    turn: Turn, history: TransitionHistory, gone: Iterable[str], reason: str, node_id: str
+    turn: Turn,
+    history: TransitionHistory,
+    gone: Iterable[str],
+    reason: str,
+    node_ids: Collection[str],
 ) -> None:
-    history = _with_losses(history, gone, node_id)
+    history = _with_losses(history, gone, node_ids)
     last_fault = reason[:MAX_MESSAGE_CHARACTERS]
     turn.change(num_faults=turn.run.num_faults + 1, last_fault=last_fault)
     fenced = turn.run.transition

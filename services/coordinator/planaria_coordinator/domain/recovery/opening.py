@@ -9,7 +9,6 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.start_of_training import choose_first_plan
 from planaria_coordinator.domain.job.time_account import Activity, TimeAccount
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.job.waiting import set_back
 from planaria_coordinator.domain.placement.ask_planner import begin_online_planning, horizon_seconds
 from planaria_coordinator.domain.recovery.fencing import begin_quiescing
 from planaria_coordinator.domain.recovery.transition import (
@@ -179,26 +178,3 @@ def carried_history(turn: Turn) -> TransitionHistory:
     """Return the history of the transition under way, for the one that replaces it."""
     history = turn.transition.history
     return replace(history, copied_bytes=history.copied_bytes + turn.transition.copied_bytes)
-
-
-def retry(turn: Turn) -> None:
-    """Begin the transition again when it failed with everyone alive; after a few times, rest first.
-
-    Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
-    somebody has died whose loss is reported later. If it was something else, everyone is parked.
-    """
-    reason, turn.retry_reason = turn.retry_reason, ""
-    if not reason or turn.run.transition is None:
-        return
-    if turn.transition.history.num_attempts + 1 >= turn.limits.num_attempts:
-        set_back(turn, f"{turn.limits.num_attempts} attempts failed: {reason}")
-        open_again(turn, reason)
-    else:
-        transition = turn.transition
-        goes_on = (
-            transition.finishes_step
-            and not transition.is_at_fault
-            and not transition.history.num_attempts
-            and not turn.run.pause_wanted
-        )
-        open_again(turn, reason, mode=QuiesceMode.FENCE if goes_on else QuiesceMode.IMMEDIATE)

@@ -8,6 +8,7 @@ from planaria_coordinator.domain.engines.outcome import Failure
 from planaria_coordinator.domain.engines.preparing import (
     prepare_failed,
 )
+from planaria_coordinator.domain.job.cordons import cordons_overdue
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import rest_overdue
 from planaria_coordinator.domain.recovery.broken_communication import disturbance_overdue
@@ -21,6 +22,7 @@ from planaria_coordinator.domain.recovery.transition import Phase
 def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
     """Act on what has not been answered in time, where there is an agent that could answer."""
     rest_overdue(turn)
+    cordons_overdue(turn)
     disturbance_overdue(turn)
     checkpoint_protocol.overdue(turn)
     late = sorted(

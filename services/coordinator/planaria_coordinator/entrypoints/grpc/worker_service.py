@@ -20,8 +20,8 @@ from planaria_coordinator.application.agents.agent_messages import (
     EngineFault,
     HeartbeatReceived,
     Hello,
+    LinkFailed,
     LogLines,
-    PeerLost,
     ReportsStored,
     StepReport,
 )
@@ -122,8 +122,8 @@ async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) 
                 session.result(from_agent.result_of(request.result))
             case "engine_exited":
                 session.engine_exited(from_message(request.engine_exited, EngineExited))
-            case "peer_lost":
-                session.peer_lost(from_message(request.peer_lost, PeerLost))
+            case "link_failed":
+                session.link_failed(from_message(request.link_failed, LinkFailed))
             case "engine_fault":
                 session.engine_fault(from_message(request.engine_fault, EngineFault))
             case "step_report":

@@ -11,7 +11,8 @@
     messages:    length, header as JSON {"kind": "layer" | "sum" | "current" | "not_held", ...};
                  behind a layer or a sum its tensors; a sum may come between the chunks of a layer
 
-    watch:       the server sends nothing but one `bye` before it ends in order.
+    watch:       the server sends nothing but one `bye` before it ends in order; the peer sends a
+                 byte now and then, for its acknowledgement.
 
 Numbers are little-endian. Nothing is encrypted: the secret keeps strangers and mix-ups of ports
 out, not those who read the network.
@@ -36,6 +37,7 @@ GREETING = struct.Struct("<8sB32s")
 REQUEST = struct.Struct("<IQ")
 LENGTH = struct.Struct("<I")
 BYE = b"bye\n"
+STILL_THERE = b"."
 NO_MORE_CHUNKS = 0
 CHUNK_BYTES = 4 << 20
 DIGEST_BYTES = 32

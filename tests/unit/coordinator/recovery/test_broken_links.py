@@ -1,0 +1,203 @@
+"""Engines that cannot reach each other though all live: one word is not enough, and nobody ends."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.engines.links import LinkFailure
+from planaria_coordinator.domain.engines.outcome import DirectiveResult, Failure
+from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.recovery.transition import Phase
+from unit.coordinator.simulation.agent import SimAgent
+from unit.coordinator.simulation.world import World, running_world
+
+ENDED, REFUSED, STALLED = LinkFailure.ENDED, LinkFailure.REFUSED, LinkFailure.STALLED
+UNREACHABLE = LinkFailure.UNREACHABLE
+
+
+def say(world: World, of: str, to: Iterable[str], failure: LinkFailure = ENDED) -> None:
+    """The engine of a node says that its links with those of others failed."""
+    for node_id in to:
+        world.tell_link_failed(
+            world.agents[of], world.engine_on(of).id, world.engine_on(node_id).id, failure
+        )
+
+
+def left_out(world: World) -> list[str]:
+    return [event.node_id for event in world.events if event.type == "node_left_out"]
+
+
+def others(world: World, node_id: str) -> list[str]:
+    return [each for each in world.agents if each != node_id]
+
+
+def refuse_what_is_held(agent: SimAgent) -> None:
+    """Its engine cannot build the groups of a plan."""
+    failure = Failure(reason=ErrorReason.UNAVAILABLE, message="a peer was lost", metadata={})
+    held, agent.held = agent.held, []
+    agent.held_kinds.clear()
+    for directive in held:
+        assert agent.session is not None
+        agent.session.result(
+            DirectiveResult(directive_id=directive.id, job_id=directive.job_id, outcome=failure)
+        )
+
+
+@pytest.mark.parametrize("failure", [ENDED, REFUSED, STALLED])
+async def test_who_accuses_all_others_is_left_out_itself(failure: LinkFailure) -> None:
+    """Guard: the smallest cover."""
+    world = await running_world(6)
+    before = set(world.engines())
+    say(world, "n3", others(world, "n3"), failure)
+    await world.settle()
+    assert set(world.engines()) == before
+    await world.advance(1)
+    assert left_out(world) == ["n3"]
+    assert (await world.job()).state is JobState.RUNNING
+    await world.train(3)
+    assert len(world.members()) == 5
+    assert "engine_lost" not in world.event_types()
+    assert "communication_broke" not in world.event_types()
+
+
+async def test_whom_all_accuse_is_lost_at_once() -> None:
+    world = await running_world(6)
+    accused = world.engine_on("n3").id
+    for node_id in others(world, "n3"):
+        say(world, node_id, ["n3"])
+    await world.settle()
+    assert accused not in world.run.engines
+    assert left_out(world) == []
+    await world.advance(3)
+    assert (await world.job()).state is JobState.RUNNING
+
+
+async def test_whom_nothing_reaches_is_left_out() -> None:
+    """Its agent answers: the machine is there, and only its engine's messages are not."""
+    world = await running_world(6)
+    for node_id in others(world, "n3"):
+        say(world, node_id, ["n3"], UNREACHABLE)
+    await world.advance(1)
+    assert world.run.transition is None
+    for node_id in others(world, "n3"):
+        say(world, node_id, ["n3"], STALLED)
+    await world.advance(1)
+    assert left_out(world) == ["n3"]
+    assert (await world.job()).state is JobState.RUNNING
+
+
+async def test_a_single_broken_link_costs_one_of_its_ends() -> None:
+    """Guard: `choose_to_leave_out`, without which the same plan is made again and again."""
+    world = await running_world(6)
+    say(world, "n4", ["n2"], STALLED)
+    await world.advance(1)
+    assert left_out(world) == ["n2"]
+    await world.train(2)
+    assert len(world.members()) == 5
+
+
+async def test_a_process_that_ended_is_believed_of_its_agent() -> None:
+    world = await running_world(6)
+    dead = world.engine_on("n3").id
+    say(world, "n1", ["n3"])
+    world.agents["n3"].lose_engine(dead)
+    await world.advance(3)
+    assert left_out(world) == []
+    assert dead not in world.run.engines
+    assert (await world.job()).state is JobState.RUNNING
+
+
+async def test_a_node_that_was_left_out_joins_again_later() -> None:
+    world = await running_world(6)
+    say(world, "n3", others(world, "n3"), STALLED)
+    await world.advance(2)
+    await world.train(2)
+    assert world.run.left_out.keys() == {"n3"}
+    await world.advance(31)
+    assert world.run.left_out == {}
+    await world.train(3)
+    assert "n3" in world.run.nodes
+    assert len(world.members()) == 6
+
+
+async def test_each_time_it_is_left_out_for_longer() -> None:
+    world = await running_world(6)
+    pauses = []
+    for _ in range(3):
+        say(world, "n3", others(world, "n3"), STALLED)
+        await world.advance(2)
+        pauses.append(world.run.cordoned["n3"].pause_seconds)
+        await world.advance(pauses[-1] + 1)
+        await world.train(3)
+        assert len(world.members()) == 6
+    assert pauses == [30, 60, 120]
+
+
+async def test_a_job_that_cannot_do_without_waits_and_says_why() -> None:
+    """Two nodes hold the model, and they cannot reach each other."""
+    world = await running_world(
+        2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
+    )
+    say(world, "n0", ["n1"], STALLED)
+    await world.advance(1)
+    job = await world.job()
+    assert job.state is JobState.WAITING
+    assert "n0 and n1 cannot reach each other" in job.waiting_reason
+    assert left_out(world) == []
+    await world.advance(3)
+    assert (await world.job()).state is JobState.RUNNING
+    await world.train(2)
+
+
+async def test_a_joining_node_that_others_cannot_reach_disturbs_nobody() -> None:
+    """Guard: `only_joining`; all would be parked for the change."""
+    world = await running_world(5)
+    generation = world.run.placement.generation if world.run.placement else 0
+    world.hold("stage_plan")
+    await world.add_node("n9", "stage_plan")
+    await world.settle()
+    assert world.phase is Phase.STAGING
+    for node_id in others(world, "n9"):
+        say(world, node_id, ["n9"], STALLED)
+    for agent in world.agents.values():
+        refuse_what_is_held(agent)
+    await world.settle()
+    assert left_out(world) == ["n9"]
+    assert world.run.transition is None
+    assert world.run.placement is not None
+    assert world.run.placement.generation == generation
+    await world.train(2)
+    assert len(world.members()) == 5
+
+
+async def test_links_are_whole_after_a_commit() -> None:
+    world = await running_world(6)
+    say(world, "n1", ["n3"], UNREACHABLE)
+    await world.settle()
+    assert world.run.failed_links
+    await world.train(1)
+    assert world.run.failed_links == ()
+
+
+async def test_losses_that_are_seen_together_open_one_generation() -> None:
+    """Guard: `seen_together`."""
+    world = await running_world(6, resilience={"fault_tolerance": 2})
+    generation = world.run.generation
+    for node_id in ("n1", "n3"):
+        world.agents[node_id].lose_engine(world.engine_on(node_id).id)
+    await world.settle()
+    recoveries = [e for e in world.events if e.type == "recovery_started"]
+    assert [event.generation for event in recoveries] == [generation + 1]
+    assert (await world.job()).state is JobState.RUNNING
+
+
+async def test_a_report_that_an_agent_contradicts_is_forgotten() -> None:
+    """Its agent may crash later: that is no loss of the node. Guard: `_contradict`."""
+    world = await running_world(6)
+    say(world, "n1", ["n3"])
+    await world.settle()
+    entry = world.coordinator._state.nodes.require("n3")
+    assert entry.peers_lost
+    await world.advance(3)
+    assert not entry.peers_lost
