@@ -12,6 +12,7 @@ from benchmarks.common.ports import free_port
 from benchmarks.common.processes import Part
 from benchmarks.oracle.from_spec import reference_run
 from planaria.job import JobSpec
+from planaria_common.service import REPLACED_STATUS
 from support.postgres import needs_postgres, postgres_server
 from support.wire import Wire
 
@@ -74,7 +75,7 @@ def test_a_coordinator_that_was_replaced_ends_and_changes_nothing(
         relayed.wait_for_step(job.id, step + 3)
         frozen.process.send_signal(signal.SIGCONT)
         relayed.wait_for("the first one to end", lambda: frozen.process.poll() is not None)
-        assert frozen.process.poll() == 1
+        assert frozen.process.poll() == REPLACED_STATUS
     finally:
         frozen.end()
     assert "another coordinator has opened the database" in frozen.log.read_text()

@@ -9,10 +9,11 @@ from planaria.cli.output import console, print_table
 from planaria.local import cluster as local_cluster
 from planaria.local.startup import ClusterOptions
 from planaria.local.state import default_data_dir, point_to
+from planaria.local.supervisor import start_supervised
 
 
 def register(app: typer.Typer) -> None:
-    app.command("up", help="Start a whole cluster on this machine.")(up)
+    app.command("up", help="Start a whole cluster on this machine; what ends is started again.")(up)
     app.command("down", help="Stop what `up` started.")(down)
 
 
@@ -30,7 +31,7 @@ def up(
         str | None, typer.Option(help="postgresql://...; default: SQLite in the data directory.")
     ] = None,
 ) -> None:
-    cluster = local_cluster.start(
+    cluster = start_supervised(
         ClusterOptions(
             num_nodes=nodes,
             accelerators_per_node=accelerators_per_node,

@@ -9,7 +9,7 @@ from planaria.local import state as local_state
 from planaria.local.processes import ProcessIdentity, find_workers, is_alive, reap
 from planaria.local.processes import stop as stop_processes
 from planaria.local.startup import STOP_GRACE_SECONDS, ClusterOptions, Startup
-from planaria.local.state import LocalCluster
+from planaria.local.state import SUPERVISOR, LocalCluster
 
 _PARTS = {
     "planaria_planner": "numba",
@@ -43,26 +43,33 @@ def start(options: ClusterOptions) -> LocalCluster:
         ConflictError: one runs already, a part is not installed, or the port is in use.
         UnavailableError: something did not come up; what was started is stopped again.
     """
+    check(options)
+    return Startup(options).run()
+
+
+def check(options: ClusterOptions) -> None:
+    """Do nothing if a cluster can be started.
+
+    Raises:
+        ConflictError: one runs already, a part is not installed, or the port is in use.
+    """
     _require_parts()
     _refuse_second(options.data_dir)
     _require_free_port(options.port)
-    starting = Startup(options)
-    try:
-        cluster = starting.run()
-        local_state.save(cluster)
-    except BaseException:
-        starting.undo()
-        raise
-    return cluster
 
 
 def stop(cluster: LocalCluster) -> int:
     """Stop everything of a cluster, engines included; return how many processes were alive."""
-    stopped = stop_processes(_processes(cluster), grace_seconds=STOP_GRACE_SECONDS)
+    supervisors = {r.identity for r in cluster.processes if r.name == SUPERVISOR}
+    found = _processes(cluster) - supervisors
+    num_alive = sum(is_alive(process) for process in found | supervisors)
+    # First, so that nothing is started again; it ends everything itself.
+    stop_processes(supervisors, grace_seconds=3 * STOP_GRACE_SECONDS)
+    stop_processes(found, grace_seconds=STOP_GRACE_SECONDS)
     for process in _recorded(cluster):
         reap(process)
     local_state.forget(cluster)
-    return stopped
+    return num_alive
 
 
 def _recorded(cluster: LocalCluster) -> set[ProcessIdentity]:

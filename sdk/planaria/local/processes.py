@@ -76,6 +76,9 @@ def start_module(
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setpgroup=0,
+        # Whoever starts it may have blocked or ignored some for itself.
+        setsigmask=(),
+        setsigdef=(signal.SIGINT, signal.SIGTERM),
     )
     # Our child keeps its entry in the process table until we take its status.
     started = identify(pid)
@@ -115,13 +118,13 @@ def find_workers(folder: str) -> Iterator[ProcessIdentity]:
 
 
 def stop(processes: Iterable[ProcessIdentity], *, grace_seconds: float) -> int:
-    """Send SIGTERM, wait, then SIGKILL to those left; return how many were alive.
+    """Send SIGINT, wait, then SIGKILL to those left; return how many were alive.
 
-    Returns when all have ended.
+    Returns when all have ended. SIGTERM would have agents drain their nodes first.
     """
     descriptors = [fd for process in processes if (fd := open_process(process)) is not None]
     try:
-        _signal_all(descriptors, signal.SIGTERM)
+        _signal_all(descriptors, signal.SIGINT)
         left = _wait(descriptors, grace_seconds)
         _signal_all(left, signal.SIGKILL)
         _wait(left, grace_seconds)

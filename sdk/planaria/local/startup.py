@@ -4,14 +4,15 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import planaria
 from planaria.client import Client
 from planaria.errors import UnavailableError
+from planaria.local import state as local_state
 from planaria.local.gpus import agent_environment, visible_gpus
 from planaria.local.processes import (
     ProcessIdentity,
@@ -48,17 +49,54 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Started:
+class Service:
+    """What is started, and started again.
+
+    Attributes:
+        environment: what is added to ours; arguments could be read by everybody.
+    """
+
+    name: str
+    module: str
+    arguments: Mapping[str, str]
+    environment: Mapping[str, str]
+    log_file: Path
+
+    def start(self) -> "Started":
+        """Start its process.
+
+        Raises:
+            OSError: there can be no process, or no log.
+        """
+        log_offset = self.log_file.stat().st_size if self.log_file.exists() else 0
+        identity = start_module(
+            self.module,
+            [word for option in self.arguments.items() for word in option],
+            log_file=self.log_file,
+            environment=self.environment,
+        )
+        return Started(service=self, identity=identity, log_offset=log_offset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
     """A process that was started.
 
     Attributes:
         log_offset: where its own lines begin: the file may hold those of earlier runs.
     """
 
-    name: str
+    service: Service
     identity: ProcessIdentity
-    log_file: Path
     log_offset: int
+
+    @property
+    def name(self) -> str:
+        return self.service.name
+
+    @property
+    def log_file(self) -> Path:
+        return self.service.log_file
 
     def lines(self) -> list[str]:
         with self.log_file.open("rb") as file:
@@ -87,20 +125,38 @@ class Startup:
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options
         self._token_file = options.data_dir / "token"
-        self._started: list[_Started] = []
+        self._started: list[Started] = []
         self._deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
 
     def run(self) -> LocalCluster:
-        """Start everything and wait until every node is ready.
+        """Start everything, wait until every node is ready, and write down what runs.
 
         Raises:
             UnavailableError: a part ended or did not become ready in time; says what it logged.
+                What was started is stopped again.
         """
+        try:
+            cluster = self._run()
+            local_state.save(cluster)
+        except BaseException:
+            self._undo()
+            raise
+        return cluster
+
+    @property
+    def started(self) -> Sequence[Started]:
+        """Everything, with the ports that it has."""
+        return tuple(self._started)
+
+    def _run(self) -> LocalCluster:
         options = self._options
         options.data_dir.mkdir(parents=True, exist_ok=True)
         _ensure_token(self._token_file)
         planner = self._wait_ready(self._start_planner())
+        self._keep({"--port": _port(planner["grpc_address"])})
         coordinator = self._wait_ready(self._start_coordinator(planner["grpc_address"]))
+        grpc_port, http_port = map(_port, (coordinator["grpc_address"], coordinator["http_url"]))
+        self._keep({"--grpc-port": grpc_port, "--http-port": http_port})
         for index in range(options.num_nodes):
             self._start_agent(index, coordinator["grpc_address"])
         self._wait_nodes(coordinator["http_url"])
@@ -112,18 +168,23 @@ class Startup:
             processes=tuple(started.record() for started in self._started),
         )
 
-    def undo(self) -> None:
-        """Stop everything that was started."""
+    def _keep(self, ports: Mapping[str, str]) -> None:
+        """Have what was started last keep its ports, should it be started again."""
+        last = self._started[-1]
+        service = replace(last.service, arguments={**last.service.arguments, **ports})
+        self._started[-1] = replace(last, service=service)
+
+    def _undo(self) -> None:
         workers = set(find_workers(str(self._options.data_dir)))
         identities = {started.identity for started in self._started}
         stop_processes(identities | workers, grace_seconds=STOP_GRACE_SECONDS)
         for identity in identities:
             reap(identity)
 
-    def _start_planner(self) -> _Started:
+    def _start_planner(self) -> Started:
         return self._start("planner", "planaria_planner", {"--host": "127.0.0.1", "--port": "0"})
 
-    def _start_coordinator(self, planner_address: str) -> _Started:
+    def _start_coordinator(self, planner_address: str) -> Started:
         arguments = {
             "--data-dir": str(self._options.data_dir),
             "--host": "127.0.0.1",
@@ -139,7 +200,7 @@ class Startup:
         environment = {"PLANARIA_COORDINATOR_DATABASE_URL": url} if url else {}
         return self._start("coordinator", "planaria_coordinator", arguments, environment)
 
-    def _start_agent(self, index: int, grpc_address: str) -> _Started:
+    def _start_agent(self, index: int, grpc_address: str) -> Started:
         node_id = f"node-{index + 1}"
         arguments = {
             "--coordinator": grpc_address,
@@ -164,26 +225,19 @@ class Startup:
         module: str,
         arguments: dict[str, str],
         environment: dict[str, str] | None = None,
-    ) -> _Started:
-        log_file = self._options.data_dir / "logs" / f"{name}.log"
-        log_offset = log_file.stat().st_size if log_file.exists() else 0
-        options = {**arguments, "--token-file": str(self._token_file)}
-        identity = start_module(
-            module,
-            [word for option in options.items() for word in option],
-            log_file=log_file,
-            environment=environment or {},
-        )
-        started = _Started(
+    ) -> Started:
+        service = Service(
             name=name,
-            identity=identity,
-            log_file=log_file,
-            log_offset=log_offset,
+            module=module,
+            arguments={**arguments, "--token-file": str(self._token_file)},
+            environment=environment or {},
+            log_file=log_file_of(self._options.data_dir, name),
         )
+        started = service.start()
         self._started.append(started)
         return started
 
-    def _wait_ready(self, started: _Started) -> dict[str, str]:
+    def _wait_ready(self, started: Started) -> dict[str, str]:
         return self._wait_for(started.ready_facts, f"the {started.name} to become ready", started)
 
     def _wait_nodes(self, http_url: str) -> None:
@@ -197,7 +251,7 @@ class Startup:
 
             self._wait_for(all_ready, "every node to become ready", self._started[-1])
 
-    def _wait_for(self, look: Callable[[], T | None], what: str, part: _Started) -> T:
+    def _wait_for(self, look: Callable[[], T | None], what: str, part: Started) -> T:
         """Look again and again until there is something; nobody tells us."""
         while (found := look()) is None:
             for started in self._started:
@@ -209,11 +263,20 @@ class Startup:
         return found
 
 
+def log_file_of(data_dir: Path, name: str) -> Path:
+    """Return the file of everything that a part writes."""
+    return data_dir / "logs" / f"{name}.log"
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
 def _set_by_user(variable: str) -> dict[str, str]:
     return {variable: os.environ[variable]} if variable in os.environ else {}
 
 
-def _failed(started: _Started, problem: str) -> UnavailableError:
+def _failed(started: Started, problem: str) -> UnavailableError:
     tail = "\n".join(f"  {line}" for line in started.lines()[-_LOG_TAIL_LINES:])
     return UnavailableError(
         f"{problem}; the end of {started.log_file}:\n{tail or '  (empty)'}",

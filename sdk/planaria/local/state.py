@@ -15,6 +15,8 @@ from planaria.errors import InvalidArgumentError
 from planaria.local.processes import ProcessIdentity, is_alive
 
 STATE_FILE_NAME = "up.json"
+SUPERVISOR = "supervisor"
+"""Name of the process that starts the others again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class ProcessRecord:
     """A process that `up` started.
 
     Attributes:
-        name: planner, coordinator, or the id of an agent's node.
+        name: planner, coordinator, supervisor, or the id of an agent's node.
         start_ticks: when the kernel started it, so that another process which was given the same
             pid later is not taken for it.
     """

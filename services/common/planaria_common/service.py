@@ -8,11 +8,13 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from planaria_common.errors import InvalidArgumentError, PlanariaError
+from planaria_common.errors import ErrorReason, InvalidArgumentError, PlanariaError
 from planaria_common.logging import configure_logging
 from planaria_common.settings import ServiceSettings, load_settings
 
 READY_WORD = "ready"
+REPLACED_STATUS = 3
+"""Exit status of a coordinator that another has replaced: started again, it would replace that."""
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
@@ -43,6 +45,8 @@ def run_service(
         asyncio.run(serve(settings))
     except PlanariaError as error:
         sys.stderr.write(f"error: {error}\n")
+        if error.reason is ErrorReason.NOT_LEADER:
+            return REPLACED_STATUS
         return 2 if isinstance(error, InvalidArgumentError) else 1
     return 0
 

@@ -32,6 +32,7 @@ if name == os.environ.get("BROKEN"):
     sys.exit("error: " + name + " is broken")
 facts = {"grpc_address": "127.0.0.1:" + str(os.getpid()), "http_url": os.environ["FAKE_URL"]}
 print("a line of log", file=sys.stderr)
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
 print("ready " + json.dumps(facts), flush=True)
 signal.pause()
 """
@@ -103,7 +104,7 @@ def test_down_finds_and_stops_all_and_a_new_up_is_possible(
     assert up(data_dir) == 0
     pids = [started["pid"] for started in wait_started(tmp_path, 5)]
     assert main(["down"]) == 0
-    assert "stopped 5 processes" in capsys.readouterr().out
+    assert "stopped 6 processes" in capsys.readouterr().out
     assert [identify(pid) for pid in pids] == [None] * 5
     assert main(["down"]) == 1
     assert up(data_dir) == 0
@@ -155,11 +156,14 @@ def test_a_second_up_on_a_running_cluster_is_refused(data_dir: Path, capsys: Cap
 def test_up_after_a_crash_of_the_machine_starts_everything(data_dir: Path, tmp_path: Path) -> None:
     """The state file is still there; its pids are gone, or belong to somebody else."""
     assert up(data_dir) == 0
-    for started in wait_started(tmp_path, 5):
-        os.kill(started["pid"], signal.SIGKILL)
-        os.waitpid(started["pid"], 0)
+    wait_started(tmp_path, 5)
     stale = local_state.load(data_dir / "up.json")
     assert stale is not None
+    for record in reversed(stale.processes):  # first the supervisor, which would start them again
+        os.kill(record.pid, signal.SIGKILL)
+        while is_alive(record.identity):
+            time.sleep(0.01)
+        reap(record.identity)
     ours = replace(stale.processes[0], pid=os.getpid())
     local_state.save(replace(stale, processes=(ours,)))
     assert up(data_dir) == 0

@@ -21,8 +21,11 @@ from planaria.local.processes import (
 
 Spawn = Callable[..., subprocess.Popen[str]]
 
-SLEEPS = "import signal; print('up', flush=True); signal.pause()"
-STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
+SLEEPS = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "print('up', flush=True); signal.pause()"
+)
+STUBBORN = SLEEPS.replace("SIG_DFL", "SIG_IGN")
 
 
 @pytest.fixture
@@ -53,13 +56,13 @@ def identity(process: subprocess.Popen[str]) -> ProcessIdentity:
     return found
 
 
-def test_a_process_is_stopped_by_sigterm(spawn: Spawn) -> None:
+def test_a_process_is_stopped_by_sigint(spawn: Spawn) -> None:
     process = spawn(SLEEPS)
     assert stop([identity(process)], grace_seconds=30) == 1
-    assert process.wait() == -signal.SIGTERM
+    assert process.wait() == -signal.SIGINT
 
 
-def test_one_that_ignores_sigterm_is_killed(spawn: Spawn) -> None:
+def test_one_that_ignores_sigint_is_killed(spawn: Spawn) -> None:
     process = spawn(STUBBORN)
     assert stop([identity(process)], grace_seconds=0.2) == 1
     assert process.wait() == -signal.SIGKILL

@@ -147,6 +147,7 @@ def _run_engine(folder: Path) -> None:
     os.setpgid(0, 0)  # no session: Linux may divide the processor among sessions first
     # Who is stopped when its agent ends would be hung up on, being left behind in the session.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to tidy up
     os.chdir(folder)
     log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for stream in (sys.stdout, sys.stderr):
