@@ -87,7 +87,10 @@ def resume(cluster: Cluster, job_file: Path, job: Job) -> str:
 def test_a_job_that_lost_every_engine_goes_on_on_2_and_on_5_nodes(
     cluster: Cluster, text: Path, tmp_path: Path, digest: str
 ) -> None:
-    """Three nodes train to step 9, with checkpoints of 4 and 8; then every engine is killed."""
+    """Three nodes train to step 9, with checkpoints of 4 and 8; then every engine is killed.
+
+    The job itself begins again at step 8; when it is cancelled, others can go on from there.
+    """
     root = tmp_path / "runs"
     go = tmp_path / "go"
     hold = {"at": "forward", "step": LAST_STEP_BEFORE, "action": "hold", "until": str(go)}
@@ -97,11 +100,9 @@ def test_a_job_that_lost_every_engine_goes_on_on_2_and_on_5_nodes(
     cluster.wait_for_step(lost.id, LAST_STEP_BEFORE)
     for node_id in list(cluster.nodes):
         cluster.kill_engines(node_id)
-    error = cluster.wait_for_state(lost.id, "FAILED").error
-    assert error is not None
-    assert error.reason == "STATE_LOST"
-    assert f"`planaria submit --resume {lost.id}` continues from there" in error.message
-    assert str(root / "step-00000008") in error.message
+    wait_for_event(cluster, lost, "job_restored", 8)
+    cluster.client.cancel_job(lost.id)
+    cluster.wait_for_state(lost.id, "CANCELLED")
 
     go.touch()
     for node_id in ("node-3", "node-4"):
@@ -116,6 +117,27 @@ def test_a_job_that_lost_every_engine_goes_on_on_2_and_on_5_nodes(
     assert second.final_digest == digest
     steps = [metrics.step for metrics in cluster.client.job_metrics(second.id)]
     assert min(steps) == 8, "nothing before the checkpoint was trained again"
+
+
+def test_a_job_that_lost_every_engine_goes_on_from_its_checkpoint(
+    cluster: Cluster, text: Path, tmp_path: Path, digest: str
+) -> None:
+    """[5] By itself, and every step is in the books once, as it was computed last."""
+    root = tmp_path / "runs"
+    go = tmp_path / "go"
+    hold = {"at": "forward", "step": LAST_STEP_BEFORE, "action": "hold", "until": str(go)}
+    cluster.start(2, failpoints(hold))
+    job = cluster.client.submit(checkpointed(on_nodes(text, 2), root))
+    wait_for_event(cluster, job, "checkpoint_written", 8)
+    cluster.wait_for_step(job.id, LAST_STEP_BEFORE)
+    for node_id in list(cluster.nodes):
+        cluster.kill_engines(node_id)
+    wait_for_event(cluster, job, "job_restored", 8)
+    go.touch()
+    assert succeeded(cluster, job.id).final_digest == digest
+    metrics = list(cluster.client.job_metrics(job.id))
+    assert [each.step for each in metrics] == list(range(STEPS))
+    assert min(each.generation for each in metrics[8:]) > max(m.generation for m in metrics[:8])
 
 
 @pytest.mark.slow

@@ -14,6 +14,9 @@ class ResilienceSpec(Section):
     """How many nodes may be lost at once without losing a committed step."""
     min_fault_tolerance: Count | None = Field(default=None, ge=0)
     """What a plan of a custom scheduler must survive at least; by default `fault_tolerance`."""
+    unreachable_timeout_seconds: Real = Field(default=1800.0, ge=0)
+    """When every replica of a layer is on nodes that cannot be reached, the job waits so long for
+    one of them before it takes its newest checkpoint. Without a checkpoint it keeps waiting."""
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "ResilienceSpec":

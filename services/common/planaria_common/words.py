@@ -1,9 +1,22 @@
 """Numbers in sentences for people."""
 
+from collections.abc import Iterable
+
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: "1 node", "2 nodes"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def ranges_of(numbers: Iterable[int]) -> str:
+    """Return numbers in order, neighbours together: "0, 3-5"."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges)
 
 
 def bytes_in_words(size: float) -> str:

@@ -8,7 +8,7 @@ from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import Page
 from planaria_coordinator.application.state import SharedState, wrong_state
 from planaria_coordinator.domain.engines.node import Node, NodeState
-from planaria_coordinator.domain.job.signals import DrainEnded, DrainWanted
+from planaria_coordinator.domain.job.signals import DrainEnded, DrainWanted, NodeLost
 
 _ALIVE = (NodeState.READY, NodeState.CORDONED, NodeState.DRAINING, NodeState.DRAINED)
 
@@ -102,7 +102,11 @@ class Cluster:
                 actor.post(DrainEnded(node_id=node_id))
 
     async def remove(self, node_id: str, *, request_id: str = "") -> None:
-        """Forget a node that is lost or drained. Raises NODE_NOT_FOUND or WRONG_STATE."""
+        """Forget a node that is lost or drained, and what jobs had on it.
+
+        Raises:
+            PlanariaError: NODE_NOT_FOUND or WRONG_STATE.
+        """
         await self._make(request_id, "remove_node", node_id, partial(self._forget, node_id))
 
     async def _forget(self, node_id: str) -> None:
@@ -122,4 +126,8 @@ class Cluster:
                 await work.events.append([draft])
                 await work.commit()
             state.nodes.remove(node_id)
+        for actor in state.holders(node_id):
+            reason = "an administrator removed it"
+            now = state.clock.now()
+            actor.post(NodeLost(node_id=node_id, fault_time=now, reason=reason, gone=True))
         state.event_changes.notify()

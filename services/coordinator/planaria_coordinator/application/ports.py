@@ -185,6 +185,10 @@ class StepMetricsRepository(Protocol):
         """Insert; a (job, step) that exists already is left as it is."""
         ...
 
+    async def forget(self, job_id: str, first_step: int) -> None:
+        """Remove the steps from one on: the job has gone back to a checkpoint."""
+        ...
+
     async def page(self, job_id: str, page: PageRequest) -> Page[StepMetrics]:
         """List by step, the oldest first."""
         ...

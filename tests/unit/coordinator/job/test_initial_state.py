@@ -9,10 +9,8 @@ from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.simulation.checkpoint_world import (
     IN_PAIRS,
-    announce,
     checkpointed_world,
     events_of,
-    write,
 )
 from unit.coordinator.simulation.world import World
 
@@ -47,21 +45,6 @@ async def test_before_the_first_commit_the_initial_state_cannot_be_lost() -> Non
     await world.train(2)
     job = await world.job()
     assert (job.state, job.step) == (JobState.RUNNING, 52)
-
-
-async def test_lost_state_is_reported_with_a_way_to_resume() -> None:
-    world = await world_from(BASE, checkpoint={"path": "runs", "every_steps": 2})
-    await world.train(2)
-    await write(world, 52, announce(world, 52))
-    await world.train(2)
-    first = [engine.id for engine in world.engines().values() if 0 in engine.layers]
-    for engine_id in first:
-        await world.kill_node(node_of(engine_id))
-    job = await world.job()
-    assert job.error is not None
-    assert job.error.reason is ErrorReason.STATE_LOST
-    assert "runs/step-00000052" in job.error.message
-    assert f"`planaria submit --resume {world.job_id}`" in job.error.message
 
 
 async def test_fresh_engines_alone_never_begin_a_job_again() -> None:

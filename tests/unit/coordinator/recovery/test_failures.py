@@ -99,9 +99,8 @@ async def test_when_every_replica_is_gone_the_job_fails_and_says_which_layers() 
     world = await running_world(
         4, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 1}
     )
-    world.agents.pop("n0").disconnect()
-    world.agents.pop("n1").disconnect()
-    await world.advance(12)
+    await world.kill_node("n0")
+    await world.kill_node("n1")
     job = await world.job()
     assert job.state is JobState.FAILED
     assert job.error is not None

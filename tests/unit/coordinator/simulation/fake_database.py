@@ -285,6 +285,11 @@ class _Steps(_Table):
         for step in metrics:
             self.t.steps.setdefault((step.job_id, step.step), step)
 
+    async def forget(self, job_id: str, first_step: int) -> None:
+        self.t.steps = {
+            k: s for k, s in self.t.steps.items() if k[0] != job_id or k[1] < first_step
+        }
+
     async def page(self, job_id: str, page: PageRequest) -> Page[StepMetrics]:
         found = [s for (job, _), s in sorted(self.t.steps.items()) if job == job_id]
         return _page(found, page)

@@ -229,6 +229,10 @@ class SqlStepMetrics:
         rows = [row_of(each, STEP_METRICS) for each in metrics]
         insert_or_ignore(self._transaction, STEP_METRICS, rows)
 
+    async def forget(self, job_id: str, first_step: int) -> None:
+        is_void = (STEP_METRICS.c.job_id == job_id, STEP_METRICS.c.step >= first_step)
+        write(self._transaction, delete(STEP_METRICS).where(*is_void))
+
     async def page(self, job_id: str, page: PageRequest) -> Page[StepMetrics]:
         return await self._listing.page(self._transaction, page, STEP_METRICS.c.job_id == job_id)
 

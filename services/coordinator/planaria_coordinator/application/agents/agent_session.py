@@ -22,6 +22,7 @@ from planaria_coordinator.application.agents.agent_messages import (
 from planaria_coordinator.application.agents.declare_lost_nodes import declare_lost_nodes
 from planaria_coordinator.application.agents.node_registry import NodeEntry
 from planaria_coordinator.application.cluster import Cluster
+from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.directive import Directive, Stop
 from planaria_coordinator.domain.engines.links import LinkFailure
@@ -35,6 +36,7 @@ from planaria_coordinator.domain.job.signals import (
     EngineDisturbed,
     EngineFinished,
     EngineLost,
+    HoldersReturned,
     JobFaulted,
     ResultArrived,
     StepCommitted,
@@ -117,6 +119,7 @@ class AgentSession:
         self._state.dispatcher.attach(self.node_id, self)
         for actor in self._state.holders(self.node_id):
             actor.post(AgentReturned(node_id=self.node_id))
+            self._tell_of_absent(entry, actor)
         self._compare(entry)
 
     def close(self) -> None:
@@ -243,7 +246,7 @@ class AgentSession:
     def step_report(self, report: StepReport) -> None:
         """A step was committed."""
         actor = self._state.actors.get(report.job_id)
-        if actor is None:
+        if actor is None or report.record.generation < actor.run.restored_generation:
             return
         record = report.record
         actor.note_step(
@@ -311,23 +314,34 @@ class AgentSession:
         runs = [actor.run for actor in self._state.holders(self.node_id)]
         return {engine_id for run in runs for engine_id in (*run.engines, *run.stopping)}
 
+    def _tell_of_absent(self, entry: NodeEntry, actor: JobActor) -> None:
+        """Say which engines that a job has lost are back with their node, and which are gone."""
+        absent = actor.absent_on(self.node_id)
+        back = tuple(e for e in absent if e in entry.snapshots)
+        for engine_id in absent:
+            if engine_id not in back:
+                actor.post(self._no_longer_there(engine_id))
+        if back:
+            actor.post(HoldersReturned(node=entry.facts, engine_ids=back))
+
+    def _no_longer_there(self, engine_id: str) -> EngineLost:
+        return EngineLost(
+            engine_id=engine_id,
+            fault_time=self._state.clock.now(),
+            reason="its agent no longer has it",
+            process_ended=True,
+        )
+
     def _compare(self, entry: NodeEntry) -> None:
         """Stop engines that nobody counts on; those counted on that are missing have exited."""
         required_engines: set[str] = set()
         for actor in self._state.holders(self.node_id):
             run = actor.run
             mine = actor.engines_on(self.node_id)
-            required_engines.update((engine.id for engine in mine), run.stopping)
+            required_engines.update((engine.id for engine in mine), run.stopping, run.absent)
             for engine in mine:
                 if engine.prepared and engine.id not in entry.snapshots:
-                    actor.post(
-                        EngineLost(
-                            engine_id=engine.id,
-                            fault_time=self._state.clock.now(),
-                            reason="its agent no longer has it",
-                            process_ended=True,
-                        )
-                    )
+                    actor.post(self._no_longer_there(engine.id))
         strangers: list[EngineSnapshot] = []
         for snapshot in entry.snapshots.values():
             if snapshot.engine_id not in required_engines:

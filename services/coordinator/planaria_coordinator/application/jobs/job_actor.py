@@ -23,6 +23,7 @@ from planaria_coordinator.domain.job.actions import (
     AskPlanner,
     Drop,
     Emit,
+    ForgetSteps,
     RecordRecovery,
     SaveGeneration,
     Send,
@@ -108,7 +109,11 @@ class JobActor:
         """Whether no other job may have a node."""
         run = self.run
         is_held = node_id in run.nodes or node_id in run.stopping.values()
-        return is_held or bool(self.engines_on(node_id))
+        return is_held or bool(self.engines_on(node_id)) or bool(self.absent_on(node_id))
+
+    def absent_on(self, node_id: str) -> Sequence[str]:
+        """Return the engines of a node that the job has lost, and that may come back with it."""
+        return [e for e, h in self.run.absent.items() if h.node.node_id == node_id]
 
     def view(self) -> Job:
         """Return the job as users see it now."""
@@ -308,6 +313,12 @@ class JobActor:
         for action in decision.actions:
             if isinstance(action, RecordRecovery):
                 self._lost_time.note(action.recovery)
+            elif isinstance(action, ForgetSteps):
+                kept = [each for each in self._newest if each.step < action.first_step]
+                self._newest = deque(kept, maxlen=NUM_STEPS_FOR_RATE)
+                self._new_steps = {
+                    k: s for k, s in self._new_steps.items() if k < action.first_step
+                }
 
     async def _write(self, work: UnitOfWork, action: Action) -> None:
         match action:
@@ -326,6 +337,8 @@ class JobActor:
                 await work.recoveries.save(action.recovery)
             case Drop():
                 await work.directives.drop(action.directive_ids)
+            case ForgetSteps():
+                await work.step_metrics.forget(self.job_id, action.first_step)
             case _:
                 pass
 

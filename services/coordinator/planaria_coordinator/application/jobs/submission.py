@@ -41,6 +41,7 @@ def requirements_of(spec: JobSpec, job_secret: str) -> Requirements:
         microbatch_size=spec.training.microbatch_size,
         fault_tolerance=spec.resilience.fault_tolerance,
         min_fault_tolerance=spec.resilience.min_fault_tolerance,
+        unreachable_timeout_seconds=spec.resilience.unreachable_timeout_seconds,
         min_nodes=spec.resources.min_nodes,
         max_nodes=spec.resources.max_nodes,
         min_nodes_per_pipeline=spec.resources.min_nodes_per_pipeline,

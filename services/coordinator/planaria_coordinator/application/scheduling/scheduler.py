@@ -57,7 +57,8 @@ class Scheduler:
         await self._note_drained()
         for actor in tuple(self._state.actors.values()):
             run = actor.run
-            if run.state.is_terminal or run.pause_wanted or run.rests:
+            awaits_state = run.awaited_state is not None  # no node that is free can have it
+            if run.state.is_terminal or run.pause_wanted or run.rests or awaits_state:
                 continue
             try:
                 if run.state is JobState.PENDING and run.transition is None:

@@ -24,6 +24,8 @@ class Engine:
     peak_flops_per_second: float = 0.0
     initial_state: InitialState | None = None
     ties_embeddings: bool = False
+    has_returned: bool = False
+    """It was out of reach for so long that the job went on without it, or waited for it."""
 
 
 def make_engine_id(job_id: str, node_id: str, accelerator: int, number: int) -> str:

@@ -56,4 +56,11 @@ class RecordRecovery:
     recovery: Recovery
 
 
-Action = SaveGeneration | Send | Drop | AskPlanner | Emit | RecordRecovery
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetSteps:
+    """Forget the steps from one on: they are computed again."""
+
+    first_step: int
+
+
+Action = SaveGeneration | Send | Drop | AskPlanner | Emit | RecordRecovery | ForgetSteps

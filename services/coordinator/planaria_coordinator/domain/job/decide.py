@@ -17,6 +17,8 @@ and a recovery pass through them:
     recovery/fencing           fence every engine, find T*
     recovery/roll_forward      late engines commit step T*-1: all have version T*
     recovery/version_reached   finish the step, choose a plan, park or fail
+    recovery/unreachable_holders    wait for the last holders of layers, ask those that come back
+    recovery/restore           go back to the newest checkpoint
     recovery/finish_step       healthy pipelines finish the step in flight
     recovery/regrowing         plan new pipelines for the engines of broken ones
     recovery/online_change     plan a change while training continues
@@ -73,6 +75,7 @@ from planaria_coordinator.domain.job.signals import (
     EngineFinished,
     EngineLost,
     EnginesStuck,
+    HoldersReturned,
     JobFaulted,
     LinkFailed,
     NodeLost,
@@ -117,11 +120,13 @@ from planaria_coordinator.domain.recovery.online_change import (
     advance_online_change,
     online_plan_refused,
 )
+from planaria_coordinator.domain.recovery.opening import fence_returned
 from planaria_coordinator.domain.recovery.overdue import overdue
 from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
 from planaria_coordinator.domain.recovery.roll_forward import on_rolled_forward
 from planaria_coordinator.domain.recovery.transition import Phase
 from planaria_coordinator.domain.recovery.transition_completion import complete
+from planaria_coordinator.domain.recovery.unreachable_holders import holders_returned, judge_again
 
 
 def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision:
@@ -136,6 +141,8 @@ def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision
             lost_engines.lose_silent_engines(turn)
             lost_engines.recover_from_losses(turn)
             retry(turn)
+        judge_again(turn)
+        fence_returned(turn)
         advance_online_change(turn)
         checkpoint_protocol.give_up_what_is_lost(turn)
         end_when_checkpointed(turn)
@@ -183,6 +190,8 @@ def _dispatch(turn: Turn, signal: Signal) -> None:
             checkpoint_protocol.reported(turn, signal)
         case NodeLost():
             lost_engines.node_lost(turn, signal)
+        case HoldersReturned():
+            holders_returned(turn, signal)
         case EngineLost():
             lost_engines.engine_lost(turn, signal)
         case LinkFailed():
@@ -335,10 +344,15 @@ def _job_faulted(turn: Turn, signal: JobFaulted) -> None:
 
 def _step_committed(turn: Turn, signal: StepCommitted) -> None:
     """Note a step; if this is lost with the coordinator, engines report it again."""
+    if signal.record.generation < turn.run.restored_generation:
+        return  # the job has gone back to a checkpoint since
     turn.run = turn.run.with_evaluation(signal.record)
     num_steps = signal.record.step + 1
     if num_steps <= turn.run.committed_steps:
         return
+    placement = turn.run.placement
+    if turn.run.absent and placement and signal.record.generation == placement.generation:
+        turn.change(absent={})  # the job has gone on without them
     turn.note_run(
         committed_steps=num_steps,
         last_commit_time=signal.commit_time,

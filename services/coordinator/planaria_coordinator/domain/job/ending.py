@@ -43,6 +43,8 @@ def _end(turn: Turn, state: JobState, reason: str) -> None:
         transition=None,
         interrupted=None,
         disturbance=None,
+        absent={},
+        awaited_state=None,
         time_account=turn.run.time_account.close(turn.now.time),
         end_time=turn.now.time,
     )

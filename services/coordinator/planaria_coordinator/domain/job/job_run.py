@@ -16,6 +16,7 @@ from planaria_coordinator.domain.engines.links import FailedLink
 from planaria_coordinator.domain.job.job import Evaluation, JobError, JobState
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.job.time_account import TimeAccount
+from planaria_coordinator.domain.placement.absent_holders import AbsentHolder, AwaitedState
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery.recovery_record import Recovery
 from planaria_coordinator.domain.recovery.transition import (
@@ -112,6 +113,12 @@ class JobRun:
     failure_times: dict[str, tuple[datetime, ...]] = field(default_factory=dict)
     """By node: when engines failed on their own."""
     engines: dict[str, Engine] = field(default_factory=dict)
+    absent: dict[str, AbsentHolder] = field(default_factory=dict)
+    """Lost engines whose nodes may come back with what they held; until another commit."""
+    awaited_state: AwaitedState | None = None
+    """Layers that only some of those hold: the job waits for them."""
+    restored_generation: int = 0
+    """The first generation since the job went back to a checkpoint; 0: it never did."""
     stopping: dict[str, str] = field(default_factory=dict)
     """Engines ordered to stop, and their nodes."""
     pending: dict[str, Pending] = field(default_factory=dict)
@@ -195,6 +202,11 @@ class JobRun:
         return self.state in (JobState.PENDING, JobState.WAITING)
 
     @property
+    def is_parked(self) -> bool:
+        """Whether it waits for nodes or for state, and nothing is under way."""
+        return self.state is JobState.WAITING and self.transition is None
+
+    @property
     def rests(self) -> bool:
         """Whether it pauses before it tries again what went wrong."""
         return self.setback is not None and self.setback.retry_seconds is not None
@@ -257,6 +269,7 @@ class JobRun:
         return (
             frozenset(self.nodes)
             | {engine.node_id for engine in self.engines.values()}
+            | {holder.node.node_id for holder in self.absent.values()}
             | set(self.stopping.values())
         )
 
@@ -283,4 +296,7 @@ class JobRun:
             deadlines.append(self.disturbance.deadline_seconds)
         if self.setback is not None and self.setback.retry_seconds is not None:
             deadlines.append(self.setback.retry_seconds)
+        awaited = self.awaited_state
+        if awaited is not None and awaited.deadline_seconds is not None and self.is_parked:
+            deadlines.append(awaited.deadline_seconds)
         return min(deadlines, default=None)

@@ -20,6 +20,7 @@ from planaria_coordinator.domain.recovery.opening import (
     open_online_change,
 )
 from planaria_coordinator.domain.recovery.transition import Phase
+from planaria_coordinator.domain.recovery.unreachable_holders import restart_holders_deadline
 
 
 def shift_deadlines(turn: Turn, seconds: float) -> None:
@@ -49,6 +50,7 @@ def restarted(turn: Turn) -> None:
     restart_disturbance(turn)
     restart_cordons(turn)
     checkpoint_protocol.restart_deadlines(turn)
+    restart_holders_deadline(turn)
     end_rest(turn)
     transition = turn.run.transition
     if transition is None or transition.phase is Phase.PREPARING:

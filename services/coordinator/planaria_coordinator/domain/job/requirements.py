@@ -22,6 +22,8 @@ class Requirements:
     fault_tolerance: int
     min_fault_tolerance: int | None = None
     """What a custom scheduler's plan must survive at least; None: no less than another plan."""
+    unreachable_timeout_seconds: float = 1800.0
+    """How long the job waits for the last holders of its state while they are only unreachable."""
     min_nodes: int
     max_nodes: int | None
     min_nodes_per_pipeline: int

@@ -7,12 +7,7 @@ from planaria_coordinator.domain.job.job_run import JobRun
 
 
 def resume_advice(run: JobRun) -> str:
-    """Say how to go on when the state of a job is lost."""
-    if run.newest_checkpoint:
-        return (
-            f"the newest complete checkpoint is {run.newest_checkpoint}; "
-            f"`planaria submit --resume {run.job_id}` continues from there"
-        )
+    """Say why a job cannot go on whose state is lost."""
     if run.requirements.checkpoint_path:
         return "no checkpoint was complete yet: the job must begin again"
     return "checkpoint.path was not set: the job must begin again"

@@ -41,6 +41,14 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoldersReturned:
+    """The agent of a lost node is back, with engines that the job had there."""
+
+    node: NodeFacts
+    engine_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLost:
     """An engine is gone, or is to be treated so."""
 
@@ -210,6 +218,7 @@ UserRequest = (
 Signal = (
     UserRequest
     | NodeLost
+    | HoldersReturned
     | EngineLost
     | LinkFailed
     | SeenTogether

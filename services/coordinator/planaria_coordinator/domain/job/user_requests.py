@@ -26,7 +26,8 @@ def nodes_granted(turn: Turn, signal: NodesGranted) -> None:
     )
     node_ids = tuple(facts.node_id for facts in granted)
     preparing = run.transition is not None and run.transition.phase is Phase.PREPARING
-    standing = run.state is JobState.PAUSED or run.pause_wanted
+    # Nobody new can train without the state that the job waits for.
+    standing = run.state is JobState.PAUSED or run.pause_wanted or run.awaited_state is not None
     if not granted or standing or (run.transition is not None and not preparing):
         turn.because("nodes are not let in now")
         return
@@ -69,6 +70,9 @@ def resume_wanted(turn: Turn) -> None:
     turn.change(pause_wanted=False)
     run = turn.run
     if run.state is not JobState.PAUSED:
+        return
+    if run.awaited_state is not None:
+        open_transition(turn, new_history(turn, Cause.RESUMED), "resumed")
         return
     usable = nodes_to_plan_on(run)
     if len(usable) >= run.nodes_per_replica:

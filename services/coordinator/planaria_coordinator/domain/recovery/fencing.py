@@ -12,6 +12,7 @@ from planaria_coordinator.domain.engines.outcome import FenceReport
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.placement.absent_holders import engines_of_another_history
 from planaria_coordinator.domain.placement.ask_planner import ask_early
 from planaria_coordinator.domain.placement.replicas import (
     has_switched,
@@ -23,7 +24,8 @@ from planaria_coordinator.domain.placement.replicas import (
 )
 from planaria_coordinator.domain.recovery.roll_forward import roll_forward
 from planaria_coordinator.domain.recovery.transition import PLAN_CHANGES, Cause, Phase
-from planaria_coordinator.domain.recovery.version_reached import state_lost, version_reached
+from planaria_coordinator.domain.recovery.unreachable_holders import layers_missing
+from planaria_coordinator.domain.recovery.version_reached import version_reached
 
 _ORDERS = {
     QuiesceMode.IMMEDIATE: "stop at once",
@@ -81,11 +83,12 @@ def fence_reported(turn: Turn, pending: Pending, report: FenceReport) -> None:
 
 
 def _decide_version(turn: Turn) -> None:
+    _set_aside_other_histories(turn)
     run, reports = turn.run, turn.transition.reports
     # With nobody left to ask, the reported steps are gone with their engines.
     target = max(target_steps(reports), run.initial_steps) if reports else run.committed_steps
     if target + 1 < run.committed_steps:  # a dead engine may have been ahead by one
-        state_lost(turn, tuple(range(run.requirements.num_layers)), run.committed_steps)
+        layers_missing(turn, tuple(range(run.requirements.num_layers)), run.committed_steps)
         return
     turn.note(
         target_steps=target,
@@ -109,6 +112,16 @@ def _decide_version(turn: Turn) -> None:
         roll_forward(turn, record, late)
     else:
         version_reached(turn)
+
+
+def _set_aside_other_histories(turn: Turn) -> None:
+    """Do without engines that came back after the others had gone on: their bits may differ."""
+    run, reports = turn.run, turn.transition.reports
+    returned = {e for e in reports if e in run.engines and run.engines[e].has_returned}
+    others = engines_of_another_history(reports, returned, run.required_engines)
+    if others:
+        turn.note(reports={e: r for e, r in reports.items() if e not in others})
+        turn.stop_engines(sorted(others), "the job went on from another commit than its last")
 
 
 def _note_fence(turn: Turn) -> None:

@@ -34,14 +34,24 @@ from planaria_coordinator.domain.recovery.opening import (
 )
 from planaria_coordinator.domain.recovery.transition import Cause, Phase, TransitionHistory
 from planaria_coordinator.domain.recovery.transition_completion import complete_recovery
+from planaria_coordinator.domain.recovery.unreachable_holders import (
+    forget_holders,
+    note_away,
+    note_unreachable,
+)
 
 MAX_MESSAGE_CHARACTERS = 300
 
 
 def node_lost(turn: Turn, signal: NodeLost) -> None:
-    """A node is gone with everything on it."""
+    """A node is lost with everything on it; unless it is gone, it may come back with that."""
     run = turn.run
     node_id = signal.node_id
+    if signal.gone:
+        forget_holders(turn, [e for e, h in run.absent.items() if h.node.node_id == node_id])
+    elif not run.state.is_terminal:
+        note_away(turn, node_id)
+        note_unreachable(turn, node_id, signal.fault_time)
     for engine_id in [e for e, node in run.stopping.items() if node == node_id]:
         turn.forget_stopping(engine_id)
     gone = [engine.id for engine in run.engines.values() if engine.node_id == node_id]
@@ -64,6 +74,9 @@ def engine_lost(turn: Turn, signal: EngineLost) -> None:
     engine_id = signal.engine_id
     if engine_id in turn.run.stopping and signal.process_ended:
         turn.forget_stopping(engine_id)
+        return
+    if engine_id in turn.run.absent and signal.process_ended:
+        forget_holders(turn, [engine_id])
         return
     engine = turn.run.engines.get(engine_id)
     if engine is None:

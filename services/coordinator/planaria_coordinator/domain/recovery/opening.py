@@ -17,6 +17,7 @@ from planaria_coordinator.domain.recovery.transition import (
     Transition,
     TransitionHistory,
 )
+from planaria_coordinator.domain.recovery.unreachable_holders import admit_returned
 
 _EVENTS = {
     Cause.START: "job_starting",
@@ -172,6 +173,13 @@ def open_again(
         awaited_nodes=awaited,
         time_account_before=transition.time_account_before if computes else None,
     )
+
+
+def fence_returned(turn: Turn) -> None:
+    """Ask all that a job has what they hold, when some came back that it waits for."""
+    if admit_returned(turn) and turn.run.is_parked:
+        history = new_history(turn, Cause.NODE_JOINED)
+        open_transition(turn, history, "engines that the job waits for are back")
 
 
 def carried_history(turn: Turn) -> TransitionHistory:

@@ -17,12 +17,14 @@ from planaria_coordinator.domain.recovery.opening import (
     open_again,
 )
 from planaria_coordinator.domain.recovery.transition import Phase
+from planaria_coordinator.domain.recovery.unreachable_holders import holders_overdue
 
 
 def overdue(turn: Turn, absent_nodes: frozenset[str]) -> None:
     """Act on what has not been answered in time, where there is an agent that could answer."""
     rest_overdue(turn)
     cordons_overdue(turn)
+    holders_overdue(turn)
     disturbance_overdue(turn)
     checkpoint_protocol.overdue(turn)
     late = sorted(

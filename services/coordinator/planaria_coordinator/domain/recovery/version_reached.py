@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.checkpoint.checkpoint_protocol import fill_gaps
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.job.end_of_training import begin_digesting
-from planaria_coordinator.domain.job.ending import fail, park
+from planaria_coordinator.domain.job.ending import park
 from planaria_coordinator.domain.job.job import JobState
-from planaria_coordinator.domain.job.resume_advice import resume_advice
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.choose_plan import (
@@ -28,6 +26,7 @@ from planaria_coordinator.domain.recovery.finish_step import (
 )
 from planaria_coordinator.domain.recovery.transition import Cause
 from planaria_coordinator.domain.recovery.transition_completion import close_recovery
+from planaria_coordinator.domain.recovery.unreachable_holders import layers_missing, state_is_whole
 
 
 def version_reached(turn: Turn) -> None:
@@ -39,8 +38,10 @@ def version_reached(turn: Turn) -> None:
     version = transition.target_steps
     lost = layers_without_replica(transition.holdings, run.requirements.num_layers)
     if lost and version > run.initial_steps:
-        state_lost(turn, lost, version)
-    elif version >= run.requirements.num_commits and not run.rests:
+        layers_missing(turn, lost, version)
+        return
+    state_is_whole(turn)
+    if version >= run.requirements.num_commits and not run.rests:
         steps = run.requirements.steps
         close_recovery(turn, f"all {steps} steps are committed: nothing is left to recover for")
         begin_digesting(turn)
@@ -140,17 +141,3 @@ def _finish_step(turn: Turn, placement: Placement, kept: tuple[KeptPipeline, ...
         followers=sorted(finishing.followers),
     )
     begin_activation(turn)
-
-
-def state_lost(turn: Turn, lost: tuple[int, ...], step: int) -> None:
-    """Fail the job: layers without a replica."""
-    layers = ",".join(str(layer) for layer in lost)
-    newest = turn.run.newest_checkpoint
-    step = turn.run.requirements.trained_steps(step)
-    how = f", the last as {turn.run.last_fault}" if turn.run.last_fault else ""
-    fail(
-        turn,
-        ErrorReason.STATE_LOST,
-        f"every replica of layers {layers} is gone at step {step}{how}: {resume_advice(turn.run)}",
-        {"layers": layers, **({"checkpoint": newest} if newest else {})},
-    )
