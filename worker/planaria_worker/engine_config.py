@@ -73,6 +73,9 @@ class EngineConfig:
     counts."""
     lease_seconds: float = 10.0
     """How long the engine goes on before the first Lease of its agent."""
+    unreachable_timeout_seconds: float = 0.0
+    """How long the engine keeps its layers after that, for an agent to come; it does nothing with
+    them meanwhile."""
     progress_deadline_seconds: float = 0.0
     """How long the training thread may take for an action at least before it is taken to hang; 0:
     nobody looks."""

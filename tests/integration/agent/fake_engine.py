@@ -7,6 +7,7 @@ a test can tell whether it took effect twice. RollForward makes it report a lost
 Export end itself.
 """
 
+import math
 import os
 import signal
 import sys
@@ -41,8 +42,12 @@ class FakeEngine:
             lease_seconds=config.lease_seconds,
             snapshot=self._snapshot,
             on_directive=self._obey,
-            on_lease_expired=self._ended.set,
+            on_lease_expired=self._end,
         )
+
+    def _end(self, _is_over: bool) -> float:
+        self._ended.set()
+        return math.inf
 
     def run(self) -> None:
         prepared = Prepared(engine=self._snapshot(), data_digest=self._config.data_digest)

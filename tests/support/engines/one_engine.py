@@ -61,6 +61,11 @@ class TestEngine:
         connection.sendall(encode(EngineCommand(lease=LEASE)))
         threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
+    def end_lease(self) -> None:
+        """Say that the agent will not be back in time."""
+        assert self.connection is not None
+        self.connection.sendall(encode(EngineCommand(lease=Lease(duration=Duration(nanos=1)))))
+
     def send(self, directive: Directive) -> None:
         assert self.connection is not None
         try:

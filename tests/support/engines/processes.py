@@ -229,6 +229,7 @@ class Engines:
             data_path=str(self.job.data_path),
             evaluation_data_path=str(self.job.evaluation_data_path or ""),
             lease_seconds=600.0,
+            unreachable_timeout_seconds=600.0,
             transport=self._transport,
         )
         config.dump(folder / "config.json")

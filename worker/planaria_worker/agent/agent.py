@@ -31,6 +31,7 @@ from planaria.api.worker.v1.worker_service_pb2 import (
     SessionResponse,
     Welcome,
 )
+from planaria.job import JobSpec
 from planaria.local.processes import boot_id
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
@@ -248,6 +249,7 @@ class Agent:
         self, directive: Directive, data: PreparedData, folder: Path
     ) -> EngineConfig:
         prepare = directive.prepare
+        resilience = JobSpec.model_validate_json(prepare.job_spec).resilience
         return EngineConfig(
             protocol_version=PROTOCOL_VERSION,
             engine_id=directive.engine_id,
@@ -270,6 +272,7 @@ class Agent:
             initial_tokens=prepare.initial_state.num_tokens,
             forward_flops=tuple(prepare.forward_flops),
             lease_seconds=self._lease_seconds,
+            unreachable_timeout_seconds=resilience.unreachable_timeout_seconds,
             progress_deadline_seconds=self._progress_deadline_seconds,
             log_level=self._settings.log_level,
         )

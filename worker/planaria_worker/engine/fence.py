@@ -81,6 +81,13 @@ class Fence:
             self._mark = 0
             self._trace.event("fence", generation=generation)
 
+    def fence_running(self, generation: int) -> None:
+        """From now on start nothing for this generation either; a newer one may come any time."""
+        with self._lock:
+            self._fenced = max(self._fenced, generation + 1)
+            self._mark = 0
+            self._trace.event("fence", generation=generation + 1)
+
     def fence_at_commit(self, generation: int) -> None:
         """End the older generations at the first commit on which all engines vote with this mark.
 

@@ -1,8 +1,10 @@
 """The engine's end of the link: always answers, keeps what was not delivered, and has a lease."""
 
 import contextlib
+import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,19 +50,25 @@ class Engine:
         self.directives: list[Directive] = []
         self.told = threading.Condition()
         self.expired = threading.Event()
+        self.is_over: list[bool] = []
         self.progress = 0
         self.control = Control(
             path,
             lease_seconds=lease_seconds,
             snapshot=lambda: EngineSnapshot(progress=self.progress),
             on_directive=self._obey,
-            on_lease_expired=self.expired.set,
+            on_lease_expired=self._expire,
         )
         self.control.start()
 
     def post(self, number: int) -> None:
         result = DirectiveResult(directive_id=str(number))
         self.control.post(EngineEvent(result=result))
+
+    def _expire(self, is_over: bool) -> float:
+        self.expired.set()
+        self.is_over.append(is_over)
+        return 0.0 if not is_over else math.inf
 
     def _obey(self, directive: Directive) -> None:
         with self.told:
@@ -220,6 +228,22 @@ def test_the_lease_ends_unless_it_is_renewed(tmp_path: Path, open_agent: OpenAge
     assert not engine.expired.is_set()
     agent.socket.sendall(encode(EngineCommand(lease=Lease(duration=short))))
     assert engine.expired.wait(TIMEOUT_SECONDS)
+    engine.control.close()
+
+
+def test_a_lease_that_is_over_is_followed_by_a_longer_time(
+    tmp_path: Path, open_agent: OpenAgent
+) -> None:
+    """An agent that comes meanwhile begins it anew."""
+    engine = Engine(tmp_path / "engine.sock")
+    agent = open_agent(engine.path)
+    for _ in range(2):
+        engine.is_over.clear()
+        agent.socket.sendall(encode(EngineCommand(lease=Lease(duration=Duration(nanos=1)))))
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while len(engine.is_over) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert engine.is_over == [False, True]
     engine.control.close()
 
 

@@ -34,6 +34,7 @@ def test_a_repeated_directive_is_carried_out_once_and_answered_again() -> None:
         trainer=cast("Any", trainer),
         layer_tasks=unused,
         checkpointer=unused,
+        copy_server=unused,
         vitals=cast("Any", SimpleNamespace(committed_steps=4)),
         answer=answers.append,
         stop=unused,

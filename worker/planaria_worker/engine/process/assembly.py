@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from planaria.api.worker.v1.report_pb2 import EngineSnapshot, EngineState, Prepared
 from planaria_common.clock import Clock
+from planaria_common.errors import ErrorReason
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.groups import StoreServer
@@ -22,6 +23,7 @@ from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from planaria_worker.engine.recovery.plan_request import Builder
 from planaria_worker.engine.step.training_context import EngineResources
 from planaria_worker.engine.telemetry import Stopwatch, Vitals
+from planaria_worker.engine.training.faults import Fault
 from planaria_worker.engine.training.trainer import Trainer
 from planaria_worker.engine_config import EngineConfig
 
@@ -103,6 +105,17 @@ class Engine:
             ).start()
         self._trainer.run()
 
+    def fence_itself(self) -> bool:
+        """Do nothing with the layers until the coordinator's next fence; return whether it has any.
+
+        The agent that comes hears of it, so that there will be a fence.
+        """
+        has_layers = self.directives.fence_itself()
+        message = "it had no agent for longer than the lease, and has fenced itself"
+        fault = Fault(reason=ErrorReason.UNAVAILABLE, message=message, is_fatal=False)
+        self._reports.fault(self._resources.fence.newest, fault)
+        return has_layers
+
     def _make_trainer(self, checkpointer: Checkpointer) -> Trainer:
         config = self._config
         return Trainer(
@@ -136,6 +149,7 @@ class Engine:
                 fence=resources.fence,
             ),
             checkpointer=checkpointer,
+            copy_server=self._copy_server,
             vitals=self._vitals,
             answer=self._reports.answer,
             stop=self._stop_in_order,

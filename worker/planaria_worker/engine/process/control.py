@@ -50,7 +50,7 @@ class Control:
         lease_seconds: float,
         snapshot: Callable[[], EngineSnapshot],
         on_directive: Callable[[Directive], None],
-        on_lease_expired: Callable[[], None],
+        on_lease_expired: Callable[[bool], float],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Binds the socket; nothing is served before `start`.
@@ -60,7 +60,8 @@ class Control:
             lease_seconds: how long the engine goes on before the first Lease.
             snapshot: what the engine is doing; sent first, then once a second and when it changes.
             on_directive: called on this thread; must not wait for anything.
-            on_lease_expired: called on this thread when no Lease came in time.
+            on_lease_expired: called on this thread when no Lease came in time; returns for how long
+                the engine may do without yet. With True when that is over as well.
             monotonic: the clock of snapshots and lease.
         """
         self._snapshot = snapshot
@@ -68,6 +69,7 @@ class Control:
         self._on_lease_expired = on_lease_expired
         self._monotonic = monotonic
         self._lease_end = monotonic() + lease_seconds
+        self._is_overdue = False
         self._next_snapshot = monotonic()
         self._lock = threading.Lock()
         self._events: DeliveryQueue[EngineEvent] = DeliveryQueue()
@@ -151,8 +153,8 @@ class Control:
         for key, mask in self._selector.select(wait_seconds):
             key.data(mask)
         if self._monotonic() >= self._lease_end:
-            self._lease_end = float("inf")
-            self._on_lease_expired()
+            self._lease_end = self._monotonic() + self._on_lease_expired(self._is_overdue)
+            self._is_overdue = True
         self._send()
 
     def _woken(self, _mask: int) -> None:
@@ -187,6 +189,7 @@ class Control:
     def _obey(self, command: EngineCommand) -> None:
         if command.HasField("lease"):
             self._lease_end = self._monotonic() + command.lease.duration.ToNanoseconds() / 1e9
+            self._is_overdue = False
         elif command.HasField("directive"):
             self._on_directive(command.directive)
         elif command.HasField("reports_stored"):

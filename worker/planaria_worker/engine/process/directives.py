@@ -32,7 +32,7 @@ from planaria_common.priority import stand_back
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.layers.checkpoint import Checkpointer
-from planaria_worker.engine.layers.copy import CopyInterrupted, LayerFetcher
+from planaria_worker.engine.layers.copy import CopyInterrupted, CopyServer, LayerFetcher
 from planaria_worker.engine.layers.layer_tasks import LayerTasks
 from planaria_worker.engine.process import convert
 from planaria_worker.engine.recovery.plan_request import Activated, Answer
@@ -57,6 +57,7 @@ class Directives:
         trainer: Trainer,
         layer_tasks: LayerTasks,
         checkpointer: Checkpointer,
+        copy_server: CopyServer,
         vitals: Vitals,
         answer: Callable[[DirectiveResult], None],
         stop: Callable[[str], None],
@@ -67,6 +68,7 @@ class Directives:
         self._trainer = trainer
         self._layer_tasks = layer_tasks
         self._checkpointer = checkpointer
+        self._copy_server = copy_server
         self._store = resources.store
         self._stopwatch = resources.stopwatch
         self._vitals = vitals
@@ -108,6 +110,17 @@ class Directives:
         elif result is not None:
             self._answer(result)
 
+    def fence_itself(self) -> bool:
+        """Sum, commit and serve nothing until the coordinator's next fence: the agent is away.
+
+        The layers stay as they are. Returns whether there are any.
+        """
+        reason = "its agent is away for longer than the lease"
+        self._copy_server.suspend()
+        self._trainer.fence_itself(reason)
+        self._interrupt_copies(self._fence.newest + 1)
+        return bool(self._store.held())
+
     def _begin(self, directive: Directive) -> None:
         kind = directive.WhichOneof("command") or "nothing"
         _log.info("directive", command=kind, generation=directive.generation)
@@ -124,6 +137,7 @@ class Directives:
         fence_time = self._clock.now()
         generation, quiesce = directive.generation, directive.quiesce
         reason = f"fenced by generation {generation}"
+        self._copy_server.resume()
         self._trainer.handover.unstage(
             generation + 1
         )  # an engine that is to stop switches to nothing

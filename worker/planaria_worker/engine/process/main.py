@@ -152,8 +152,16 @@ class EngineProcess:
         drain_logs(_LOG_SECONDS)
         os._exit(code)  # nothing to save, and a thread may be stuck in a library
 
-    def _lease_expired(self) -> None:
-        _log.warning("lease_expired")
+    def _lease_expired(self, is_over: bool) -> float:
+        """Fences the engine when its agent is away for too long; ends it when nobody comes at all.
+
+        Returns for how long its layers are kept.
+        """
+        _log.warning("lease_expired", is_over=is_over)
+        keep_seconds = self._config.unreachable_timeout_seconds
+        has_layers = self._engine is not None and self._engine.fence_itself()
+        if has_layers and keep_seconds and not is_over:
+            return keep_seconds
         drain_logs(_LOG_SECONDS)
         os._exit(EXIT_LEASE_EXPIRED)
 

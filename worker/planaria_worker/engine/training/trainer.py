@@ -159,6 +159,19 @@ class Trainer:
         self._current_groups.shut_data_parallel(reason)
         return True
 
+    def fence_itself(self, reason: str) -> None:
+        """Sum and commit nothing more in the plan in force, nor in one that is staged.
+
+        Directives of a generation that this engine has not begun to train in still take effect.
+        """
+        self.handover.unstage(self._fence.newest + 1)
+        context = self._current_training.context
+        if self._vitals.state == EngineState.ENGINE_STATE_REBUILDING:
+            self._fence.fence_running(self._fence.newest)
+        elif context is not None:
+            self._fence.fence_running(context.generation)
+        self.halt(reason)
+
     def halt(self, reason: str) -> None:
         """End whatever the training thread does or waits for; its gradients are dropped."""
         context = self._current_training.halt()

@@ -62,14 +62,30 @@ class CopyServer:
         self._stall_timeout_seconds = stall_timeout_seconds
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
+        self._served: set[socket.socket] = set()
+        """Those of peers that want layers."""
         self._watchers: set[socket.socket] = set()
         """Greeted, but not yet held by the beacon."""
         self._beacon = LivenessBeacon(farewell=wire.BYE)
         self._is_closed = False
+        self._is_suspended = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.address = format_address(host, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="copy-server", daemon=True).start()
+
+    def suspend(self) -> None:
+        """Serve no layer from now on, to nobody; peers that watch see no end."""
+        self._is_suspended = True
+        with self._lock:
+            served = list(self._served)
+        for connection in served:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def resume(self) -> None:
+        """Serve layers again."""
+        self._is_suspended = False
 
     def close(self) -> None:
         """Say goodbye to the peers that watch, and end every connection."""
@@ -123,6 +139,7 @@ class CopyServer:
                 with self._lock:
                     self._connections.discard(connection)
                     self._watchers.discard(connection)
+                    self._served.discard(connection)
 
     def _converse(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -159,6 +176,10 @@ class CopyServer:
             connection.sendall(wire.LENGTH.pack(len(name)) + name)
             if kind in (wire.Kind.WATCH, wire.Kind.WATCH_BEACON):
                 self._watchers.add(connection)
+            elif self._is_suspended:
+                return None
+            else:
+                self._served.add(connection)
         return wire.Kind(kind)
 
     def _be_watched(self, connection: socket.socket) -> None:
