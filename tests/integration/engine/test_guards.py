@@ -10,6 +10,7 @@ from integration.engine import (
     test_checkpoint_copies,
     test_checkpointed_handover,
     test_evaluation,
+    test_lease,
     test_recovery,
 )
 from integration.engine.handover import test_around_the_commit, test_joining_and_leaving
@@ -32,6 +33,16 @@ GUARDS = (
         "directives of older generations are refused",
         test_recovery.test_invariant_4_a_stale_coordinator_changes_nothing,
     )(on_engines(engines.obey_older_generations)),
+    guard(
+        "an engine without an agent fences itself",
+        test_lease.test_it_fences_itself_and_goes_on_after_a_fence_of_the_coordinator,
+        is_slow=True,
+    )(on_engines(engines.train_without_an_agent)),
+    guard(
+        "an engine without an agent serves no layers",
+        test_lease.test_it_fences_itself_and_goes_on_after_a_fence_of_the_coordinator,
+        is_slow=True,
+    )(on_engines(engines.serve_without_an_agent)),
     guard(
         "a step that is begun again begins without gradients",
         test_recovery.test_an_engine_is_killed_within_a_step,

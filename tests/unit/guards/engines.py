@@ -13,7 +13,7 @@ from torch import Tensor
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import Fence
 from planaria_worker.engine.layers.checkpoint.checkpointer import Checkpointer
-from planaria_worker.engine.layers.copy import CommitFeed
+from planaria_worker.engine.layers.copy import CommitFeed, CopyServer
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.handover import Handover
@@ -30,6 +30,7 @@ from planaria_worker.engine.step.evaluation_pass import EvaluationPass
 from planaria_worker.engine.step.training_context import TrainingContext
 from planaria_worker.engine.step.two_phase_commit import CommitResult, TwoPhaseCommit
 from planaria_worker.engine.step_progress import StepProgress
+from planaria_worker.engine.training.trainer import Trainer
 from planaria_worker.engine.training.training_loop import TrainingLoop
 from support.engines.processes import Engines
 from unit.guards.guard import Remove, swap
@@ -42,6 +43,16 @@ def on_engines(remove: Remove) -> Remove:
         patch.setattr(Engines, "without", remove)
 
     return remove_on_engines
+
+
+def train_without_an_agent(patch: pytest.MonkeyPatch) -> None:
+    """An engine only says that its agent is away for too long."""
+    swap(patch, Trainer.fence_itself, lambda self, reason: None)
+
+
+def serve_without_an_agent(patch: pytest.MonkeyPatch) -> None:
+    """A fenced engine serves layers though nobody knows any more what they are worth."""
+    swap(patch, CopyServer.suspend, lambda self: None)
 
 
 def commit_in_one_phase(patch: pytest.MonkeyPatch) -> None:

@@ -234,7 +234,7 @@ def test_the_lease_ends_unless_it_is_renewed(tmp_path: Path, open_agent: OpenAge
 def test_a_lease_that_is_over_is_followed_by_a_longer_time(
     tmp_path: Path, open_agent: OpenAgent
 ) -> None:
-    """An agent that comes meanwhile begins it anew."""
+    """An agent that comes meanwhile begins it again."""
     engine = Engine(tmp_path / "engine.sock")
     agent = open_agent(engine.path)
     for _ in range(2):
