@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,10 +10,15 @@ import pytest
 
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
+from benchmarks.oracle.from_spec import reference_run
 from e2e.conftest import NUM_NODES
+from planaria.job import JobSpec
 from support.repository import ROOT
 
 pytestmark = pytest.mark.e2e
+
+MEMORY_BYTES = 10_000_000
+"""Of the model, 8.5 MB of state and 4.6 MB of activations for each microbatch in flight."""
 
 HANGING = """
 import sys, threading
@@ -79,6 +84,75 @@ def test_a_scheduler_killed_in_the_middle_of_a_decision_is_overruled(
     assert ended.state == "SUCCEEDED", ended.error
     assert nodes_of(five_nodes, job.id) == {f"node-{index}" for index in range(NUM_NODES)}
     assert "disconnected before it answered" in overrulings(five_nodes, job.id)[0]
+
+
+@pytest.fixture(scope="module")
+def small_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return a cluster of nodes that hold half of the model, and one second for decisions."""
+    folder = tmp_path_factory.mktemp("small") / "cluster"
+    with SmallNodes(folder, decision_deadline_seconds=1) as cluster:
+        cluster.start(NUM_NODES)
+        yield cluster
+
+
+class SmallNodes(Cluster):
+    def node_options(self, node_id: str) -> Mapping[str, object]:
+        return {"accelerator-memory-bytes": MEMORY_BYTES, "label": f"rack={node_id}"}
+
+
+@pytest.fixture(scope="module")
+def trained(text: Path) -> JobSpec:
+    """Two pipelines by the nodes' memory."""
+    return small_job(text, training__steps=24, scheduler="mine", resources__min_nodes=NUM_NODES)
+
+
+@pytest.fixture(scope="module")
+def digest(trained: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return reference_run(trained, tmp_path_factory.mktemp("oracle")).digest
+
+
+RULES = {
+    "layers": "pipelines[0].stages[0].first_layer is 1, must be 0",
+    "accelerator": "pipelines[0].stages[1].accelerators is 0, which an earlier stage has",
+    "lost node": "pipelines[0].stages[0].node_id is 'node-3', must be one of node-0, node-1",
+    "microbatches": "must have each of the 8 microbatches exactly once",
+    "memory": "does not fit into",
+    "fault tolerance": "must be on 2 (resilience.fault_tolerance)",
+    "late": "did not answer within 1 s",
+    "hang": "did not answer within 1 s",
+    "killed": "disconnected before it answered",
+    "garbage": "disconnected before it answered",
+    "double": "",
+}
+QUICK = "memory"
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [pytest.param(name, marks=[] if name == QUICK else pytest.mark.slow) for name in RULES],
+)
+def test_a_scheduler_that_misbehaves_in_a_recovery_changes_nothing(
+    small_nodes: Cluster, trained: JobSpec, digest: str, behaviour: str
+) -> None:
+    """The planner's plan is taken, an event names the rule, and the model is the same."""
+    cluster = small_nodes
+    cluster.heal(NUM_NODES)
+    script = ("tests/support/misbehaving_scheduler.py", cluster.grpc_address, "mine")
+    with run(*script, str(cluster.token_file), behaviour) as scheduler:
+        job = cluster.client.submit(trained)
+        cluster.wait_for_step(job.id, 5)
+        cluster.kill_node("node-3")
+        assert read_line(scheduler) == f"asked: {behaviour}"
+        ended = cluster.wait_for_end(job.id)
+
+    assert ended.state == "SUCCEEDED", ended.error
+    assert ended.final_digest == digest
+    told = overrulings(cluster, job.id)
+    if RULES[behaviour]:
+        assert RULES[behaviour] in told[0]
+    else:
+        assert told == []
+    assert len([message for message in told if "did not answer" in message]) <= 1
 
 
 def nodes_of(cluster: Cluster, job_id: str) -> set[str]:
