@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.coordinator import Coordinator
+from planaria_coordinator.application.events import check_position
 from planaria_coordinator.application.jobs.jobs import JobView, Submission
 from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import GenerationRecord, Page
@@ -205,10 +206,11 @@ class FakeJobs:
         line = LogLine(job_id=job_id, engine_id="e", time=NOON, text="hello", sequence=1)
         return page_of([line], page)
 
-    async def watch(self, job_id: str) -> AsyncIterator[JobView]:
+    async def watch(self, job_id: str, *, after_sequence: int = 0) -> AsyncIterator[JobView]:
         found = await self.get(job_id)
-        yield JobView(job=found, sequence=7)
-        yield JobView(job=replace(found, state=JobState.SUCCEEDED), sequence=9)
+        seen = event(after_sequence + 1)
+        yield JobView(job=found, sequence=after_sequence + 1, events=(seen,))
+        yield JobView(job=replace(found, state=JobState.SUCCEEDED), sequence=after_sequence + 3)
 
 
 class FakeCluster:
@@ -270,6 +272,9 @@ class FakeEvents:
         return Page(
             items=tuple(found[:size]), next_page_token=str(found[size - 1].sequence) if more else ""
         )
+
+    async def check_position(self, after_sequence: int) -> None:
+        check_position(after_sequence, self.stored[-1].sequence)
 
     async def watch(self, *, after_sequence: int = 0, job_id: str = "") -> AsyncIterator[Event]:
         self.num_watchers += 1

@@ -183,9 +183,10 @@ async def test_watchers_end_when_the_server_stops(
 async def test_watching_a_job_until_it_ends(channel: grpc.aio.Channel) -> None:
     """The job as it is, then each change; the stream ends with the job."""
     call = JobServiceStub(channel).WatchJob(
-        job_pb.WatchJobRequest(job_id="job-1"), metadata=bearer(TOKEN)
+        job_pb.WatchJobRequest(job_id="job-1", after_sequence=6), metadata=bearer(TOKEN)
     )
 
-    views = [(response.job.state, response.sequence) async for response in call]
+    views = [(view.job.state, view.sequence, len(view.events)) async for view in call]
 
-    assert views == [(resources_pb2.JOB_STATE_RUNNING, 7), (resources_pb2.JOB_STATE_SUCCEEDED, 9)]
+    running, succeeded = resources_pb2.JOB_STATE_RUNNING, resources_pb2.JOB_STATE_SUCCEEDED
+    assert views == [(running, 7, 1), (succeeded, 9, 0)]

@@ -228,6 +228,48 @@ async def test_a_watched_job_is_seen_changing_until_it_ends() -> None:
     assert states[-1] == (JobState.SUCCEEDED, 3)
 
 
+async def test_a_watcher_of_a_job_that_is_cut_off_anywhere_gets_every_event_once() -> None:
+    """Whatever view it saw last, the coordinator's death included."""
+    world = await running_world(3)
+    seen: list[int] = []
+    position = 0
+
+    async def watch(num_views: int) -> None:
+        nonlocal position
+        views = world.coordinator.jobs.watch(world.job_id, after_sequence=position)
+        for view in await take(views, num_views):
+            seen.extend(event.sequence for event in view.events)
+            position = view.sequence
+
+    await watch(1)
+    await world.kill_node("n1")
+    await watch(1)
+    await world.crash_coordinator()
+    await world.reconnect()
+    await world.train(2)
+    await watch(1)
+    await world.coordinator.jobs.cancel(world.job_id)
+    await world.settle()
+    await watch(1)
+
+    expected = [event.sequence for event in world.events if event.job_id == world.job_id]
+    assert seen == expected
+    assert world.events[seen[-1] - 1].type == "job_cancelled"
+
+
+async def test_a_watcher_that_has_seen_more_than_there_is_learns_it() -> None:
+    """It watched another database; to wait for that number would be to miss all until then."""
+    world = await running_world(2)
+    newest = world.events[-1].sequence
+    for views in (
+        world.coordinator.jobs.watch(world.job_id, after_sequence=newest + 1),
+        world.coordinator.events.watch(after_sequence=newest + 1),
+    ):
+        with pytest.raises(PlanariaError, match=f"must be at most {newest}, the newest") as caught:
+            await anext(views)
+        assert caught.value.metadata["field"] == "after_sequence"
+
+
 async def test_the_plan_that_is_read_is_the_newest_that_was_used() -> None:
     world = World()
     await world.start(0)

@@ -133,7 +133,8 @@ class ClusterServiceServicer(object):
 
     def WatchEvents(self, request, context):
         """Sends every event after a sequence number, then each one as it happens. A watcher that was cut
-        off continues from the last sequence it saw and misses none.
+        off continues from the last sequence it saw, misses none and gets none twice. Events are kept for
+        as long as the database. Fails with INVALID_ARGUMENT for a sequence that is yet to come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

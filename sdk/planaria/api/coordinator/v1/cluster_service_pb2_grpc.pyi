@@ -51,7 +51,8 @@ class ClusterServiceStub:
     """Lists events, the oldest first."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_cluster_service_pb2.WatchEventsRequest, _cluster_service_pb2.WatchEventsResponse]
     """Sends every event after a sequence number, then each one as it happens. A watcher that was cut
-    off continues from the last sequence it saw and misses none.
+    off continues from the last sequence it saw, misses none and gets none twice. Events are kept for
+    as long as the database. Fails with INVALID_ARGUMENT for a sequence that is yet to come.
     """
 
 @_typing.type_check_only
@@ -77,7 +78,8 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """Lists events, the oldest first."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_cluster_service_pb2.WatchEventsRequest, _cluster_service_pb2.WatchEventsResponse]  # type: ignore[assignment]
     """Sends every event after a sequence number, then each one as it happens. A watcher that was cut
-    off continues from the last sequence it saw and misses none.
+    off continues from the last sequence it saw, misses none and gets none twice. Events are kept for
+    as long as the database. Fails with INVALID_ARGUMENT for a sequence that is yet to come.
     """
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -148,7 +150,8 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_cluster_service_pb2.WatchEventsResponse], _abc.AsyncIterator[_cluster_service_pb2.WatchEventsResponse]]:
         """Sends every event after a sequence number, then each one as it happens. A watcher that was cut
-        off continues from the last sequence it saw and misses none.
+        off continues from the last sequence it saw, misses none and gets none twice. Events are kept for
+        as long as the database. Fails with INVALID_ARGUMENT for a sequence that is yet to come.
         """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

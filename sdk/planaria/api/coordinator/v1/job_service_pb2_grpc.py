@@ -172,7 +172,10 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Sends the job each time it changes, beginning with what it is now. Fails with JOB_NOT_FOUND.
+        """Sends the job each time it changes, beginning with what it is now, with its events since. A
+        watcher that was cut off continues from the last sequence it saw: it misses no event and gets
+        none twice, whatever became of the coordinator meanwhile. Ends with the job.
+        Fails with JOB_NOT_FOUND, or INVALID_ARGUMENT for a sequence that is yet to come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

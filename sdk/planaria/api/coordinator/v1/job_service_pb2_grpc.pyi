@@ -62,7 +62,11 @@ class JobServiceStub:
     ListJobLogs: _grpc.UnaryUnaryMultiCallable[_job_service_pb2.ListJobLogsRequest, _job_service_pb2.ListJobLogsResponse]
     """Lists lines that the job's engines wrote, the oldest first. Fails with JOB_NOT_FOUND."""
     WatchJob: _grpc.UnaryStreamMultiCallable[_job_service_pb2.WatchJobRequest, _job_service_pb2.WatchJobResponse]
-    """Sends the job each time it changes, beginning with what it is now. Fails with JOB_NOT_FOUND."""
+    """Sends the job each time it changes, beginning with what it is now, with its events since. A
+    watcher that was cut off continues from the last sequence it saw: it misses no event and gets
+    none twice, whatever became of the coordinator meanwhile. Ends with the job.
+    Fails with JOB_NOT_FOUND, or INVALID_ARGUMENT for a sequence that is yet to come.
+    """
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -98,7 +102,11 @@ class JobServiceAsyncStub(JobServiceStub):
     ListJobLogs: _aio.UnaryUnaryMultiCallable[_job_service_pb2.ListJobLogsRequest, _job_service_pb2.ListJobLogsResponse]  # type: ignore[assignment]
     """Lists lines that the job's engines wrote, the oldest first. Fails with JOB_NOT_FOUND."""
     WatchJob: _aio.UnaryStreamMultiCallable[_job_service_pb2.WatchJobRequest, _job_service_pb2.WatchJobResponse]  # type: ignore[assignment]
-    """Sends the job each time it changes, beginning with what it is now. Fails with JOB_NOT_FOUND."""
+    """Sends the job each time it changes, beginning with what it is now, with its events since. A
+    watcher that was cut off continues from the last sequence it saw: it misses no event and gets
+    none twice, whatever became of the coordinator meanwhile. Ends with the job.
+    Fails with JOB_NOT_FOUND, or INVALID_ARGUMENT for a sequence that is yet to come.
+    """
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Submits, reads and changes jobs; mirrors /api/v1/jobs."""
@@ -197,6 +205,10 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _job_service_pb2.WatchJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_job_service_pb2.WatchJobResponse], _abc.AsyncIterator[_job_service_pb2.WatchJobResponse]]:
-        """Sends the job each time it changes, beginning with what it is now. Fails with JOB_NOT_FOUND."""
+        """Sends the job each time it changes, beginning with what it is now, with its events since. A
+        watcher that was cut off continues from the last sequence it saw: it misses no event and gets
+        none twice, whatever became of the coordinator meanwhile. Ends with the job.
+        Fails with JOB_NOT_FOUND, or INVALID_ARGUMENT for a sequence that is yet to come.
+        """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

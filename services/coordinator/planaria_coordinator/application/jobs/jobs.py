@@ -8,12 +8,14 @@ from typing import Any
 from planaria.job import JobSpec
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.words import counted_of
+from planaria_coordinator.application.events import WATCH_PAGE_SIZE, check_position
 from planaria_coordinator.application.jobs.submission import read_job_spec, requirements_of
 from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import GenerationRecord, Page
 from planaria_coordinator.application.requests import Request
 from planaria_coordinator.application.state import SharedState, wrong_state
 from planaria_coordinator.domain.engines.node import NodeState
+from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job, JobState, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_problem
@@ -44,7 +46,9 @@ class JobView:
 
     job: Job
     sequence: int
-    """Sequence number of the newest event that it contains."""
+    """No event of the job up to here is left to be told."""
+    events: tuple[Event, ...] = ()
+    """Since the view before, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,22 +263,39 @@ class Jobs:
         async with self._state.database.unit_of_work() as work:
             return await work.log_lines.page(job_id, page.or_default(1000))
 
-    async def watch(self, job_id: str) -> AsyncIterator[JobView]:
+    async def watch(self, job_id: str, *, after_sequence: int = 0) -> AsyncIterator[JobView]:
         """Yield the job as it is now, then each time it changes, until it has ended.
 
+        Args:
+            job_id: the job.
+            after_sequence: where an earlier watch has come to: its events follow without a gap.
+
         Raises:
-            PlanariaError: JOB_NOT_FOUND, from the first step of the iteration.
+            PlanariaError: from the first step of the iteration. JOB_NOT_FOUND, or INVALID_ARGUMENT
+                for a sequence number that is yet to come.
         """
+        sequence, has_ended = after_sequence, False
         while True:
             actor = self._state.actors.get(job_id)
             count = actor.changes.count if actor is not None else 0
             async with self._state.database.unit_of_work() as work:
-                sequence = await work.events.newest_sequence()
+                newest = await work.events.newest_sequence()
+                check_position(sequence, newest)
+                events = tuple(
+                    await work.events.after(sequence, job_id=job_id, limit=WATCH_PAGE_SIZE)
+                )
+            is_last_page = len(events) < WATCH_PAGE_SIZE
+            last = events[-1].sequence if events else 0
+            sequence = max(newest, last) if is_last_page else last
             job = await self.get(job_id)
-            yield JobView(job=job, sequence=sequence)
-            if job.state.is_terminal or actor is None:
+            if events or not has_ended:
+                yield JobView(job=job, sequence=sequence, events=events)
+            if has_ended and is_last_page:
                 return
-            await actor.changes.beyond(count)
+            if job.state.is_terminal or actor is None:
+                has_ended = True  # its last events may have been stored after they were read here
+            elif is_last_page:
+                await actor.changes.beyond(count)
 
     # -- changing ----------------------------------------------------------------------------------
 

@@ -101,9 +101,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     async def WatchJob(
         self, request: pb.WatchJobRequest, _context: Context
     ) -> AsyncIterator[pb.WatchJobResponse]:
-        views = self._jobs.watch(request.job_id)
+        views = self._jobs.watch(request.job_id, after_sequence=request.after_sequence)
         async for view in until_stopped(views, stopping=self._stopping):
             if view is not None:
-                yield pb.WatchJobResponse(
-                    job=to_message(view.job, resources_pb2.Job), sequence=view.sequence
-                )
+                yield to_message(view, pb.WatchJobResponse)

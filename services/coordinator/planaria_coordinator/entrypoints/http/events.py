@@ -52,6 +52,7 @@ async def list_events(
     """List events, the oldest first, or follow them as server-sent events."""
     if wants_stream(request):
         after = resume_point(last_event_id, after_sequence)
+        await events.check_position(after)  # while there can still be an error in the answer
         return stream(events.watch(after_sequence=after, job_id=job_id), provided.stopping)
     page = replace(page, page_token=page.page_token or str(after_sequence))
     return await events.list(page, job_id=job_id)
