@@ -274,7 +274,7 @@ class FakeEvents:
         )
 
     async def check_position(self, after_sequence: int) -> None:
-        check_position(after_sequence, self.stored[-1].sequence)
+        check_position(after_sequence, max((e.sequence for e in self.stored), default=0))
 
     async def watch(self, *, after_sequence: int = 0, job_id: str = "") -> AsyncIterator[Event]:
         self.num_watchers += 1
