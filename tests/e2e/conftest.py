@@ -1,6 +1,6 @@
 """Clusters for end-to-end tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,8 @@ from benchmarks.common import cluster as clusters
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import write_text
 from benchmarks.common.processes import start_process
+from benchmarks.oracle.from_spec import reference_run
+from planaria.job import JobSpec
 from support.engines.zygote import Zygote
 
 NUM_NODES = 5
@@ -58,3 +60,18 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a file of real English text."""
     return write_text(tmp_path_factory.mktemp("corpus") / "python.txt")
+
+
+@pytest.fixture(scope="session")
+def digest_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobSpec], str]:
+    """Return what gives the digest of an undisturbed run, made once for jobs that train alike."""
+    known: dict[str, str] = {}
+
+    def digest(spec: JobSpec) -> str:
+        sections = (spec.model, spec.data, spec.training)
+        key = "".join(section.model_dump_json() for section in sections)
+        if key not in known:
+            known[key] = reference_run(spec, tmp_path_factory.mktemp("oracle")).digest
+        return known[key]
+
+    return digest

@@ -1,13 +1,14 @@
 """SIGTERM to an agent says that its machine goes away: its jobs hand over, then it ends."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
-from benchmarks.oracle.from_spec import reference_run
+from planaria.job import JobSpec
 
 pytestmark = pytest.mark.e2e
 
@@ -18,10 +19,10 @@ def changes_of(cluster: Cluster, node_id: str) -> list[str]:
 
 
 def test_a_node_whose_agent_is_asked_to_end_is_drained_first(
-    cluster: Cluster, text: Path, tmp_path: Path
+    cluster: Cluster, text: Path, digest_of: Callable[[JobSpec], str]
 ) -> None:
     """Training goes on meanwhile; nobody waits for the lease of the node, and it may come back."""
-    spec = small_job(text, training__steps=60, resources__min_nodes=3)
+    spec = small_job(text, training__steps=100, resources__min_nodes=3)
     cluster.start(3)
     job = cluster.client.submit(spec)
     cluster.wait_for_step(job.id, 3)
@@ -44,7 +45,7 @@ def test_a_node_whose_agent_is_asked_to_end_is_drained_first(
     causes = [recovery.cause for recovery in cluster.client.job_recoveries(job.id)]
     assert causes[0] == "node_drained"
     assert not {"node_lost", "engine_lost"} & set(causes)
-    assert end.final_digest == reference_run(spec, tmp_path / "oracle").digest
+    assert end.final_digest == digest_of(spec)
 
 
 class Hasty(Cluster):

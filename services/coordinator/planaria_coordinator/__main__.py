@@ -26,7 +26,12 @@ async def serve(settings: CoordinatorSettings) -> None:
             grpc_address=endpoints.grpc_address, http_url=endpoints.http_url, pid=os.getpid()
         )
         replaced = asyncio.ensure_future(endpoints.was_replaced.wait())
-        await asyncio.wait({stopped, replaced}, return_when=asyncio.FIRST_COMPLETED)
+        ended = asyncio.ensure_future(endpoints.until_http_ends())
+        await asyncio.wait({stopped, replaced, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done() and not stopped.done():
+            raise PlanariaError(
+                ErrorReason.INTERNAL, f"the HTTP server ended: {ended.exception() or 'by itself'}"
+            )
     if not stopped.done():
         raise PlanariaError(
             ErrorReason.NOT_LEADER,

@@ -2,11 +2,11 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from planaria.api.coordinator.v1.cluster_service_pb2_grpc import (
     add_ClusterServiceServicer_to_server,
@@ -49,6 +49,8 @@ class Endpoints:
     http_url: str
     was_replaced: asyncio.Event
     """Set when another coordinator has opened the database: this one can only end."""
+    until_http_ends: Callable[[], Coroutine[Any, Any, None]]
+    """Returns, or raises, when users are served no more: this one can only end."""
 
 
 @asynccontextmanager
@@ -102,6 +104,7 @@ async def run_coordinator(settings: CoordinatorSettings) -> AsyncIterator[Endpoi
                 grpc_address=_address(settings, grpc_server.port),
                 http_url=_url(settings, http_server.port),
                 was_replaced=database.was_replaced,
+                until_http_ends=http_server.wait_until_ended,
             )
         finally:
             stopping.set()  # /readyz says so, and streams to watchers end

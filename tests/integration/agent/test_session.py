@@ -1,6 +1,7 @@
 """The agent's session: which coordinator it holds one with, and when it leaves it."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ import grpc
 import pytest
 
 from integration.agent.fake_worker_service import FakeWorkerService, serve
-from planaria.api.worker.v1.worker_service_pb2 import Echo
+from planaria.api.worker.v1.worker_service_pb2 import Echo, LogLines
 from planaria_common.errors import PlanariaError
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.machine import Machine
@@ -78,6 +79,24 @@ async def test_an_agent_that_is_refused_for_good_ends_with_the_reason(
     async with serving(FakeWorkerService(REFUSAL)) as ports:
         with pytest.raises(PlanariaError, match="wrong token"):
             await new_session(*ports).run()
+
+
+async def test_a_node_whose_logs_cannot_be_read_for_hanging_is_still_heard(
+    new_session: NewSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that hangs under engines' logs."""
+    goes_on = threading.Event()
+
+    def hang(_agent: Agent) -> list[LogLines]:
+        goes_on.wait(60)
+        return []
+
+    monkeypatch.setattr(Agent, "new_log_lines", hang)
+    coordinator = FakeWorkerService()
+    async with serving(coordinator) as ports, holding(new_session(*ports)):
+        for _ in range(3):
+            await coordinator.next("heartbeat")
+        goes_on.set()
 
 
 async def test_an_agent_that_one_of_two_coordinators_refuses_goes_to_the_other(

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import secrets
+import shutil
 import signal
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
@@ -39,6 +41,7 @@ from planaria_common.version import PROTOCOL_VERSION, package_version
 from planaria_worker.agent.engine_handle import EngineHandle
 from planaria_worker.agent.engine_process import LOG_FILE, SOCKET_FILE, Launch
 from planaria_worker.agent.engines import Engines
+from planaria_worker.agent.host_faults import is_host_fault
 from planaria_worker.agent.log_tail import last_lines
 from planaria_worker.agent.machine import Machine
 from planaria_worker.agent.outbox import Outbox
@@ -58,6 +61,9 @@ MAX_PROBES = 16
 """At a time; more are not answered."""
 MAX_PROBE_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
+START_PAUSE_SECONDS = 1.0
+START_TRIES = 30
+"""Of an engine, while the machine lacks space, descriptors or memory."""
 
 log = get_logger("agent")
 
@@ -148,7 +154,7 @@ class Agent:
             self._stored_reports.acknowledge(response.reports_stored.report_number)
             return
         if response.HasField("probe"):
-            self._spawn(self._probe(response.probe))
+            self._spawn(response.probe.probe_id, self._probe(response.probe))
             return
         if not response.HasField("directive"):
             return  # a newer coordinator may say more than we understand
@@ -165,11 +171,11 @@ class Agent:
         log.debug("directive", command=command, engine_id=directive.engine_id)
         handle = self.engines.get(directive.engine_id)
         if command == "stop":
-            self._spawn(self._stop(directive, handle))
+            self._spawn(directive.directive_id, self._stop(directive, handle))
         elif handle is not None:
             handle.send(directive)
         elif command == "prepare":
-            self._spawn(self._prepare(directive))
+            self._spawn(directive.directive_id, self._prepare(directive))
         else:
             self._refuse(directive, _no_such_engine(directive, self._settings.node_id))
 
@@ -229,21 +235,43 @@ class Agent:
     # -- directives that are the agent's own ------------------------------------------------------
 
     async def _prepare(self, directive: Directive) -> None:
+        """Start an engine; where the machine lacks something, wait a while for it."""
+        for num_tries in itertools.count(1):
+            try:
+                await self._start_engine(directive)
+                return
+            except Exception as error:  # whatever it was, the coordinator must hear of it
+                if not is_host_fault(error):
+                    self._cannot_prepare(directive, error, ErrorReason.ENGINE_FAILED)
+                    return
+                if num_tries == START_TRIES:
+                    self._cannot_prepare(directive, error, ErrorReason.UNAVAILABLE)
+                    return
+                log.warning("start_waits", engine_id=directive.engine_id, cause=str(error))
+            await asyncio.sleep(START_PAUSE_SECONDS)
+
+    async def _start_engine(self, directive: Directive) -> None:
+        data = await asyncio.to_thread(
+            prepare_data,
+            directive.prepare.job_spec,
+            self._settings.data_dir / "data",
+            self._settings.node_id,
+        )
+        # In threads, as all that touches the disk: where it hangs, the node is still heard.
+        folder = await asyncio.to_thread(self.engines.new_folder, directive.engine_id)
         try:
-            data = await asyncio.to_thread(
-                prepare_data,
-                directive.prepare.job_spec,
-                self._settings.data_dir / "data",
-                self._settings.node_id,
-            )
-            folder = self.engines.new_folder(directive.engine_id)
             await self.engines.start(folder, self._engine_config(directive, data, folder))
-        except PlanariaError as error:
+        except Exception:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            raise
+
+    def _cannot_prepare(self, directive: Directive, error: Exception, reason: ErrorReason) -> None:
+        if isinstance(error, PlanariaError) and reason is not ErrorReason.UNAVAILABLE:
             self._refuse(directive, error)
-        except Exception as error:  # whatever it was, the coordinator must hear of it
-            log.exception("prepare_failed", engine_id=directive.engine_id)
-            detail = f"{type(error).__name__}: {error}"
-            self._refuse(directive, _cannot_start(self._settings.node_id, detail))
+            return
+        log.error("prepare_failed", engine_id=directive.engine_id, exc_info=error)
+        detail = f"{type(error).__name__}: {error}"
+        self._refuse(directive, _cannot_start(self._settings.node_id, detail, reason))
 
     def _engine_config(
         self, directive: Directive, data: PreparedData, folder: Path
@@ -343,10 +371,18 @@ class Agent:
     def _refuse(self, directive: Directive, error: PlanariaError) -> None:
         self._answer(_result(directive, failure=_failure(error)))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, directive_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Act in the background; a directive that was not carried out may come again."""
+
+        def note_end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("task_failed", directive_id=directive_id, exc_info=error)
+                self._results.pop(directive_id, None)
+
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(note_end)
 
 
 def _result(directive: Directive, **outcome: Any) -> DirectiveResult:
@@ -382,9 +418,11 @@ def _no_such_engine(directive: Directive, node_id: str) -> PlanariaError:
     )
 
 
-def _cannot_start(node_id: str, detail: str) -> PlanariaError:
+def _cannot_start(
+    node_id: str, detail: str, reason: ErrorReason = ErrorReason.ENGINE_FAILED
+) -> PlanariaError:
     return PlanariaError(
-        ErrorReason.ENGINE_FAILED,
+        reason,
         f"node {node_id} cannot start an engine: {detail}",
         {"node_id": node_id, "detail": detail},
     )

@@ -20,6 +20,7 @@ from planaria_worker.engine_config import EngineConfig
 from planaria_worker.link import read_message, socket_address, write_message
 
 CONNECT_PAUSE_SECONDS = 0.05
+WATCH_PAUSE_SECONDS = 0.5
 
 log = get_logger("engine")
 
@@ -83,11 +84,19 @@ class EngineHandle:
         """Hold the link until the process has ended; returns its exit code, if known."""
         link = asyncio.create_task(self._hold_link())
         try:
-            return await self.process.wait()
+            return await self._wait()
         finally:
             link.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await link
+
+    async def _wait(self) -> int | None:
+        while True:
+            try:
+                return await self.process.wait()
+            except OSError as error:  # no descriptor to watch it with: nobody else would
+                log.warning("engine_not_watched", engine_id=self.engine_id, cause=str(error))
+            await asyncio.sleep(WATCH_PAUSE_SECONDS)
 
     async def _hold_link(self) -> None:
         while True:
@@ -95,6 +104,8 @@ class EngineHandle:
                 await self._use_link()
             except OSError as error:
                 log.debug("engine_link_lost", engine_id=self.engine_id, cause=str(error))
+            except Exception:  # an engine without a link would be taken for one that hangs
+                log.exception("engine_link_failed", engine_id=self.engine_id)
             await asyncio.sleep(CONNECT_PAUSE_SECONDS)
 
     async def _use_link(self) -> None:

@@ -82,7 +82,7 @@ class Engines:
         Raises:
             OSError: its process cannot be made.
         """
-        config.dump(folder / CONFIG_FILE)
+        await asyncio.to_thread(config.dump, folder / CONFIG_FILE)
         process = await asyncio.to_thread(self._launch, folder, config)
         log.info("engine_started", engine_id=config.engine_id, pid=process.pid)
         return self._watch(folder, config, process)

@@ -9,11 +9,13 @@ forked from it. Both processes are started again if they are lost. The zygote en
 the fork server when the engines have ended, too.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -120,7 +122,7 @@ class Launcher:
 
     def _fork_from_families(self, folder: Path) -> EngineProcess:
         pid = self._families.fork(folder)
-        return record_process(folder, pid, lambda: self._families.exit_code(pid))
+        return _recorded(folder, pid, lambda: self._families.exit_code(pid))
 
     def _fork_from_server(self, folder: Path) -> EngineProcess:
         process = self._context.Process(target=_run_engine, args=(folder,), name=folder.name)
@@ -135,7 +137,17 @@ class Launcher:
             process.join(EXIT_CODE_TIMEOUT_SECONDS)
             return process.exitcode
 
-        return record_process(folder, process.pid, exit_code)
+        return _recorded(folder, process.pid, exit_code)
+
+
+def _recorded(folder: Path, pid: int, exit_code: Callable[[], int | None]) -> EngineProcess:
+    """Write down which process an engine is; one of which nobody would know is ended."""
+    try:
+        return record_process(folder, pid, exit_code)
+    except OSError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # our own child's child: nobody else has its pid yet
+        raise
 
 
 def _has_imported_model(config: EngineConfig) -> bool:

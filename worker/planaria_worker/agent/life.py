@@ -6,6 +6,7 @@ import signal
 
 from planaria_common.logging import get_logger
 from planaria_common.service import announce_ready, stop_signals
+from planaria_common.supervised import supervised
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.concurrency import until_first_ends
 from planaria_worker.agent.engine_process import Launch
@@ -41,8 +42,8 @@ async def live(
     try:
         await until_first_ends(
             session.run(),
-            agent.keep_leases(),
-            agent.end_silent_engines(),
+            supervised("keep-leases", agent.keep_leases),
+            supervised("end-silent-engines", agent.end_silent_engines),
             _until_stopped(agent, settings.drain_grace_seconds),
         )
     finally:

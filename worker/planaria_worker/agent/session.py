@@ -150,6 +150,7 @@ class Session:
                 self._read(call),
                 self._write(call),
                 self._beat(call, interval),
+                self._pass_on_logs(call, interval),
                 self._await_answers(interval),
             )
 
@@ -198,7 +199,12 @@ class Session:
     async def _beat(self, call: "Call", interval_seconds: float) -> None:
         while True:
             await self._send_heartbeat(call)
-            for lines in self._node.new_log_lines():
+            await self._sleep(interval_seconds)
+
+    async def _pass_on_logs(self, call: "Call", interval_seconds: float) -> None:
+        """In a thread: a file system that hangs must not keep the node from being heard."""
+        while True:
+            for lines in await asyncio.to_thread(self._node.new_log_lines):
                 await self._send(call, SessionRequest(log_lines=lines))
             await self._sleep(interval_seconds)
 

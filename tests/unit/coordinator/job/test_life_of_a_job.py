@@ -334,6 +334,25 @@ async def test_an_engine_that_does_not_start_is_tried_again_and_then_done_withou
     assert len(world.members()) == 2
 
 
+async def test_a_job_that_no_machine_can_start_at_the_moment_waits() -> None:
+    """A disk that is full everywhere is no reason to fail, nor to do without the nodes later."""
+    world = World()
+    await world.start(2)
+    for agent in world.agents.values():
+        agent.refusal = Failure(
+            reason=ErrorReason.UNAVAILABLE, message="No space left on device", metadata={}
+        )
+    await world.submit()
+    job = await world.job()
+    assert (job.state, job.error) == (JobState.PENDING, None)
+    assert "No space left on device" in job.waiting_reason
+    for agent in world.agents.values():
+        agent.refusal = None
+    await world.advance(5)
+    assert (await world.job()).state is JobState.RUNNING
+    assert len(world.members()) == 2
+
+
 async def test_an_engine_that_never_answers_prepare_is_given_up() -> None:
     world = World()
     await world.start(3)

@@ -23,6 +23,7 @@ from planaria_worker.link import Decoder, LinkError, encode, socket_address
 
 SNAPSHOT_SECONDS = 1.0
 _READ_BYTES = 1 << 16
+_REST_SECONDS = 0.1
 
 _log = get_logger("control")
 
@@ -142,6 +143,7 @@ class Control:
             except Exception:  # a thread that answers no directive is worse than any error
                 _log.exception("control_failed")
                 self._hang_up()
+                time.sleep(_REST_SECONDS)  # such as without descriptors: the next turn fails, too
         self._hang_up()
         self._selector.close()
         for end in (self._listener, self._waker, self._wakened):

@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria_common.errors import ErrorReason
+from planaria_common.supervised import start_supervised_thread
 from planaria_worker.engine.groups import Communicators
 from planaria_worker.engine.groups.group import Work
 from planaria_worker.engine.telemetry import Stopwatch, Vitals
@@ -60,7 +61,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begins to look; for as long as the process lives."""
-        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+        start_supervised_thread("watchdog", self._run)
 
     def _run(self) -> None:
         pause = threading.Event()

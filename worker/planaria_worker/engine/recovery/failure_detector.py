@@ -165,6 +165,10 @@ class FailureDetector:
     def _guarded(self, peer: _Peer, step: Callable[[_Peer], None]) -> None:
         try:
             step(peer)
+        except OSError as error:  # such as no descriptor: that says nothing of the peer
+            self._disconnect(peer)
+            peer.retry_time = self._clock.monotonic() + _RETRY_SECONDS
+            _log.warning("peer_not_watched_yet", peer=peer.engine_id, cause=str(error))
         except Exception:
             _log.exception("peer_not_watched", peer=peer.engine_id)
             self._disconnect(peer)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from planaria_common.errors import ErrorReason, InvalidArgumentError, PlanariaError
 from planaria_common.logging import get_logger
@@ -69,6 +70,8 @@ class JobActor:
         self._dependencies = dependencies
         self._newest: deque[StepMetrics] = deque(newest, maxlen=NUM_STEPS_FOR_RATE)
         self._new_steps: dict[int, StepMetrics] = {}
+        self._not_stored = ""
+        """Why the job's newest decision is not in the database yet."""
         self._signals: asyncio.Queue[tuple[Signal, asyncio.Future[None]]] = asyncio.Queue()
         self._newest_signal: asyncio.Future[None] | None = None
         self._storing = asyncio.Lock()
@@ -117,6 +120,10 @@ class JobActor:
 
     def view(self) -> Job:
         """Return the job as users see it now."""
+        job = self._projected()
+        return replace(job, waiting_reason=self._not_stored) if self._not_stored else job
+
+    def _projected(self) -> Job:
         return project(self._job, self.run, self._newest, self._dependencies.clock.now())
 
     def policy_view(self) -> PolicyView:
@@ -173,7 +180,7 @@ class JobActor:
             # Urgent as a decision is, which waits for `_storing` meanwhile.
             async with self._storing, self._dependencies.database.unit_of_work(urgent=True) as work:
                 steps = await self._write_steps(work)
-                await work.jobs.save(self.view())
+                await work.jobs.save(self._projected())
                 await work.commit()
                 self._forget_steps(steps)
             await self._measure_lost_time()
@@ -229,14 +236,17 @@ class JobActor:
             if num_refusals >= self._dependencies.options.limits.num_attempts:
                 decision = self._give_up(refusal)
             if not decision.durable and not decision.actions:
-                self.run = decision.run
+                self.run, self._not_stored = decision.run, ""
                 return
             try:
                 await self._store(decision)
+                self._not_stored = ""
                 break
             except Exception as error:
                 # Nothing was sent: the signals are decided on again.
                 log.warning("decision_not_stored", job_id=self.job_id, cause=str(error))
+                self._not_stored = f"a decision cannot be stored: {error}"
+                self.changes.notify()
                 if isinstance(error, InvalidArgumentError):
                     num_refusals, refusal = num_refusals + 1, error.message
                 await asyncio.sleep(self._dependencies.options.store_retry_seconds)

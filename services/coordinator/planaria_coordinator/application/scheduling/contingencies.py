@@ -83,6 +83,9 @@ class Contingencies:
                 if error.reason is not ErrorReason.UNAVAILABLE:
                     log.info("no_plans_ahead", job_id=self._job_id, cause=error.message)
                     return
+            except Exception:  # a defect: losses are planned for when they come
+                log.exception("no_plans_ahead", job_id=self._job_id)
+                return
             else:
                 log.info("planned_ahead", job_id=self._job_id, num_plans=len(self._answers))
                 return

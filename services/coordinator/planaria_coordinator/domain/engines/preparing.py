@@ -14,6 +14,7 @@ from planaria_coordinator.domain.job.start_of_training import (
     start_training,
 )
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.job.waiting import rest, set_back
 from planaria_coordinator.domain.placement.ask_planner import begin_online_planning
 from planaria_coordinator.domain.recovery.fencing import begin_quiescing
 from planaria_coordinator.domain.recovery.transition import Phase
@@ -71,7 +72,8 @@ def on_prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
 def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
     """An engine could not start: try again, or do without its node.
 
-    A job that has not trained fails when it could start on none of its nodes.
+    A job that has not trained fails when it could start on none of its nodes, unless their machines
+    only lacked something at the moment.
     """
     if engine.id in turn.run.engines:
         turn.remove_engines([engine.id])
@@ -86,6 +88,11 @@ def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
             turn.create_engine(engine.node_id, engine.accelerator)
         return
     refuse_node(turn, engine.node_id, failure.message)
+    if starting and not turn.run.nodes and failure.reason is ErrorReason.UNAVAILABLE:
+        turn.change(refused={}, failure_times={})  # such as a full disk: every node may be usable
+        set_back(turn, failure.message)
+        rest(turn)
+        return
     if starting and not turn.run.nodes:
         fail(turn, failure.reason, failure.message, failure.metadata)
         return

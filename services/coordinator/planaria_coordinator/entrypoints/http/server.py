@@ -56,6 +56,11 @@ class HttpServer:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         await self._server.listening.wait()
 
+    async def wait_until_ended(self) -> None:
+        """Return, or raise, when it serves no more."""
+        if self._serving is not None:
+            await asyncio.shield(self._serving)
+
     async def stop(self, *, grace_seconds: float) -> None:
         """Accept no more connections, and give requests under way some time to finish."""
         if self._server is None or self._serving is None:

@@ -15,6 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from planaria_common.logging import get_logger
+from planaria_common.supervised import start_supervised_thread
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.layers.checkpoint.errors import (
     CheckpointError,
@@ -106,10 +107,7 @@ class Writer:
             self._parts.append(part)
             self._changed.notify()
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="checkpoint-writer", daemon=True
-                )
-                self._thread.start()
+                self._thread = start_supervised_thread("checkpoint-writer", self._run)
 
     def _run(self) -> None:
         while True:

@@ -7,6 +7,7 @@ import threading
 import time
 
 from planaria_common.logging import get_logger
+from planaria_common.supervised import start_supervised_thread
 from planaria_worker.addresses import format_address
 from planaria_worker.engine.failpoints import Failpoints
 from planaria_worker.engine.groups.liveness_beacon import LivenessBeacon
@@ -72,7 +73,7 @@ class CopyServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.address = format_address(host, self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, name="copy-server", daemon=True).start()
+        start_supervised_thread("copy-server", self._accept)
 
     def suspend(self) -> None:
         """Serve no layer from now on, to nobody; peers that watch see no end."""
