@@ -90,6 +90,8 @@ class _Current:
 
     step: int = 0
     index: int = 0
+    is_skipped: bool = False
+    """Whether the step had a gradient or loss that was not finite or too large."""
 
 
 @dataclass(kw_only=True)
@@ -120,9 +122,15 @@ def train(job: ReferenceJob) -> ReferenceResult:
     for step in range(job.num_steps):
         _evaluate(job, module, step, evaluations)
         total_loss = 0
+        current.is_skipped = False
         for index in range(job.num_microbatches):
             current.step, current.index = step, index
             total_loss += _microbatch(job, module, parameters, current)
+        if current.is_skipped:
+            _skip(parameters)
+            losses.append(0.0)
+            norms.append(0.0)
+            continue
         norm = _norm(job, parameters) / num_tokens
         for parameter in parameters:
             _update(job, parameter, step, num_tokens, norm)
@@ -141,10 +149,13 @@ def train(job: ReferenceJob) -> ReferenceResult:
 
 def _unit_exponent(job: ReferenceJob) -> int:
     """u: 63 bits less those for the sum, 12 for the range and those for the tokens."""
-    uses = 1 if job.tied is None else 2
-    sum_bits = math.ceil(math.log2(job.num_microbatches * uses))
     token_bits = math.ceil(math.log2(job.microbatch_size * job.dataset.sequence_length))
-    return min(48, 51 - sum_bits) - token_bits
+    return min(48, 51 - _sum_bits(job)) - token_bits
+
+
+def _sum_bits(job: ReferenceJob) -> int:
+    uses = 1 if job.tied is None else 2
+    return math.ceil(math.log2(job.num_microbatches * uses))
 
 
 def _build(job: ReferenceJob, current: _Current) -> tuple[nn.Module, list[_Parameter], int]:
@@ -242,13 +253,24 @@ def _microbatch(
         logits.float().reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1), reduction="sum"
     )
     torch.autograd.backward(loss)
-    exponent = _unit_exponent(job)
+    scale, limit = 2.0 ** _unit_exponent(job), 2.0 ** (63 - _sum_bits(job))
+    is_good = math.isfinite(loss.item())
     for parameter in parameters:
         for use in parameter.uses:
             assert use.grad is not None
-            parameter.total += torch.round(use.grad.double() * 2.0**exponent).long()
+            scaled = use.grad.double() * scale
+            is_good &= bool((scaled.abs() < limit).all())
+            if is_good:
+                parameter.total += torch.round(scaled).long()
             use.grad = None
-    return round(loss.item() * 2**24)
+    current.is_skipped |= not is_good
+    return round(loss.item() * 2**24) if is_good else 0
+
+
+def _skip(parameters: list[_Parameter]) -> None:
+    """The step counts like any other, and changes nothing."""
+    for parameter in parameters:
+        parameter.total.zero_()
 
 
 def _evaluate(

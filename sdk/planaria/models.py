@@ -99,6 +99,10 @@ class Job(Body):
     waiting_reason: str = Field(
         description="Why it is PENDING or WAITING, in words; empty in every other state."
     )
+    num_skipped_steps: int = Field(
+        description="Number of committed steps that were skipped: a gradient or the loss was not "
+        "finite or too large, and no parameter was changed."
+    )
 
     @property
     def is_done(self) -> bool:
@@ -165,8 +169,8 @@ class StepMetrics(Body):
 
     step: int = Field(description="Counted from 0.")
     loss: float | None = Field(
-        description="Mean over the step's tokens; null when it trained nothing: after the last "
-        "step the last parameters are evaluated."
+        description="Mean over the step's tokens; null when it trained nothing: it was skipped, or "
+        "follows the last step to evaluate the last parameters."
     )
     gradient_norm: float = Field(description="Before clipping.")
     learning_rate: float
@@ -181,6 +185,10 @@ class StepMetrics(Body):
     evaluation_loss: float | None = Field(
         description="Mean over the held-out tokens, of the parameters that the step began with; "
         "null when it did not evaluate."
+    )
+    skipped_layer: int | None = Field(
+        description="The lowest layer with a gradient that was not finite or too large, the last "
+        "one for a loss; null unless the step was skipped, and so changed no parameter."
     )
 
 

@@ -114,6 +114,42 @@ class Faulty(nn.Module):
         return result
 
 
+class _Spoil(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, place: str) -> Tensor:
+        ctx.place = place
+        return hidden * torch.inf if place == "forward" else hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0]
+        return gradient * torch.inf if ctx.place == "backward" else gradient, None
+
+
+class Spoiled(nn.Module):
+    """A first layer that gives infinity for some microbatches, `forward` or `backward`."""
+
+    def __init__(self, layer: nn.Module, microbatches: list[list[int]], place: str) -> None:
+        super().__init__()
+        self.layer = layer
+        self.microbatches = microbatches
+        self.place = place
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.layer(tokens)
+        if tokens.flatten().tolist() in self.microbatches:
+            embedded = _Spoil.apply(embedded, self.place)  # type: ignore[no-untyped-call]
+        return embedded
+
+
+def spoiled_layers(
+    microbatches: list[list[int]], place: str = "forward", is_tied: bool = False
+) -> list[nn.Module]:
+    """Seven layers that cannot be trained with some microbatches, given by their tokens."""
+    first, *rest = tied_layers() if is_tied else layers()
+    return [Spoiled(first, microbatches, place), *rest]
+
+
 def layers(width: int = 32, dropout: float = 0.1, sleep_seconds: float = 0.001) -> list[nn.Module]:
     """Seven layers, not all of the same width."""
     return [

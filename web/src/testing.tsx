@@ -57,6 +57,7 @@ export function aJob(changes: Partial<Job> = {}): Job {
     fault_tolerance: 1,
     time_seconds: {},
     waiting_reason: "",
+    num_skipped_steps: 0,
     ...changes,
   };
 }
@@ -72,6 +73,7 @@ export function aStep(step: number, changes: Partial<StepMetrics> = {}): StepMet
     tokens_per_second: 10_240,
     model_flops_utilization: 0.3,
     evaluation_loss: null,
+    skipped_layer: null,
     generation: 1,
     commit_time: "2026-01-01T00:00:00Z",
     ...changes,

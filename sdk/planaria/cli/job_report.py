@@ -33,7 +33,7 @@ def recovery_text(recovery: Recovery) -> Text:
 
 def _style(event_type: str) -> str:
     words = set(event_type.split("_"))
-    if words & {"lost", "failed", "exited", "fault", "overruled", "refused"}:
+    if words & {"lost", "failed", "exited", "fault", "overruled", "refused", "skipped"}:
         return "red"
     if words & {"recovery", "transition", "drained", "draining", "paused", "waiting"}:
         return "yellow"
@@ -60,6 +60,8 @@ class Progress:
             facts.append(f"loss {job.loss:.4f}")
         if job.evaluation_loss is not None:
             facts.append(f"evaluation {job.evaluation_loss:.4f}")
+        if job.num_skipped_steps:
+            facts.append(f"{job.num_skipped_steps} skipped")
         if job.tokens_per_second:
             facts.append(f"{job.tokens_per_second:,.0f} tokens/s")
         return Text.assemble(state_text(job.state), "  ", "  ".join(facts))

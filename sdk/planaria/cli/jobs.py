@@ -88,6 +88,7 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
         "waits for": job.waiting_reason,
         "step": f"{job.step} of {job.steps}",
         "loss": number(job.loss, ".4f"),
+        "skipped": counted(job.num_skipped_steps, "step") if job.num_skipped_steps else "",
         "evaluation": evaluation_text(job),
         "generation": str(job.generation),
         "survives": "" if job.is_done else f"{counted(job.fault_tolerance, 'lost node')} at once",
@@ -184,7 +185,7 @@ def metrics(
 def _metrics_row(step: StepMetrics) -> tuple[str, ...]:
     return (
         str(step.step),
-        number(step.loss, ".4f"),
+        number(step.loss, ".4f") if step.skipped_layer is None else "skipped",
         number(step.evaluation_loss, ".4f"),
         number(perplexity_of(step.evaluation_loss), ".2f"),
         number(step.learning_rate, ".3g"),

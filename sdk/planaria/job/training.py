@@ -52,6 +52,9 @@ class TrainingSpec(Section):
     """Keeps only the inputs of blocks, and computes the rest again in the backward pass."""
     reproducible: bool = True
     """Whether the result is bitwise the same, whatever plan and failures."""
+    max_skipped_steps: Count = Field(default=10, ge=0)
+    """How many steps in a row are skipped, without any change to the parameters, because a gradient
+    or the loss is not finite or too large; one more ends the job."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """How a step changes the parameters."""
     buckets_in_flight: Count = Field(default=4, ge=1, json_schema_extra=EXPERT)

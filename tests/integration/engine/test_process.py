@@ -194,7 +194,7 @@ def test_a_killed_engine_is_reported_by_its_peers(cluster: EngineCluster) -> Non
 
 
 def test_a_gradient_out_of_range_fails_the_job_everywhere(tmp_path: Path, zygote: Zygote) -> None:
-    job = training_job(tmp_path / "job", num_steps=9, learning_rate=1e30)
+    job = training_job(tmp_path / "job", num_steps=9, learning_rate=1e30, max_skipped_steps=0)
     with EngineCluster(tmp_path / "engines", job.files, zygote) as cluster:
         cluster.prepare("a", "b")
         cluster.train(PLAN)

@@ -1,6 +1,6 @@
 """Small training jobs, both as engines are given them and as the oracle runs them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from benchmarks.oracle.from_spec import reference_job
 from benchmarks.oracle.reference import ReferenceJob, ReferenceResult, train
 from planaria.job import JobSpec
+from planaria_worker.engine.data.order import SampleOrder
 from support.engines.small_plans import JobFiles
 
 TEXT = "".join(f"{number} planarians make {number * number} heads.\n" for number in range(99))
@@ -36,6 +37,7 @@ def training_job(
     num_steps: int = 5,
     num_microbatches: int = 6,
     reproducible: bool = True,
+    max_skipped_steps: int = 10,
     learning_rate: float = 1e-3,
     clip_norm: float = 0.5,
     dtype: str = "float32",
@@ -63,6 +65,7 @@ def training_job(
                 "dtype": dtype,
                 "activation_checkpointing": activation_checkpointing,
                 "reproducible": reproducible,
+                "max_skipped_steps": max_skipped_steps,
                 "optimizer": {
                     "learning_rate": learning_rate,
                     "warmup_steps": 2,
@@ -80,6 +83,35 @@ def training_job(
         evaluation_data_path=_evaluation_data_path(reference),
     )
     return TrainingJob(files=files, reference=reference)
+
+
+def spoiled_job(
+    folder: Path,
+    spoiled: Iterable[tuple[int, int]],
+    *,
+    place: str = "forward",
+    is_tied: bool = False,
+    **options: Any,
+) -> TrainingJob:
+    """A job of seven layers that has infinite gradients in some microbatches of some steps.
+
+    Those are known by their tokens, hence wherever and however often they are computed.
+    """
+    job = training_job(folder, **options).reference
+    order = SampleOrder(
+        num_sequences=job.dataset.num_sequences,
+        num_microbatches=job.num_microbatches,
+        microbatch_size=job.microbatch_size,
+        seed=job.seed,
+    )
+    rows = [job.dataset.rows(order.microbatch(step, index)) for step, index in spoiled]
+    arguments = {
+        "microbatches": [row[:, :-1].flatten().tolist() for row in rows],
+        "place": place,
+        "is_tied": is_tied,
+    }
+    own_model = {"import_path": "support.own_model:spoiled_layers", "arguments": arguments}
+    return training_job(folder, own_model=own_model, **options)
 
 
 def _model_section(family: str, num_blocks: int, changes: Mapping[str, Any]) -> dict[str, Any]:

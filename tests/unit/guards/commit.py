@@ -64,6 +64,30 @@ commit_out_of_range = guard(
     test_commit_messages.test_one_gradient_out_of_range_stops_everyone_and_names_the_layer,
 )(commit_in_spite_of(DecisionKind.OUT_OF_RANGE))
 
+
+@guard(
+    "the steps skipped before are known if one engine knows of them",
+    test_commit_messages.test_a_gradient_out_of_range_skips_the_step_until_too_many_are_skipped,
+)
+def believe_the_first_vote_on_skipped_steps(patch: pytest.MonkeyPatch) -> None:
+    decide = VoteFormat.decide
+
+    def by_the_first(self: VoteFormat, votes: Message, num_followers: int = 0) -> Decision:
+        believed = votes.copy()
+        believed[1:, commit_messages._NUM_SKIPPED] = 0
+        return decide(self, believed, num_followers)
+
+    swap(patch, decide, by_the_first)
+
+
+@guard(
+    "a skipped step is rolled forward without sums",
+    test_roll_forward.test_a_skipped_step_is_applied_without_sums,
+)
+def skip_with_sums_only(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, CommitRecord.is_skipped, property(lambda _: False))
+
+
 commit_different_sums = guard(
     "replicas with different sums do not commit",
     test_commit_messages.test_replicas_with_different_sums_are_noticed,

@@ -63,8 +63,7 @@ def apply_followed_steps_again(patch: pytest.MonkeyPatch) -> None:
 
     def take_sum(self: FollowedLayers, committed: CommittedSum) -> None:
         layer, record = committed.layer, committed.record
-        state = self._begin_change(layer)
-        apply_sum(self._job, state, committed.total.to(state.parameters.device), record)
+        apply_sum(self._job, self._begin_change(layer), committed.total, record)
         self._end_change(layer, record.step + 1, record)
 
     swap(patch, FollowedLayers.take_sum, take_sum)

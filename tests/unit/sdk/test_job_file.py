@@ -287,7 +287,7 @@ EMPTY = [
         "training:\n",
         "training: must be a group of fields (steps, global_batch_size, microbatch_size, seed, "
         "dtype, activation_checkpointing, reproducible, "
-        "optimizer), not None",
+        "max_skipped_steps, optimizer), not None",
     ),
 ]
 

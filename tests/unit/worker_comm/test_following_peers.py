@@ -52,6 +52,7 @@ class Recorder:
         self._note(("layer", layer, version), record)
 
     def take_sum(self, committed: CommittedSum) -> None:
+        assert committed.total is not None
         assert torch.equal(committed.total, total(committed.record.step))
         self._note(("sum", committed.layer, committed.record.step), committed.record)
 
@@ -246,6 +247,7 @@ def test_a_sum_is_the_one_of_its_step_whatever_becomes_of_the_buffer() -> None:
         buffer.zero_()
         committed = subscription.next()
         assert committed is not None
+        assert committed.total is not None
         assert torch.equal(committed.total, total(1))
 
 

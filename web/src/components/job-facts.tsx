@@ -13,6 +13,9 @@ export function JobFacts({ job }: { job: Job }) {
         <Fact name="Steps">
           {count(job.step)} of {count(job.steps)}
         </Fact>
+        {job.num_skipped_steps > 0 && (
+          <Fact name="Skipped steps">{count(job.num_skipped_steps)}</Fact>
+        )}
         <Fact name="Loss">{job.loss?.toFixed(4) ?? "—"}</Fact>
         {typeof job.evaluation_loss === "number" && (
           <Fact name="Evaluation">

@@ -23,6 +23,17 @@ class CommitRecord:
     evaluation_loss: float | None = None
     """Mean over the evaluated tokens, of the parameters that the step began with; None: the step
     did not evaluate."""
+    num_skipped: int = 0
+    """How many steps in a row were skipped, this one included. 0: it was applied. A skipped step
+    changes no parameter and no moment, because a gradient or loss was not finite or too large; its
+    version, data and learning rate pass like those of any other."""
+    skipped_layer: int = 0
+    """The lowest layer with such a gradient, the last one for a loss; where a step was skipped."""
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the step changes no layer."""
+        return self.num_skipped > 0
 
     @property
     def ends_generation(self) -> bool:
@@ -38,6 +49,8 @@ class CommitRecord:
             num_tokens=self.num_tokens,
             next_generation=self.next_generation,
             evaluation_loss=self.evaluation_loss,
+            num_skipped=self.num_skipped,
+            skipped_layer=self.skipped_layer,
         )
 
     @classmethod
@@ -50,4 +63,6 @@ class CommitRecord:
             num_tokens=proto.num_tokens,
             next_generation=proto.next_generation,
             evaluation_loss=proto.evaluation_loss if proto.HasField("evaluation_loss") else None,
+            num_skipped=proto.num_skipped,
+            skipped_layer=proto.skipped_layer,
         )

@@ -42,6 +42,9 @@ class Job:
     microbatch_size: int
     seed: int
     is_reproducible: bool
+    max_skipped_steps: int
+    """How many steps in a row are skipped for gradients or losses that are not finite or too large;
+    the next such step ends the job."""
     compute_dtype: torch.dtype
     activation_checkpointing: bool
     buckets_in_flight: int
@@ -168,6 +171,7 @@ def make_job(
         microbatch_size=training.microbatch_size,
         seed=training.seed,
         is_reproducible=training.reproducible,
+        max_skipped_steps=training.max_skipped_steps,
         compute_dtype=_compute_dtype(spec),
         activation_checkpointing=training.activation_checkpointing,
         buckets_in_flight=training.buckets_in_flight,

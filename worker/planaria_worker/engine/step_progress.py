@@ -31,6 +31,8 @@ class StepProgress:
     microbatch of this pipeline carries."""
     out_of_range: set[int] = field(default_factory=set)
     """Layers with a gradient that is not finite or too large."""
+    num_skipped: int = 0
+    """Steps that were skipped in a row just before this one, as far as this engine knows."""
     in_flight: set[int] = field(default_factory=set)
     """Layers whose all-reduce was begun and is not complete."""
     complete: dict[int, int] = field(default_factory=dict)
@@ -44,13 +46,18 @@ class StepProgress:
         """Return the usual time of a microbatch in this context; 0 before the first step."""
         return min(self.recent_microbatch_seconds, default=0.0)
 
-    def next_step(self, step: int, generation: int) -> "StepProgress":
+    def next_step(self, step: int, generation: int, num_skipped: int = 0) -> "StepProgress":
         """Return the progress of the next step in the same context: nothing is computed yet."""
         recent = self.recent_microbatch_seconds
         if self.finished:
             seconds = self.compute_seconds / len(self.finished)
             recent = (*recent, seconds)[-NUM_RECENT_STEPS:]
-        return StepProgress(step=step, generation=generation, recent_microbatch_seconds=recent)
+        return StepProgress(
+            step=step,
+            generation=generation,
+            num_skipped=num_skipped,
+            recent_microbatch_seconds=recent,
+        )
 
     def begin_attempt(self, generation: int) -> None:
         """Forget the sums of an earlier attempt: they are reduced again."""

@@ -61,6 +61,8 @@ class World:
         self.steps = 100
         self.num_commits = 100
         self.evaluates_every = 0
+        self.skipped: frozenset[int] = frozenset()
+        """Steps that have a gradient out of range."""
         self.ties_embeddings = False
         """What engines say of the model."""
         self.job_id = ""
@@ -362,10 +364,12 @@ class World:
             step=step,
             generation=generation,
             gradient_norm=1.0 if trains else 0.0,
-            loss=1.0 / (1 + step) if trains else 0.0,
+            loss=1.0 / (1 + step) if trains and step not in self.skipped else 0.0,
             num_tokens=128 if trains else 0,
             next_generation=next_generation,
             evaluation_loss=2.0 / (1 + step) if evaluates else None,
+            num_skipped=1 if step in self.skipped else 0,
+            skipped_layer=2 if step in self.skipped else 0,
         )
 
     def switch_engines(self) -> None:

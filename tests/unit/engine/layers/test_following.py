@@ -181,8 +181,9 @@ def test_a_step_is_published_when_the_layer_has_it(source: Source) -> None:
     versions = []
 
     class Feed(CommitFeed):
-        def publish(self, layer: int, record: CommitRecord, total: Tensor) -> None:
+        def publish(self, layer: int, record: CommitRecord, total: Tensor | None) -> None:
             versions.append(source.store.version(layer))
+            assert total is not None
             assert total.any()
 
     source.feed = Feed()

@@ -1,13 +1,16 @@
 """Rolling forward: a witness's record is applied to the very sums it speaks of, or not at all."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.recovery.roll_forward import (
+    CommittableSums,
     RollForwardDecision,
     SumsKey,
     decide_roll_forward,
@@ -15,6 +18,7 @@ from planaria_worker.engine.recovery.roll_forward import (
 from planaria_worker.engine.training import trainer
 
 RECORD = CommitRecord(step=6, generation=3, gradient_norm=1.5, loss=2.25, num_tokens=64)
+SKIPPED = replace(RECORD, num_skipped=2, skipped_layer=3)
 
 
 @pytest.mark.parametrize(
@@ -33,22 +37,45 @@ def test_a_record_decides_how_to_roll_forward(
     assert decide_roll_forward(RECORD, committed_steps=committed_steps, kept=kept) is expected
 
 
+def test_a_skipped_step_is_applied_without_sums() -> None:
+    assert decide_roll_forward(SKIPPED, committed_steps=6, kept=None) is RollForwardDecision.APPLY
+    done = decide_roll_forward(SKIPPED, committed_steps=7, kept=None)
+    assert done is RollForwardDecision.NOTHING
+
+
 def test_no_engine_is_two_steps_behind() -> None:
     with pytest.raises(ValueError, match="step 6 cannot follow 5 committed steps"):
         decide_roll_forward(RECORD, committed_steps=5, kept=None)
 
 
 @pytest.mark.parametrize(
-    ("committed_steps", "generation", "expected"),
+    ("record", "committed_steps", "generation", "is_complete", "expected"),
     [
-        (7, 3, []),
-        (6, 3, ["apply", "announce 7", "commit", "report", "drop", "park"]),
-        (6, 2, ["halt", "commit", "report", "drop", "park"]),
+        (RECORD, 7, 3, True, []),
+        (RECORD, 6, 3, True, ["apply", "announce 7", "commit", "report", "drop", "park"]),
+        (RECORD, 6, 2, True, ["halt", "commit", "report", "drop", "park"]),
+        (RECORD, 6, 3, False, ["halt", "commit", "report", "drop", "park"]),
+        (SKIPPED, 7, 3, False, []),
+        (SKIPPED, 6, 3, False, ["apply", "announce 7", "commit", "report", "drop", "park"]),
+        (SKIPPED, 6, 2, True, ["apply", "commit", "report", "drop", "park"]),
     ],
-    ids=["committed_itself", "has_the_sums", "stale"],
+    ids=[
+        "committed_itself",
+        "has_the_sums",
+        "stale",
+        "incomplete",
+        "skipped_itself",
+        "skipped",
+        "skipped_with_other_sums",
+    ],
 )
 def test_a_trainer_applies_a_record_once_and_halts_if_it_cannot(
-    committed_steps: int, generation: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    record: CommitRecord,
+    committed_steps: int,
+    generation: int,
+    is_complete: bool,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[str] = []
 
@@ -60,10 +87,15 @@ def test_a_trainer_applies_a_record_once_and_halts_if_it_cannot(
         return [4]
 
     monkeypatch.setattr(trainer, "apply_step", note("apply"))
-    key = SumsKey(step=6, generation=generation)
+    view: Any = None
+    sums = CommittableSums(
+        key=SumsKey(step=6, generation=generation),
+        by_layer={0: torch.zeros(1)} if is_complete else {},
+        view=view,
+    )
     engine: Any = SimpleNamespace(
         _current_training=SimpleNamespace(
-            committable_sums=SimpleNamespace(key=key, by_layer={}, view=None),
+            committable_sums=sums,
             retained_work=None,
             finish_commit=note("commit"),
             retained_after_commit=lambda _: None,
@@ -78,11 +110,12 @@ def test_a_trainer_applies_a_record_once_and_halts_if_it_cannot(
         halt=note("halt"),
         submit=lambda _: None,
     )
-    to_write = trainer.Trainer._apply_record(engine, RECORD)
+    to_write = trainer.Trainer._apply_record(engine, record)
     assert calls == expected
-    assert to_write == ([4] if "apply" in expected else ())
+    assert to_write == ([4] if "announce 7" in expected else ())
     assert (engine._current_training.committable_sums is None) == bool(expected)
 
 
 def test_a_record_survives_the_wire() -> None:
-    assert CommitRecord.from_proto(RECORD.to_proto()) == RECORD
+    for record in (RECORD, SKIPPED):
+        assert CommitRecord.from_proto(record.to_proto()) == record

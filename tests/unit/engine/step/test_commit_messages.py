@@ -1,6 +1,7 @@
 """The decision of a step: a commit needs every microbatch once in every layer of every replica."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 
@@ -64,6 +65,8 @@ class Cluster:
             p.stages[-1].engine_id: dict.fromkeys(p.microbatches, 1 << 24) for p in pipelines
         }
         self.marks: dict[str, int] = {}
+        self.num_skipped: dict[str, int] = {}
+        """Steps skipped before, by those who know of them."""
         self.moments: dict[str, tuple[int, int]] = {}
         """Generation and step of those who are not where the others are."""
 
@@ -82,6 +85,7 @@ class Cluster:
             mark=self.marks.get(engine_id, 0),
             layers=self.layers[engine_id],
             losses=self.losses.get(engine_id, {}),
+            num_skipped=self.num_skipped.get(engine_id, 0),
         )
 
     def spoil(self, engine_id: str, layer: int, **change: float) -> None:
@@ -163,6 +167,69 @@ def test_a_loss_that_is_not_finite_is_out_of_range() -> None:
     cluster.losses["0.1"][1] = None
     decision = cluster.decide()
     assert (decision.kind, decision.layer) == (DecisionKind.OUT_OF_RANGE, 3)
+
+
+def skipping(num_skipped: Mapping[str, int], max_skipped_steps: int) -> Decision:
+    """The decision on a gradient of layer 2 where some engines know of steps skipped before."""
+    pipelines = [pipeline(0, [2, 4], [0, 1]), pipeline(1, [3, 4], [2])]
+    cluster = Cluster(pipelines, 4, 3)
+    cluster.format = replace(cluster.format, max_skipped_steps=max_skipped_steps)
+    cluster.num_skipped |= num_skipped
+    cluster.spoil("0.1", 2, in_range=False, num_counted=0)
+    cluster.spoil("1.0", 2, num_counted=0)
+    return cluster.decide()
+
+
+@pytest.mark.parametrize("knowing", ["0.0", "0.1", "1.0", "1.1"])
+def test_a_gradient_out_of_range_skips_the_step_until_too_many_are_skipped(knowing: str) -> None:
+    """It is enough that one engine knows how many were skipped before."""
+    for num_before in range(3):
+        decision = skipping({knowing: num_before}, 3)
+        record = decision.record
+        assert decision.kind is DecisionKind.COMMIT
+        assert (record.is_skipped, record.num_skipped, record.skipped_layer) == (
+            True,
+            num_before + 1,
+            2,
+        )
+        assert (record.loss, record.gradient_norm, record.num_tokens) == (0.0, 0.0, 300)
+        assert Decision.decode(decision.encode(), generation=GENERATION, step=STEP) == decision
+    decision = skipping({knowing: 3}, 3)
+    assert (decision.kind, decision.layer) == (DecisionKind.OUT_OF_RANGE, 2)
+
+
+def test_a_loss_that_is_not_finite_skips_the_step_as_well() -> None:
+    cluster = Cluster([pipeline(0, [2, 4], [0, 1])], 4, 2)
+    cluster.format = replace(cluster.format, max_skipped_steps=1)
+    cluster.losses["0.1"][1] = None
+    decision = cluster.decide()
+    assert decision.kind is DecisionKind.COMMIT
+    assert (decision.record.num_skipped, decision.record.skipped_layer) == (1, 3)
+
+
+def test_invariant_1_a_step_is_skipped_only_when_every_microbatch_was_computed() -> None:
+    """Else it might be skipped here, and applied where the step is finished by others."""
+    cluster = Cluster([pipeline(0, [2, 4], [0, 1])], 4, 2)
+    cluster.format = replace(cluster.format, max_skipped_steps=1)
+    cluster.spoil("0.0", 0, in_range=False)
+    del cluster.losses["0.1"][1]
+    assert cluster.decide().kind is DecisionKind.INCOMPLETE
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_a_skipped_step_tells_its_evaluation_if_that_is_finite(is_bad: bool) -> None:
+    form = replace(vote_format(1, 4), evaluation=EVALUATION, max_skipped_steps=1)
+    vote = form.vote(
+        generation=GENERATION,
+        step=STEP,
+        mark=0,
+        layers={0: LayerVote(squared_norm=2.0, num_counted=0, in_range=False)},
+        losses=dict.fromkeys(range(4), 1 << 24),
+        evaluation_losses=WHOLE | {3: None} if is_bad else WHOLE,
+    )
+    record = form.decide(np.stack([vote])).record
+    assert record.is_skipped
+    assert record.evaluation_loss == (None if is_bad else 5 / 500)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

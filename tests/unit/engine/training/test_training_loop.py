@@ -39,8 +39,9 @@ def make_loop(**parts: Any) -> TrainingLoop:
 def test_a_training_context_is_freed_when_another_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sums and buffers would be in use for as long as nothing breaks. Guard: whoever lets the
     loop train has no place in hand."""
-    vitals = SimpleNamespace(committed_steps=0)
-    current_training: Any = SimpleNamespace(context=TrainingContext(), vitals=vitals)
+    current_training: Any = SimpleNamespace(
+        context=TrainingContext(), vitals=None, committed_steps=0, num_skipped=0
+    )
     first = weakref.ref(current_training.context)
     in_memory = []
 

@@ -48,7 +48,8 @@ class Reports:
         record = done.record
         evaluation = record.evaluation_loss
         evaluated = {} if evaluation is None else {"evaluation_loss": round(evaluation, 4)}
-        _log.info("step", step=record.step, loss=round(record.loss, 4), **evaluated)
+        skipped = {"skipped_layer": record.skipped_layer} if record.is_skipped else {}
+        _log.info("step", step=record.step, loss=round(record.loss, 4), **evaluated, **skipped)
         report = convert.step_report(self._config.job_id, done)
         self._to_agent.report(EngineEvent(step_report=report))
 

@@ -44,6 +44,13 @@ class CurrentTraining:
         return self.vitals.committed_steps
 
     @property
+    def num_skipped(self) -> int:
+        """Steps that were skipped in a row, up to the newest commit, as far as is known here."""
+        record = self.last_commit
+        is_newest = record is not None and record.step + 1 == self.committed_steps
+        return record.num_skipped if record is not None and is_newest else 0
+
+    @property
     def progress(self) -> StepProgress:
         """Return the progress of the step in flight, or of the last one."""
         context = self.context

@@ -66,7 +66,10 @@ class FollowedLayers:
             raise ValueError(f"step {record.step} of layer {layer} came at version {version}")
         if record.step == version:
             state = self._begin_change(layer)
-            apply_sum(self._job, state, committed.total.to(state.parameters.device), record)
+            total = committed.total
+            if total is not None:
+                total = total.to(state.parameters.device)
+            apply_sum(self._job, state, total, record)
             version += 1
         self._end_change(layer, version, record)
 

@@ -21,17 +21,22 @@ class RollForwardDecision(Enum):
     NOTHING = auto()
     """The engine has committed this step itself."""
     APPLY = auto()
-    """The engine has the very sums of the record."""
+    """The engine has the very sums of the record, or the step was skipped and needs none."""
     STALE = auto()
     """The engine lacks them: its layers remain at the version before and must be copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumsKey:
-    """Which attempt's sums an engine still has, all of them complete."""
+    """Which attempt's sums an engine still has."""
 
     step: int
     generation: int
+
+    @classmethod
+    def of(cls, record: CommitRecord) -> "SumsKey":
+        """Return the key of the sums that a record commits."""
+        return cls(step=record.step, generation=record.generation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,13 @@ class CommittableSums:
     key: SumsKey
     view: PlanView
     by_layer: Mapping[int, Tensor]
+    """Empty unless all of them are complete: then the step can only be committed if all others have
+    skipped it."""
+
+    @property
+    def complete_key(self) -> SumsKey | None:
+        """Return the key of sums that are complete."""
+        return self.key if self.by_layer else None
 
 
 def decide_roll_forward(
@@ -60,17 +72,19 @@ def decide_roll_forward(
         raise ValueError(
             f"record.step: step {record.step} cannot follow {committed_steps} committed steps"
         )
-    if kept == SumsKey(step=record.step, generation=record.generation):
+    if record.is_skipped or kept == SumsKey.of(record):
         return RollForwardDecision.APPLY
     return RollForwardDecision.STALE
 
 
 def committable_sums(context: TrainingContext, committed_steps: int) -> CommittableSums | None:
-    """Return the sums of the step in flight, if all of them are complete."""
+    """Return what the step in flight could be committed from."""
     progress, reduced = context.progress, context.reduced
     if progress.step != committed_steps:
         return None
-    if not reduced or not progress.is_complete(reduced, context.resources.job.num_microbatches):
-        return None
-    key = SumsKey(step=progress.step, generation=progress.generation)
-    return CommittableSums(key=key, by_layer=dict(reduced), view=context.view)
+    is_complete = progress.is_complete(reduced, context.resources.job.num_microbatches)
+    return CommittableSums(
+        key=SumsKey(step=progress.step, generation=progress.generation),
+        by_layer=dict(reduced) if is_complete else {},
+        view=context.view,
+    )

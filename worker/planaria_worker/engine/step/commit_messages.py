@@ -27,14 +27,16 @@ Message = NDArray[np.int64]
     _OUT_OF_RANGE,
     _DIVERGED,
     _FENCED,
+    _NUM_SKIPPED,
     _EVALUATED,
     _EVALUATION_UNITS,
+    _EVALUATION_NOT_FINITE,
     _HEADER,
-) = range(10)
+) = range(12)
 _NO_FAULT = np.iinfo(np.int64).max
 _NOT_HOSTED = -1
 
-DECISION_LENGTH = 9
+DECISION_LENGTH = 10
 
 
 class CommitMismatchError(Exception):
@@ -43,11 +45,12 @@ class CommitMismatchError(Exception):
 
 @unique
 class DecisionKind(IntEnum):
-    """What becomes of a step; only COMMIT changes parameters."""
+    """What becomes of a step; only COMMIT changes parameters, unless its record skips the step."""
 
     COMMIT = 1
     OUT_OF_RANGE = 2
-    """A gradient or loss is not finite, or too large for the fixed-point sum."""
+    """A gradient or loss is not finite, or too large for the fixed-point sum, and as many steps as
+    may be were skipped before."""
     INCOMPLETE = 3
     """A microbatch is not in a layer's sum, or is in it more often than it should be; or an
     evaluation lacks some, or has them twice."""
@@ -63,7 +66,7 @@ class Decision:
 
     kind: DecisionKind
     layer: int
-    """The lowest layer with a fault; -1 when there is none."""
+    """The lowest layer with a fault, also where the step is skipped; -1 when there is none."""
     record: CommitRecord
 
     @classmethod
@@ -86,6 +89,7 @@ class Decision:
                 self.layer,
                 record.next_generation,
                 record.num_tokens,
+                record.num_skipped,
                 *numbers.view(np.int64),
             ],
             dtype=np.int64,
@@ -99,10 +103,11 @@ class Decision:
             CommitMismatchError: it is of another generation or step.
         """
         _check_same(message[0], message[1], generation, step)
-        norm, loss, evaluation_loss = message[6:9].view(np.float64)
+        num_skipped, layer = int(message[6]), int(message[3])
+        norm, loss, evaluation_loss = message[7:10].view(np.float64)
         return cls(
             kind=DecisionKind(message[2]),
-            layer=int(message[3]),
+            layer=layer,
             record=CommitRecord(
                 step=step,
                 generation=generation,
@@ -111,6 +116,8 @@ class Decision:
                 num_tokens=int(message[5]),
                 next_generation=int(message[4]),
                 evaluation_loss=None if np.isnan(evaluation_loss) else float(evaluation_loss),
+                num_skipped=num_skipped,
+                skipped_layer=layer if num_skipped else 0,
             ),
         )
 
@@ -134,6 +141,9 @@ class VoteFormat:
     num_tokens: int
     """Tokens of a step."""
     is_reproducible: bool
+    max_skipped_steps: int = 0
+    """How many steps in a row are skipped for gradients or losses that are not finite or too large;
+    the next such step is refused."""
     evaluation: EvaluationPlan | None = None
 
     @property
@@ -149,6 +159,7 @@ class VoteFormat:
         layers: Mapping[int, LayerVote],
         losses: Mapping[int, int | None],
         evaluation_losses: Mapping[int, int | None] | None = None,
+        num_skipped: int = 0,
     ) -> Message:
         """Return one engine's vote.
 
@@ -159,6 +170,7 @@ class VoteFormat:
             layers: those that it hosts.
             losses: on the last stage, its microbatches' summed losses in units; None: not finite.
             evaluation_losses: the same for the evaluation microbatches they carry.
+            num_skipped: steps skipped in a row just before this one, as far as the engine knows.
         """
         message = np.zeros(self.length, dtype=np.int64)
         evaluated = [*(evaluation_losses or {}).values()]
@@ -166,9 +178,11 @@ class VoteFormat:
         if None in losses.values() or None in evaluated:
             faults.append(self.num_layers - 1)
         fault = min(faults, default=_NO_FAULT)
-        message[:_EVALUATED] = generation, step, mark, mark, fault, _NO_FAULT, False
+        message[:_NUM_SKIPPED] = generation, step, mark, mark, fault, _NO_FAULT, False
+        message[_NUM_SKIPPED] = num_skipped
         message[_EVALUATED] = len(evaluated)
         message[_EVALUATION_UNITS] = sum(loss or 0 for loss in evaluated)
+        message[_EVALUATION_NOT_FINITE] = None in evaluated
         squares, counted, units, reports = self._sections(message)
         counted[:] = _NOT_HOSTED
         for layer, vote in layers.items():
@@ -202,6 +216,7 @@ class VoteFormat:
         merged[_OUT_OF_RANGE] = min(before[_OUT_OF_RANGE], own[_OUT_OF_RANGE])
         merged[_DIVERGED] = min(before[_DIVERGED], own[_DIVERGED])
         merged[_FENCED] = max(before[_FENCED], own[_FENCED])
+        merged[_NUM_SKIPPED] = max(before[_NUM_SKIPPED], own[_NUM_SKIPPED])
         their_squares, their_counted, *_ = self._sections(before)
         squares, counted, *_ = self._sections(merged)
         # A layer with a tied parameter is hosted by two stages: believe the worse of the two.
@@ -230,8 +245,13 @@ class VoteFormat:
             _check_same(row[_GENERATION], row[_STEP], votes[0][_GENERATION], votes[0][_STEP])
         step = int(votes[0][_STEP])
         kind, layer = self._find_fault(votes, len(votes) - num_followers)
-        squares, _, units, _ = self._sections(votes)
-        norms = dict(enumerate(squares[0].view(np.float64).tolist()))
+        num_skipped = 0
+        if kind is DecisionKind.OUT_OF_RANGE:
+            # An engine that has just joined may not know of the steps before.
+            num_before = int(votes[:, _NUM_SKIPPED].max())
+            if num_before < self.max_skipped_steps:
+                kind, num_skipped = DecisionKind.COMMIT, num_before + 1
+        is_bad = layer >= 0  # then there may be no norm, and no loss
         lowest, highest = votes[:, _LOWEST_MARK].min(), votes[:, _HIGHEST_MARK].max()
         return Decision(
             kind=kind,
@@ -239,13 +259,24 @@ class VoteFormat:
             record=CommitRecord(
                 step=step,
                 generation=int(votes[0][_GENERATION]),
-                gradient_norm=global_norm(norms, self.num_tokens),
-                loss=mean_loss(sum(units.ravel().tolist()), self.num_tokens),
+                gradient_norm=0.0 if is_bad else self._gradient_norm(votes),
+                loss=0.0 if is_bad else self._loss(votes),
                 num_tokens=0 if self._is_closing(step) else self.num_tokens,
                 next_generation=int(highest) if lowest == highest else 0,
                 evaluation_loss=self._evaluation_loss(votes),
+                num_skipped=num_skipped,
+                skipped_layer=layer if num_skipped else 0,
             ),
         )
+
+    def _gradient_norm(self, votes: Message) -> float:
+        squares, *_ = self._sections(votes)
+        norms = dict(enumerate(squares[0].view(np.float64).tolist()))
+        return global_norm(norms, self.num_tokens)
+
+    def _loss(self, votes: Message) -> float:
+        _, _, units, _ = self._sections(votes)
+        return mean_loss(sum(units.ravel().tolist()), self.num_tokens)
 
     def _is_closing(self, step: int) -> bool:
         return self.evaluation is not None and self.evaluation.is_closing(step)
@@ -256,12 +287,17 @@ class VoteFormat:
 
     def _evaluation_loss(self, votes: Message) -> float | None:
         plan = self.evaluation
-        if plan is None or not plan.is_due(int(votes[0][_STEP])):
+        is_due = plan is not None and plan.is_due(int(votes[0][_STEP]))
+        if plan is None or not is_due or votes[:, _EVALUATION_NOT_FINITE].any():
             return None
         return mean_loss(sum(votes[:, _EVALUATION_UNITS].tolist()), plan.num_tokens)
 
     def _find_fault(self, votes: Message, num_pipelines: int) -> tuple[DecisionKind, int]:
         squares, counted, _, reports = self._sections(votes)
+        is_reported = reports.sum(axis=0) == 1
+        num_evaluated = int(votes[:, _EVALUATED].sum())
+        if not is_reported.all() or num_evaluated != self._num_evaluated(int(votes[0][_STEP])):
+            return DecisionKind.INCOMPLETE, self.num_layers - 1
         is_held = counted != _NOT_HOSTED
         is_held[:num_pipelines] = True  # a pipeline votes on every layer
         not_finite = np.flatnonzero(~np.isfinite(squares.view(np.float64)).all(axis=0))
@@ -271,10 +307,6 @@ class VoteFormat:
         incomplete = np.flatnonzero((is_held & (counted != self.num_microbatches)).any(axis=0))
         if incomplete.size:
             return DecisionKind.INCOMPLETE, int(incomplete[0])
-        is_reported = reports.sum(axis=0) == 1
-        num_evaluated = int(votes[:, _EVALUATED].sum())
-        if not is_reported.all() or num_evaluated != self._num_evaluated(int(votes[0][_STEP])):
-            return DecisionKind.INCOMPLETE, self.num_layers - 1
         diverged = int(votes[:, _DIVERGED].min())
         if self.is_reproducible:
             differs = np.flatnonzero((is_held & (squares != squares[0])).any(axis=0))

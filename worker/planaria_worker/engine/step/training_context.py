@@ -46,6 +46,7 @@ class EngineResources:
             num_microbatches=job.num_microbatches,
             num_tokens=job.tokens_per_step,
             is_reproducible=job.is_reproducible,
+            max_skipped_steps=job.max_skipped_steps,
             evaluation=None if job.evaluation is None else job.evaluation.plan,
         )
 

@@ -54,11 +54,17 @@ class AbortedAttempt:
     """What kept this engine from it; None: another engine, or the next plan of the step."""
 
 
-def begin_step(context: TrainingContext, step: int) -> None:
-    """Clear the local sums: nothing of the step is computed yet."""
+def begin_step(context: TrainingContext, step: int, num_skipped: int = 0) -> None:
+    """Clear the local sums: nothing of the step is computed yet.
+
+    Args:
+        context: to train the step in.
+        step: the one after the last commit.
+        num_skipped: steps that were skipped in a row just before.
+    """
     context.resources.stopwatch.restart(step)
     context.sums.clear()
-    context.progress = context.progress.next_step(step, context.generation)
+    context.progress = context.progress.next_step(step, context.generation, num_skipped)
 
 
 def compute(context: TrainingContext, microbatches: Sequence[int]) -> None:
@@ -138,21 +144,24 @@ def apply_step(
     """Clip and update every layer that is still of the step before: the second phase of a commit.
 
     Roll forward does the same from a witness's record, whatever interrupted the engine: a layer
-    that has the step already is left alone [2].
+    that has the step already is left alone [2]. A skipped step needs no sums: every layer that is
+    held at the version before is at the next one as it is.
     """
-    for layer, total in sums.items():
+    for layer in store.held() if record.is_skipped else sums:
         if store.version(layer) == record.step:
+            total = None if record.is_skipped else sums[layer]
             with store.updating(layer, record.step + 1) as state:
                 apply_sum(job, state, total, record)
             feed.publish(layer, record, total)
 
 
-def apply_sum(job: Job, state: LayerState, total: Tensor, record: CommitRecord) -> None:
+def apply_sum(job: Job, state: LayerState, total: Tensor | None, record: CommitRecord) -> None:
     """Update one layer with its complete sum: mean over the tokens, clipping, AdamW.
 
-    A closing step has trained nothing, and changes nothing.
+    A closing step has trained nothing, and changes nothing; a skipped step has no sum, and neither
+    does it. AdamW's count of steps is the version, so a skipped step counts.
     """
-    if job.is_closing(record.step):
+    if job.is_closing(record.step) or total is None:
         return
     scale = gradient_scale(
         job.optimizer,
@@ -222,6 +231,7 @@ def _vote(context: TrainingContext, mark: int) -> Message:
         evaluation_losses={
             m: loss_units(loss.item()) for m, loss in progress.evaluation_losses.items()
         },
+        num_skipped=progress.num_skipped,
     )
 
 

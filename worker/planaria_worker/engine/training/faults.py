@@ -52,7 +52,8 @@ def _refused(error: RefusedStepError) -> Fault:
         case DecisionKind.OUT_OF_RANGE:
             reason = ErrorReason.GRADIENT_OUT_OF_RANGE
             message = (
-                f"{where}: a gradient or the loss is not finite or too large; "
+                f"{where}: a gradient or the loss is not finite or too large, and no more steps "
+                "in a row may be skipped (training.max_skipped_steps); "
                 "a lower training.optimizer.learning_rate may help"
             )
         case DecisionKind.DIVERGED:

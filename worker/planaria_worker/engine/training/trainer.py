@@ -28,7 +28,11 @@ from planaria_worker.engine.recovery.failure_detector import FailureDetector
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.plan_request import Answer, Builder, PlanRequest
 from planaria_worker.engine.recovery.retained_work import RetainedWork
-from planaria_worker.engine.recovery.roll_forward import RollForwardDecision, decide_roll_forward
+from planaria_worker.engine.recovery.roll_forward import (
+    RollForwardDecision,
+    SumsKey,
+    decide_roll_forward,
+)
 from planaria_worker.engine.recovery.staging import StagedChange
 from planaria_worker.engine.step.training_step import apply_step
 from planaria_worker.engine.step_progress import StepProgress
@@ -217,16 +221,18 @@ class Trainer:
         todo = decide_roll_forward(
             record,
             committed_steps=self._vitals.committed_steps,
-            kept=None if sums is None else sums.key,
+            kept=None if sums is None else sums.complete_key,
         )
         if todo is RollForwardDecision.NOTHING:
             return ()
         to_write: Sequence[int] = ()
-        if todo is RollForwardDecision.STALE or sums is None:
+        if todo is RollForwardDecision.STALE:
             self.halt("its layers are of another step")
         else:
-            apply_step(resources.job, resources.store, resources.feed, sums.by_layer, record)
-            to_write = self._checkpointer.announce(sums.view, record.step + 1)
+            by_layer = {} if sums is None else sums.by_layer
+            apply_step(resources.job, resources.store, resources.feed, by_layer, record)
+            if sums is not None and sums.key == SumsKey.of(record):
+                to_write = self._checkpointer.announce(sums.view, record.step + 1)
         current_training.committable_sums = None
         self.submit(self._catch_up)  # first: an Activate that follows is submitted after it
         current_training.finish_commit(record, current_training.retained_after_commit(record))

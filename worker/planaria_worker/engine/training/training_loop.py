@@ -133,7 +133,8 @@ class TrainingLoop:
 
     def _begin_step(self, context: TrainingContext) -> None:
         self._reporter.step_begins()
-        begin_step(context, self._vitals.committed_steps)
+        current_training = self._current_training
+        begin_step(context, current_training.committed_steps, current_training.num_skipped)
 
     def _go_on(self, context: TrainingContext, done: CommittedStep) -> TrainingContext | None:
         """Note a commit; return the context of the next step, or None if there is none."""

@@ -182,6 +182,7 @@ class Job(_message.Message):
     EVALUATION_LOSS_FIELD_NUMBER: _builtins.int
     EVALUATION_STEP_FIELD_NUMBER: _builtins.int
     WAITING_REASON_FIELD_NUMBER: _builtins.int
+    NUM_SKIPPED_STEPS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -212,6 +213,10 @@ class Job(_message.Message):
     """Number of committed steps in the parameters that were evaluated then; absent with it."""
     waiting_reason: _builtins.str
     """Why it is PENDING or WAITING, in words; empty in every other state."""
+    num_skipped_steps: _builtins.int
+    """Number of committed steps that were skipped: a gradient or the loss was not finite or too large,
+    and no parameter was changed.
+    """
     @_builtins.property
     def error(self) -> Global___JobError:
         """Why it failed; absent otherwise."""
@@ -261,10 +266,11 @@ class Job(_message.Message):
         evaluation_loss: _builtins.float | None = ...,
         evaluation_step: _builtins.int | None = ...,
         waiting_reason: _builtins.str = ...,
+        num_skipped_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "goodput", b"goodput", "loss", b"loss", "spec", b"spec", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "fault_tolerance", b"fault_tolerance", "final_digest", b"final_digest", "generation", b"generation", "goodput", b"goodput", "id", b"id", "loss", b"loss", "name", b"name", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "steps", b"steps", "time_seconds", b"time_seconds", "tokens_per_second", b"tokens_per_second", "waiting_reason", b"waiting_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "fault_tolerance", b"fault_tolerance", "final_digest", b"final_digest", "generation", b"generation", "goodput", b"goodput", "id", b"id", "loss", b"loss", "name", b"name", "num_skipped_steps", b"num_skipped_steps", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "steps", b"steps", "time_seconds", b"time_seconds", "tokens_per_second", b"tokens_per_second", "waiting_reason", b"waiting_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluation_loss: _TypeAlias = _typing.Literal["evaluation_loss"]  # noqa: Y015
     _WhichOneofArgType__evaluation_loss: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss"]  # noqa: Y015
@@ -488,11 +494,12 @@ class StepMetrics(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     MODEL_FLOPS_UTILIZATION_FIELD_NUMBER: _builtins.int
     EVALUATION_LOSS_FIELD_NUMBER: _builtins.int
+    SKIPPED_LAYER_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step, counted from 0."""
     loss: _builtins.float
-    """Mean loss over the step's tokens; absent when it trained nothing: after the last step the last
-    parameters are evaluated.
+    """Mean loss over the step's tokens; absent when it trained nothing: it was skipped, or follows the
+    last step to evaluate the last parameters.
     """
     gradient_norm: _builtins.float
     """Norm of the gradient before clipping."""
@@ -514,6 +521,10 @@ class StepMetrics(_message.Message):
     """Mean loss over the held-out tokens, of the parameters that the step began with. Absent when the
     step did not evaluate.
     """
+    skipped_layer: _builtins.int
+    """The lowest layer with a gradient that was not finite or too large, the last one for a loss.
+    Absent unless the step was skipped: then it changed no parameter, and has no loss and no norm.
+    """
     @_builtins.property
     def commit_time(self) -> _timestamp_pb2.Timestamp:
         """When it was committed."""
@@ -532,10 +543,11 @@ class StepMetrics(_message.Message):
         tokens_per_second: _builtins.float = ...,
         model_flops_utilization: _builtins.float | None = ...,
         evaluation_loss: _builtins.float | None = ...,
+        skipped_layer: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_loss", b"_loss", "_model_flops_utilization", b"_model_flops_utilization", "commit_time", b"commit_time", "evaluation_loss", b"evaluation_loss", "loss", b"loss", "model_flops_utilization", b"model_flops_utilization"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_loss", b"_loss", "_model_flops_utilization", b"_model_flops_utilization", "_skipped_layer", b"_skipped_layer", "commit_time", b"commit_time", "evaluation_loss", b"evaluation_loss", "loss", b"loss", "model_flops_utilization", b"model_flops_utilization", "skipped_layer", b"skipped_layer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_loss", b"_loss", "_model_flops_utilization", b"_model_flops_utilization", "commit_time", b"commit_time", "evaluation_loss", b"evaluation_loss", "generation", b"generation", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_utilization", b"model_flops_utilization", "num_tokens", b"num_tokens", "step", b"step", "step_seconds", b"step_seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_loss", b"_loss", "_model_flops_utilization", b"_model_flops_utilization", "_skipped_layer", b"_skipped_layer", "commit_time", b"commit_time", "evaluation_loss", b"evaluation_loss", "generation", b"generation", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_utilization", b"model_flops_utilization", "num_tokens", b"num_tokens", "skipped_layer", b"skipped_layer", "step", b"step", "step_seconds", b"step_seconds", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluation_loss: _TypeAlias = _typing.Literal["evaluation_loss"]  # noqa: Y015
     _WhichOneofArgType__evaluation_loss: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss"]  # noqa: Y015
@@ -543,12 +555,16 @@ class StepMetrics(_message.Message):
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
     _WhichOneofReturnType__model_flops_utilization: _TypeAlias = _typing.Literal["model_flops_utilization"]  # noqa: Y015
     _WhichOneofArgType__model_flops_utilization: _TypeAlias = _typing.Literal["_model_flops_utilization", b"_model_flops_utilization"]  # noqa: Y015
+    _WhichOneofReturnType__skipped_layer: _TypeAlias = _typing.Literal["skipped_layer"]  # noqa: Y015
+    _WhichOneofArgType__skipped_layer: _TypeAlias = _typing.Literal["_skipped_layer", b"_skipped_layer"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluation_loss) -> _WhichOneofReturnType__evaluation_loss | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model_flops_utilization) -> _WhichOneofReturnType__model_flops_utilization | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skipped_layer) -> _WhichOneofReturnType__skipped_layer | None: ...
 
 Global___StepMetrics: _TypeAlias = StepMetrics  # noqa: Y015
 

@@ -650,6 +650,8 @@ class CommitRecord(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     NEXT_GENERATION_FIELD_NUMBER: _builtins.int
     EVALUATION_LOSS_FIELD_NUMBER: _builtins.int
+    NUM_SKIPPED_FIELD_NUMBER: _builtins.int
+    SKIPPED_LAYER_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step, counted from 0."""
     generation: _builtins.int
@@ -668,6 +670,12 @@ class CommitRecord(_message.Message):
     """Mean loss over the evaluated tokens, of the parameters that the step began with. Absent when the
     step did not evaluate.
     """
+    num_skipped: _builtins.int
+    """How many steps in a row were skipped, this one included: a gradient or loss was not finite or too
+    large, and no engine changes a layer. 0: it is applied. A skipped step has no loss and no norm.
+    """
+    skipped_layer: _builtins.int
+    """The lowest layer with such a gradient, the last one for a loss; only when the step is skipped."""
     def __init__(
         self,
         *,
@@ -678,10 +686,12 @@ class CommitRecord(_message.Message):
         num_tokens: _builtins.int = ...,
         next_generation: _builtins.int = ...,
         evaluation_loss: _builtins.float | None = ...,
+        num_skipped: _builtins.int = ...,
+        skipped_layer: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "evaluation_loss", b"evaluation_loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "evaluation_loss", b"evaluation_loss", "generation", b"generation", "gradient_norm", b"gradient_norm", "loss", b"loss", "next_generation", b"next_generation", "num_tokens", b"num_tokens", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "evaluation_loss", b"evaluation_loss", "generation", b"generation", "gradient_norm", b"gradient_norm", "loss", b"loss", "next_generation", b"next_generation", "num_skipped", b"num_skipped", "num_tokens", b"num_tokens", "skipped_layer", b"skipped_layer", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluation_loss: _TypeAlias = _typing.Literal["evaluation_loss"]  # noqa: Y015
     _WhichOneofArgType__evaluation_loss: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss"]  # noqa: Y015

@@ -68,6 +68,7 @@ JOBS = Table(
     Column("spec", Document(dict[str, Any]), nullable=False),
     Column("fault_tolerance", Integer, nullable=False),
     Column("time_seconds", Document(dict[str, float]), nullable=False),
+    Column("num_skipped_steps", BigInteger, nullable=False, server_default="0"),
 )
 
 RUNS = Table(
@@ -180,6 +181,7 @@ STEP_METRICS = Table(
     Column("commit_time", UtcTime, nullable=False),
     Column("model_flops_utilization", Double, nullable=True),
     Column("evaluation_loss", Double, nullable=True),
+    Column("skipped_layer", Integer, nullable=True),
 )
 
 LOG_LINES = Table(

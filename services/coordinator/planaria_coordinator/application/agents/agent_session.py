@@ -253,7 +253,7 @@ class AgentSession:
             StepMetrics(
                 job_id=report.job_id,
                 step=record.step,
-                loss=record.loss if record.num_tokens else None,
+                loss=record.loss if record.num_tokens and not record.num_skipped else None,
                 gradient_norm=record.gradient_norm,
                 learning_rate=report.learning_rate,
                 num_tokens=record.num_tokens,
@@ -266,6 +266,7 @@ class AgentSession:
                 if record.num_tokens
                 else None,
                 evaluation_loss=record.evaluation_loss,
+                skipped_layer=record.skipped_layer if record.num_skipped else None,
             )
         )
         actor.post(

@@ -41,6 +41,7 @@ def project(job: Job, run: JobRun, newest: Sequence[StepMetrics], now: datetime)
         if run.placement is not None and holds_state
         else 0,
         waiting_reason=waiting_reason(run),
+        num_skipped_steps=run.num_skipped_steps,
         time_seconds={str(name): seconds for name, seconds in totals.items()},
     )
 

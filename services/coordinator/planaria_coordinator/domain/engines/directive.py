@@ -31,6 +31,11 @@ class CommitRecord:
     """The one for which all engines switch or park after this step; 0: none."""
     evaluation_loss: float | None = None
     """Of the parameters that the step began with; None: it did not evaluate."""
+    num_skipped: int = 0
+    """How many steps in a row were skipped, this one included; 0: it was applied."""
+    skipped_layer: int = 0
+    """The lowest layer with a gradient that was not finite or too large, the last one for a loss;
+    where the step was skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

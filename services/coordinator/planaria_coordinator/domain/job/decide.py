@@ -56,6 +56,7 @@ from planaria_coordinator.domain.engines.outcome import (
 )
 from planaria_coordinator.domain.engines.preparing import on_prepared, prepare_failed
 from planaria_coordinator.domain.job import user_requests
+from planaria_coordinator.domain.job.commits import note_commit
 from planaria_coordinator.domain.job.end_of_training import (
     end_when_checkpointed,
     export_failed,
@@ -346,7 +347,7 @@ def _step_committed(turn: Turn, signal: StepCommitted) -> None:
     """Note a step; if this is lost with the coordinator, engines report it again."""
     if signal.record.generation < turn.run.restored_generation:
         return  # the job has gone back to a checkpoint since
-    turn.run = turn.run.with_evaluation(signal.record)
+    note_commit(turn, signal.record)
     num_steps = signal.record.step + 1
     if num_steps <= turn.run.committed_steps:
         return

@@ -63,6 +63,9 @@ class Job:
     """Seconds of wall-clock time by name; they add up to the time since submission."""
     waiting_reason: str = ""
     """Why it is PENDING or WAITING; empty in every other state."""
+    num_skipped_steps: int = 0
+    """Committed steps that changed no parameter: a gradient or the loss was not finite or too
+    large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ class StepMetrics:
     step: int
     """Counted from 0."""
     loss: float | None
-    """None when it trained nothing: the commit after the last step only evaluates."""
+    """None when it trained nothing: it was skipped, or only evaluates, after the last step."""
     gradient_norm: float
     learning_rate: float
     num_tokens: int
@@ -85,6 +88,9 @@ class StepMetrics:
     evaluation_loss: float | None = None
     """Of the parameters that the step began with, on sequences that are never trained on; None when
     it did not evaluate."""
+    skipped_layer: int | None = None
+    """The lowest layer with a gradient that was not finite or too large, the last one for a loss;
+    None unless the step was skipped."""
 
     @property
     def tokens_per_second(self) -> float:

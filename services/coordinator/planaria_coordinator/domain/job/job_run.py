@@ -177,6 +177,9 @@ class JobRun:
     """
     evaluation: Evaluation | None = None
     """The newest that is known."""
+    num_skipped_steps: int = 0
+    newest_skipped_steps: tuple[int, ...] = ()
+    """Those that are known already when they are reported again; at most MAX_KNOWN_SKIPS."""
     num_directives: int = 0
     num_engines: int = 0
     start_time: datetime | None = None

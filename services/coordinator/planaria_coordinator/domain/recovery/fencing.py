@@ -9,6 +9,7 @@ from dataclasses import replace
 from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode
 from planaria_coordinator.domain.engines.engine import Pending
 from planaria_coordinator.domain.engines.outcome import FenceReport
+from planaria_coordinator.domain.job.commits import note_commit
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Turn
@@ -99,7 +100,7 @@ def _decide_version(turn: Turn) -> None:
     turn.change(committed_steps=target)
     record = witness_record(reports, target)
     if record is not None:
-        turn.run = turn.run.with_evaluation(record)
+        note_commit(turn, record)
     late = late_engines(reports, target, placement_of(record, run.placements))
     num_steps = run.requirements.trained_steps(target)
     turn.emit(

@@ -92,6 +92,11 @@ class Snapshot(Collector):
             ("job_step", "Number of committed steps.", "step"),
             ("job_loss", "Mean loss of the last committed step.", "loss"),
             ("job_evaluation_loss", "Mean loss of the newest evaluation.", "evaluation_loss"),
+            (
+                "job_skipped_steps",
+                "Number of committed steps that changed no parameter.",
+                "num_skipped_steps",
+            ),
             ("job_generation", "Generation of the plan.", "generation"),
             (
                 "job_tokens_per_second",

@@ -29,8 +29,13 @@ class CommittedSum:
 
     layer: int
     record: CommitRecord
-    total: Tensor
-    """Flat; a copy that never changes."""
+    total: Tensor | None
+    """Flat; a copy that never changes. None: the step was skipped."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that it takes."""
+        return 0 if self.total is None else self.total.nbytes
 
 
 class CommitFeed:
@@ -43,7 +48,7 @@ class CommitFeed:
         self._followers: dict[int, tuple[Subscription, ...]] = {}
         self.last_record: CommitRecord | None = None
 
-    def publish(self, layer: int, record: CommitRecord, total: Tensor) -> None:
+    def publish(self, layer: int, record: CommitRecord, total: Tensor | None) -> None:
         """Give a sum to the followers of a layer; without followers, it costs nothing.
 
         Call it after the update: a follower that subscribes too late for this sum finds it in the
@@ -52,7 +57,8 @@ class CommitFeed:
         self.last_record = record
         if layer not in self._followers:
             return
-        committed = CommittedSum(layer=layer, record=record, total=total.clone())
+        kept = None if total is None else total.clone()
+        committed = CommittedSum(layer=layer, record=record, total=kept)
         for follower in self._followers.get(layer, ()):
             follower.put(committed)
 
@@ -149,7 +155,5 @@ class Subscription:
 
     def _has_room(self, committed: CommittedSum) -> bool:
         num_waiting = sum(other.layer == committed.layer for other in self._waiting)
-        num_bytes = sum(other.total.nbytes for other in self._waiting)
-        return (
-            num_waiting < self._num_kept or num_bytes + committed.total.nbytes <= self._kept_bytes
-        )
+        num_bytes = sum(other.num_bytes for other in self._waiting)
+        return num_waiting < self._num_kept or num_bytes + committed.num_bytes <= self._kept_bytes

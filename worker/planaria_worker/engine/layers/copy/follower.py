@@ -162,5 +162,5 @@ class LayerFollower:
             self._receiver.take_layer(message.layer, message.version, tensors, message.record)
         elif message.record is not None:
             self._receiver.take_sum(
-                CommittedSum(layer=message.layer, record=message.record, total=tensors["sum"])
+                CommittedSum(layer=message.layer, record=message.record, total=tensors.get("sum"))
             )

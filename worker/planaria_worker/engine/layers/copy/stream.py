@@ -116,7 +116,7 @@ class CommitStream:
         return send_tensors(self._connection, tensors.values(), goes_on=send_others)
 
     def _send_sum(self, committed: CommittedSum) -> None:
-        tensors = {"sum": committed.total}
+        tensors = {} if committed.total is None else {"sum": committed.total}
         self._send(
             wire.Message(
                 kind=wire.MessageKind.SUM,
