@@ -140,7 +140,7 @@ def requirements(num_steps: int, cluster: Cluster) -> Requirements:
 
 def facts_of(node_id: str) -> NodeFacts:
     return NodeFacts(
-        node_id=node_id, num_accelerators=1, accelerator_kind="cpu", accelerator_memory_bytes=1
+        node_id=node_id, num_accelerators=1, accelerator_kind="cpu", accelerator_memory_bytes=100
     )
 
 
