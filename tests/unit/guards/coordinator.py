@@ -8,7 +8,7 @@ import pytest
 
 from planaria_common import messages
 from planaria_coordinator.application import coordinator as application
-from planaria_coordinator.application.agents import declare_lost_nodes, node_updates
+from planaria_coordinator.application.agents import lost_nodes, node_updates
 from planaria_coordinator.application.agents.node_registry import NodeEntry
 from planaria_coordinator.application.jobs import restored_run
 from planaria_coordinator.application.jobs.job_actor import JobActor
@@ -17,6 +17,7 @@ from planaria_coordinator.application.scheduling.contingencies import Contingenc
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.checkpoint import checkpoint_protocol
 from planaria_coordinator.domain.engines.directive import Directive, QuiesceMode
+from planaria_coordinator.domain.engines.silence import Loss
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.signals import NodeLost, Signal
 from planaria_coordinator.domain.job.turn import Decision, Turn
@@ -87,13 +88,15 @@ def decide_on_signals_at_once(patch: pytest.MonkeyPatch) -> None:
     test_node_updates.test_a_job_hears_of_a_lost_node_once_that_is_stored,
 )
 def tell_of_a_loss_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
-    declare = declare_lost_nodes._declare_lost
+    declare = lost_nodes.declare_lost
 
-    async def tell_first(state: SharedState, entry: NodeEntry, why: str) -> None:
-        lost = NodeLost(node_id=entry.node.id, fault_time=state.clock.now(), reason=why, gone=True)
+    async def tell_first(state: SharedState, entry: NodeEntry, loss: Loss) -> None:
+        lost = NodeLost(
+            node_id=entry.node.id, fault_time=state.clock.now(), reason=loss.reason, gone=True
+        )
         for actor in state.holders(entry.node.id):
             actor.post(lost)
-        await declare(state, entry, why)
+        await declare(state, entry, loss)
 
     swap(patch, declare, tell_first)
 

@@ -54,7 +54,7 @@ class SharedState:
         self.coordinator_id = new_id("coordinator")
         self.dispatcher = Dispatcher()
         self.requests = Requests(database, clock)
-        self.nodes = NodeRegistry(clock, options)
+        self.nodes = NodeRegistry(clock)
         self.actors: dict[str, JobActor] = {}
         self.event_changes = Changes()
         self.node_lock = asyncio.Lock()

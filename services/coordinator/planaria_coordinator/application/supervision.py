@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from planaria_common.logging import get_logger
-from planaria_coordinator.application.agents.declare_lost_nodes import declare_lost_nodes
 from planaria_coordinator.application.agents.node_updates import send_node_updates
+from planaria_coordinator.application.agents.silent_nodes import SilentNodes
 from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.application.state import SharedState
-from planaria_coordinator.domain.engines.liveness import (
+from planaria_coordinator.domain.engines.node import EngineSnapshot
+from planaria_coordinator.domain.engines.progress import (
     Progress,
     observe_progress,
     progress_deadline_seconds,
 )
-from planaria_coordinator.domain.engines.node import EngineSnapshot
 from planaria_coordinator.domain.job.model_profile import measured_layers, slowest_stage_seconds
 from planaria_coordinator.domain.job.signals import EnginesStuck, Stalled, Tick
 
@@ -29,6 +29,7 @@ class Supervisor:
 
     def __init__(self, state: SharedState) -> None:
         self._state = state
+        self._silent_nodes = SilentNodes(state)
         self._last_tick_seconds = state.clock.monotonic()
         self._progress: dict[str, Progress] = {}
         self._patience: dict[str, tuple[int, float]] = {}
@@ -66,8 +67,8 @@ class Supervisor:
         if again_seconds is not None and again_seconds <= now:
             self._state.schedule_again_seconds = None
             self._state.scheduling_wanted.set()
-        await declare_lost_nodes(self._state)
-        absent = frozenset(e.node.id for e in self._state.nodes if e.wire is None)
+        await self._silent_nodes.watch()
+        absent = frozenset(self._silent_nodes.absent)
         for actor in tuple(self._state.actors.values()):
             due = actor.run.next_deadline_seconds()
             if due is not None and due <= now:
@@ -111,8 +112,8 @@ class Supervisor:
             actor.post(EnginesStuck(seconds=stalled_seconds))
 
     def _snapshots(self, actor: JobActor) -> Mapping[str, EngineSnapshot]:
-        nodes = (self._state.nodes.get(node_id) for node_id in actor.run.nodes)
-        heard = (entry for entry in nodes if entry is not None and entry.wire is not None)
+        expected = actor.run.nodes.keys() - self._silent_nodes.absent
+        heard = filter(None, map(self._state.nodes.get, expected))
         return {k: s for entry in heard for k, s in entry.snapshots.items()}
 
     def _progress_deadline(self, actor: JobActor) -> float:

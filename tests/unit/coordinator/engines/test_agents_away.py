@@ -1,5 +1,6 @@
 """An agent, or the coordinator, that is away for a while is no loss."""
 
+from planaria_coordinator.domain.engines.silence import Reach
 from planaria_coordinator.domain.job.job import JobState
 from unit.coordinator.simulation.world import running_world
 
@@ -83,6 +84,7 @@ async def test_an_agent_that_is_slow_to_find_a_restarted_coordinator_is_no_loss(
     generation = world.run.generation
     slow = world.agents.pop("n1")
     slow.disconnect()
+    world.reaches["n1"] = Reach.REACHABLE
     await world.crash_coordinator()
     await world.reconnect()
     await world.advance(9)

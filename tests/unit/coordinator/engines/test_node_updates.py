@@ -13,6 +13,7 @@ import pytest
 from planaria_common.errors import PlanariaError
 from planaria_coordinator.application.jobs.job_actor import JobActor
 from planaria_coordinator.domain.engines.node import NodeState
+from planaria_coordinator.domain.engines.silence import Reach
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import NodesGranted, Signal
 from unit.coordinator.simulation.world import World, running_world
@@ -120,6 +121,7 @@ async def test_a_job_hears_of_a_lost_node_once_that_is_stored() -> None:
     world = await running_world(4)
     num_faults = world.run.num_faults
     world.agents.pop("n1").disconnect()
+    world.reaches["n1"] = Reach.REACHABLE  # lost after its lease
     await world.advance(9)
     world.database.num_failing_commits = 1
     while world.database.num_failing_commits:  # until the loss could not be stored
@@ -130,5 +132,5 @@ async def test_a_job_hears_of_a_lost_node_once_that_is_stored() -> None:
             await world.coordinator.tick()
     await world.settle()
     assert world.run.num_faults == num_faults
-    await world.train(2)
+    await world.advance(12)  # after an outage agents have time to come back
     assert world.run.num_faults == num_faults + 1

@@ -8,8 +8,11 @@ from typing import Protocol
 from planaria_common.errors import ErrorReason, UnavailableError
 from planaria_common.version import PROTOCOL_VERSION
 from planaria_coordinator.application.agents.agent_messages import (
+    Echo,
     EngineExited,
     Hello,
+    Probe,
+    ProbeResult,
     ReportsStored,
 )
 from planaria_coordinator.application.agents.agent_session import AgentSession
@@ -24,6 +27,7 @@ from planaria_coordinator.domain.engines.outcome import (
     Prepared,
     Stopped,
 )
+from planaria_coordinator.domain.engines.silence import Reach
 from support.clock import FakeClock
 from unit.coordinator.simulation.engine import SimEngine
 
@@ -45,6 +49,8 @@ class AgentWorld(Protocol):
 
     def new_engine(self, directive: Directive) -> SimEngine: ...
 
+    def reach(self, address: str) -> Reach: ...
+
 
 class SimAgent:
     """A node's agent: passes directives on, and may lose its session or its life."""
@@ -58,6 +64,8 @@ class SimAgent:
         self.session: AgentSession | None = None
         self.is_silent = False
         """Neither beats nor hears, as if its network were cut."""
+        self.is_stopped = False
+        """Neither beats nor hears; its machine is there."""
         self.held_kinds: set[str] = set()
         self.held: list[Directive] = []
         self.outbox: list[Callable[[AgentSession], None]] = []
@@ -71,6 +79,10 @@ class SimAgent:
         self.num_counts = 0
         """Engines that had to count the model's operations themselves."""
         self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def talks(self) -> bool:
+        return not (self.is_silent or self.is_stopped)
 
     async def connect(self) -> None:
         """Open a session, and say what could not be said before; or try again later."""
@@ -110,14 +122,25 @@ class SimAgent:
                 self.unacknowledged = {
                     k: v for k, v in self.unacknowledged.items() if k > message.report_number
                 }
+            elif isinstance(message, Echo):
+                self.beat()
+            elif isinstance(message, Probe):
+                self._answer_probe(message)
             elif isinstance(message, Directive):
                 self.world.check_stored(message)
                 self.hear(message)
         if self.session is session:
             self.session = None
 
+    def _answer_probe(self, probe: Probe) -> None:
+        reaches = [self.world.reach(address) for address in probe.addresses]
+        reach = Reach.REACHABLE if Reach.REACHABLE in reaches else reaches[0]
+        self.say(
+            lambda session: session.probe_result(ProbeResult(probe_id=probe.probe_id, reach=reach))
+        )
+
     def hear(self, directive: Directive) -> None:
-        if self.is_silent:
+        if not self.talks:
             return
         if directive.command.kind in self.held_kinds:
             self.held.append(directive)
@@ -189,7 +212,7 @@ class SimAgent:
 
     def say(self, message: Callable[[AgentSession], None]) -> None:
         """Send now, or when there is a session again."""
-        if self.session is None or self.is_silent:
+        if self.session is None or not self.talks:
             self.outbox.append(message)
         else:
             message(self.session)
@@ -204,14 +227,14 @@ class SimAgent:
             session.note_report(number)
 
         self.unacknowledged[number] = deliver
-        if self.session is not None and not self.is_silent:
+        if self.session is not None and self.talks:
             deliver(self.session)
 
     def snapshots(self) -> tuple[EngineSnapshot, ...]:
         return tuple(engine.snapshot() for engine in self.engines.values())
 
     def beat(self) -> None:
-        if self.session is not None and not self.is_silent:
+        if self.session is not None and self.talks:
             self.session.heartbeat(self.snapshots())
 
     def lose_engine(self, engine_id: str) -> None:

@@ -19,8 +19,10 @@ from planaria_coordinator.application.coordinator import Coordinator
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.scheduling.policy import BuiltInPolicy
 from planaria_coordinator.domain.engines.directive import CommitRecord, Directive
+from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.engines.links import LinkDirection, LinkFailure
 from planaria_coordinator.domain.engines.outcome import Outcome
+from planaria_coordinator.domain.engines.silence import Reach
 from planaria_coordinator.domain.job.event import Event
 from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.job_run import JobRun
@@ -55,6 +57,8 @@ class World:
         self.planner = FakePlanner()
         self.policy: Any = BuiltInPolicy()
         self.agents: dict[str, SimAgent] = {}
+        self.reaches: dict[str, Reach] = {}
+        """By node: how its machine answers others, where that is not how it looks."""
         self.violations: list[str] = []
         self.plans = Plans()
         self.counter = count(1)
@@ -186,7 +190,7 @@ class World:
 
     async def reconnect(self) -> None:
         for agent in self.agents.values():
-            while agent.session is None and not agent.is_silent:
+            while agent.session is None and agent.talks:
                 await agent.connect()
         await self.settle()
 
@@ -293,6 +297,17 @@ class World:
             member=member,
             peers=self._member_at,
         )
+
+    def reach(self, address: str) -> Reach:
+        """Say how a machine answers another node; one that is gone does not."""
+        node_id = node_of(address.removeprefix("data:"))
+        agent = self.agents.get(node_id)
+        if node_id in self.reaches:
+            return self.reaches[node_id]
+        if agent is None or agent.is_silent:
+            return Reach.UNREACHABLE
+        has_engine = address.removeprefix("data:") in agent.engines
+        return Reach.REACHABLE if has_engine else Reach.REFUSED
 
     def _member_at(self, address: str) -> Member | None:
         engine = self.engines().get(address.removeprefix("data:"))

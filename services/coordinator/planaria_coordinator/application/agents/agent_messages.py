@@ -7,6 +7,7 @@ from planaria_coordinator.domain.engines.directive import CommitRecord, LayerWri
 from planaria_coordinator.domain.engines.links import LinkDirection, LinkFailure
 from planaria_coordinator.domain.engines.node import EngineSnapshot
 from planaria_coordinator.domain.engines.outcome import CheckpointTaken, Failure
+from planaria_coordinator.domain.engines.silence import Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,25 @@ class HeartbeatReceived:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:
     """Asks for a heartbeat at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Asks whether another node's machine answers."""
+
+    probe_id: str
+    addresses: tuple[str, ...]
+    """Where its engines listen."""
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What came of a probe."""
+
+    probe_id: str
+    reach: Reach | None
+    """None: it could not be tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

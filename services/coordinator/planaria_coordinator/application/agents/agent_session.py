@@ -15,11 +15,13 @@ from planaria_coordinator.application.agents.agent_messages import (
     Hello,
     LinkFailed,
     LogLines,
+    Probe,
+    ProbeResult,
     ReportsStored,
     StepReport,
     Welcome,
 )
-from planaria_coordinator.application.agents.declare_lost_nodes import declare_lost_nodes
+from planaria_coordinator.application.agents.lost_nodes import declare_ended
 from planaria_coordinator.application.agents.node_registry import NodeEntry
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.jobs.job_actor import JobActor
@@ -48,7 +50,7 @@ _MAX_TAIL_CHARACTERS = 300
 _CONTRADICTED_SECONDS = 1.0
 """A heartbeat that comes so long after a report was not sent before the engine ended."""
 
-ToAgent = Directive | ReportsStored | HeartbeatReceived | Echo
+ToAgent = Directive | ReportsStored | HeartbeatReceived | Echo | Probe
 
 log = get_logger("sessions")
 
@@ -99,6 +101,10 @@ class AgentSession:
         """Ask for a heartbeat at once."""
         self._outgoing.put_nowait(Echo())
 
+    def probe(self, probe: Probe) -> None:
+        """Ask whether the node reaches another one."""
+        self._outgoing.put_nowait(probe)
+
     async def next_message(self) -> ToAgent | None:
         """Wait for what is to be sent next; None when the session has been replaced."""
         return await self._outgoing.get()
@@ -111,7 +117,7 @@ class AgentSession:
     def attach(self, entry: NodeEntry, engines: tuple[EngineSnapshot, ...]) -> None:
         """Become the node's session."""
         entry.wire = self
-        entry.session_ended = False
+        entry.ended_seconds = None
         entry.has_left = False
         entry.peers_lost.clear()
         entry.stops_sent.clear()
@@ -128,11 +134,11 @@ class AgentSession:
         self._state.dispatcher.detach(self.node_id, self)
         if entry is not None and entry.wire is self:
             entry.wire = None
-            entry.session_ended = True
+            entry.ended_seconds = self._state.clock.monotonic()
             unexplained = self._unexplained()
             entry.peers_lost = {e: t for e, t in entry.peers_lost.items() if e in unexplained}
             log.info("session_ended", node_id=self.node_id)
-            self._state.run_in_background(declare_lost_nodes(self._state, (self.node_id,)))
+            self._state.run_in_background(declare_ended(self._state, entry))
 
     # -- from the agent ----------------------------------------------------------------------------
 
@@ -144,6 +150,12 @@ class AgentSession:
     def note_report(self, report_number: int) -> None:
         """A report has been passed on; those of other sessions came before it, or come again."""
         self._newest_report = report_number
+
+    def heard(self) -> None:
+        """The agent has said something."""
+        entry = self._entry()
+        if entry is not None:
+            self._state.nodes.heard(entry)
 
     def heartbeat(
         self, engines: tuple[EngineSnapshot, ...], *, wants_to_leave: bool = False
@@ -170,7 +182,7 @@ class AgentSession:
         entry = self._entry()
         if entry is not None:
             entry.has_left = True
-            self._state.run_in_background(declare_lost_nodes(self._state, (self.node_id,)))
+            self._state.run_in_background(declare_ended(self._state, entry))
 
     def result(self, result: DirectiveResult) -> None:
         """A directive has a result."""
@@ -205,7 +217,7 @@ class AgentSession:
         elif entry is not None and failed.failure is not LinkFailure.STALLED:
             entry.peers_lost[engine.id] = self._state.clock.monotonic()
             if entry.session_ended:
-                self._state.run_in_background(declare_lost_nodes(self._state, (entry.node.id,)))
+                self._state.run_in_background(declare_ended(self._state, entry))
                 return
         actor.post(
             signals.LinkFailed(
@@ -283,6 +295,10 @@ class AgentSession:
                 engine_id=report.engine_id, version=report.version, report=report.report
             ),
         )
+
+    def probe_result(self, result: ProbeResult) -> None:
+        """The node says whether it reaches another one."""
+        self._state.nodes.answered(self.node_id, result.probe_id, result.reach)
 
     def log_lines(self, lines: LogLines) -> None:
         """An engine wrote lines."""

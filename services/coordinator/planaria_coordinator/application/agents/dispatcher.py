@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
+from planaria_coordinator.application.agents.agent_messages import Probe
 from planaria_coordinator.domain.engines.directive import Directive
 
 
@@ -24,6 +25,10 @@ class Wire(Protocol):
 
     def echo(self) -> None:
         """Ask for a heartbeat at once; never blocks and never fails."""
+        ...
+
+    def probe(self, probe: Probe) -> None:
+        """Ask whether the node reaches another one; never blocks and never fails."""
         ...
 
     def end(self) -> None:

@@ -1,15 +1,14 @@
 """The nodes in memory: who is there, when each was last seen, and what its engines do."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents.agent_messages import Hello
 from planaria_coordinator.application.agents.dispatcher import Wire
-from planaria_coordinator.application.options import Options
-from planaria_coordinator.domain.engines.liveness import Liveness, why_node_lost
 from planaria_coordinator.domain.engines.node import EngineSnapshot, Node, NodeState
+from planaria_coordinator.domain.engines.silence import Inquiry, Reach, Sight
 from planaria_coordinator.domain.job.requirements import NodeFacts
 
 
@@ -21,8 +20,8 @@ class NodeEntry:
     last_seen_seconds: float
     wire: Wire | None = None
     """Its open session."""
-    session_ended: bool = False
-    """Whether its last session was seen to end."""
+    ended_seconds: float | None = None
+    """When its last session was seen to end; None while one is open, and before the first."""
     has_left: bool = False
     """Whether its agent said that it ends, and its engines have ended."""
     snapshots: dict[str, EngineSnapshot] = field(default_factory=dict)
@@ -30,6 +29,10 @@ class NodeEntry:
     """Its engines whose processes were seen to end by others and by nobody here."""
     suspected_seconds: float | None = None
     """When others last could not reach it, and it was asked for a heartbeat that has not come."""
+    inquiry: Inquiry | None = None
+    """What others were asked of it, since it has been silent."""
+    silent_since_seconds: float | None = None
+    """Since when it has not been heard, while it is silent and not lost."""
     stops_sent: set[str] = field(default_factory=set)
     """Engines that no job counts on and that were ordered to stop in this session."""
 
@@ -44,21 +47,52 @@ class NodeEntry:
         )
 
     @property
+    def session_ended(self) -> bool:
+        """Whether its last session was seen to end."""
+        return self.ended_seconds is not None
+
+    @property
     def takes_work(self) -> bool:
         """Whether new work can be given to it now."""
-        return self.node.state is NodeState.READY and self.wire is not None
+        is_heard = self.wire is not None and self.silent_since_seconds is None
+        return self.node.state is NodeState.READY and is_heard
+
+    def sight(self, job_ids: Iterable[str] = (), addresses: Iterable[str] = ()) -> Sight:
+        """Return what has been seen of it.
+
+        Args:
+            job_ids: jobs that have engines on it.
+            addresses: where these listen.
+        """
+        return Sight(
+            last_seen_seconds=self.last_seen_seconds,
+            session_open=self.wire is not None,
+            ended_seconds=self.ended_seconds,
+            has_left=self.has_left,
+            suspected_seconds=self.suspected_seconds,
+            peer_lost=bool(self.peers_lost),
+            job_ids=tuple(job_ids),
+            addresses=tuple(addresses),
+            inquiry=self.inquiry,
+        )
 
 
 class NodeRegistry:
     """Every node the coordinator knows; kept in step with the database by its callers."""
 
-    def __init__(self, clock: Clock, options: Options) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._options = options
         self._entries: dict[str, NodeEntry] = {}
+        self._is_blind = True
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether nobody has been heard since our start, or since grace was granted."""
+        return self._is_blind
 
     def load(self, nodes: Iterable[Node]) -> None:
-        """Take what the database knows; every node gets fresh grace."""
+        """Take what the database knows; every node has time to connect."""
+        self._is_blind = True
         now = self._clock.monotonic()
         for node in nodes:
             self._entries[node.id] = NodeEntry(node=node, last_seen_seconds=now)
@@ -100,9 +134,19 @@ class NodeRegistry:
         """Return all nodes by id."""
         return tuple(self.view(node_id) for node_id in sorted(self._entries))
 
+    def heard(self, entry: NodeEntry) -> None:
+        """A node has said something. From the first that does, the others have time to do so."""
+        now = self._clock.monotonic()
+        entry.last_seen_seconds = now
+        entry.inquiry = None
+        if self._is_blind:
+            self._is_blind = False
+            for other in self._entries.values():
+                other.last_seen_seconds = now
+
     def beat(self, entry: NodeEntry, snapshots: Iterable[EngineSnapshot]) -> None:
         """A node is alive."""
-        entry.last_seen_seconds = self._clock.monotonic()
+        self.heard(entry)
         entry.suspected_seconds = None
         entry.node = replace(entry.node, heartbeat_time=self._clock.now())
         entry.snapshots = {snapshot.engine_id: snapshot for snapshot in snapshots}
@@ -116,46 +160,25 @@ class NodeRegistry:
         if entry.wire is not None:
             entry.wire.echo()
 
+    def answered(self, asker: str, probe_id: str, reach: Reach | None) -> None:
+        """A node that was asked says whether it reaches another; late answers change nothing."""
+        node_id = probe_id.partition("/")[0]
+        entry = self._entries.get(node_id)
+        inquiry = entry.inquiry if entry is not None else None
+        if entry is None or inquiry is None or reach is None:
+            return
+        if asker in inquiry.asked and probe_id == inquiry.probe_id:
+            answers = {**inquiry.answers, asker: inquiry.answers.get(asker, reach)}
+            entry.inquiry = replace(inquiry, answers=answers)
+
     def grant_grace(self) -> None:
         """Count no silence for the time in which the coordinator itself was blocked."""
         now = self._clock.monotonic()
+        self._is_blind = True
         for entry in self._entries.values():
             entry.last_seen_seconds = now
             entry.suspected_seconds = None
-
-    def lost(
-        self, held: Collection[str], among: Collection[str] | None = None
-    ) -> list[tuple[NodeEntry, str]]:
-        """Return the nodes that are lost and not yet declared so, and why.
-
-        Args:
-            held: nodes that have engines of jobs.
-            among: nodes to look at; None: all.
-        """
-        now = self._clock.monotonic()
-        found = []
-        for node_id in self._entries if among is None else among:
-            entry = self._entries.get(node_id)
-            if entry is None or entry.node.state is NodeState.LOST:
-                continue
-            seen = Liveness(
-                last_seen_seconds=entry.last_seen_seconds,
-                session_open=entry.wire is not None,
-                session_ended=entry.session_ended,
-                holds_engines=entry.node.id in held,
-                peer_lost=bool(entry.peers_lost),
-            )
-            why = why_node_lost(
-                now,
-                seen,
-                node_deadline_seconds=self._options.node_deadline_seconds,
-                agent_lease_seconds=self._options.agent_lease_seconds,
-            )
-            if entry.has_left:
-                why = "its agent was asked to end"
-            if why is not None:
-                found.append((entry, why))
-        return found
+            entry.inquiry = None
 
 
 def joined_node(hello: Hello, known: Node | None, clock: Clock) -> Node:

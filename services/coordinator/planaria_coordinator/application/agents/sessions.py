@@ -36,6 +36,8 @@ class Sessions:
             entry = state.nodes.get(hello.node_id)
             if entry is not None and isinstance(entry.wire, AgentSession):
                 self._take_over(entry, entry.wire, hello)
+            if entry is not None:
+                state.nodes.heard(entry)  # even if that it has come back cannot be stored
             known = entry.node if entry is not None else None
             node = joined_node(hello, known, state.clock)
             drafts = []

@@ -187,8 +187,8 @@ class Tick:
     """Time has passed."""
 
     absent_nodes: frozenset[str] = frozenset()
-    """Nodes whose agents are away: whether their engines answer in time cannot be known, and
-    whether they are lost is decided elsewhere."""
+    """Nodes whose agents are away or silent: whether their engines answer in time cannot be known,
+    and whether they are lost is decided elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

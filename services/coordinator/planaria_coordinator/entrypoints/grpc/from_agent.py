@@ -3,15 +3,19 @@
 from types import MappingProxyType
 from typing import get_args
 
-from planaria.api.worker.v1 import report_pb2
+from planaria.api.worker.v1 import report_pb2, worker_service_pb2
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.messages import from_message
-from planaria_coordinator.application.agents.agent_messages import CheckpointReport
+from planaria_coordinator.application.agents.agent_messages import CheckpointReport, ProbeResult
 from planaria_coordinator.domain.engines import outcome as outcomes
 from planaria_coordinator.domain.engines.directive import LayerWritten
+from planaria_coordinator.domain.engines.silence import Reach
 
 _OUTCOMES = MappingProxyType(
     {each.__dataclass_fields__["kind"].default: each for each in get_args(outcomes.Outcome)}
+)
+_REACHES = MappingProxyType(
+    {worker_service_pb2.Reach.Value(f"REACH_{reach}"): reach for reach in Reach}
 )
 _CHECKPOINT_REPORTS = MappingProxyType(
     {"taken": outcomes.CheckpointTaken, "written": LayerWritten, "failure": outcomes.Failure}
@@ -33,6 +37,11 @@ def checkpoint_report_of(message: report_pb2.CheckpointReport) -> CheckpointRepo
         version=message.version,
         report=from_message(getattr(message, case), _CHECKPOINT_REPORTS[case]),
     )
+
+
+def probe_result_of(message: worker_service_pb2.ProbeResult) -> ProbeResult:
+    """Return the result of a probe; what a newer agent may say besides says nothing."""
+    return ProbeResult(probe_id=message.probe_id, reach=_REACHES.get(message.reach))
 
 
 def result_of(message: report_pb2.DirectiveResult) -> outcomes.DirectiveResult:

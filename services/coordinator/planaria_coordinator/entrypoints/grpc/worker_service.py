@@ -22,6 +22,7 @@ from planaria_coordinator.application.agents.agent_messages import (
     Hello,
     LinkFailed,
     LogLines,
+    Probe,
     ReportsStored,
     StepReport,
 )
@@ -100,6 +101,8 @@ async def _responses(
             case HeartbeatReceived(may_leave=may_leave):
                 received = ProtoHeartbeatReceived(may_leave=may_leave)
                 yield SessionResponse(heartbeat_received=received)
+            case Probe():
+                yield SessionResponse(probe=to_message(message, worker_service_pb2.Probe))
             case Directive():
                 directive = to_agent.directive_message(message, plans)
                 directive.epoch = session.epoch
@@ -108,6 +111,7 @@ async def _responses(
 
 async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) -> None:
     async for request in requests:
+        session.heard()
         match request.WhichOneof("message"):
             case "heartbeat":
                 session.heartbeat(
@@ -132,6 +136,8 @@ async def _read(requests: AsyncIterator[SessionRequest], session: AgentSession) 
                 session.checkpoint_report(
                     from_agent.checkpoint_report_of(request.checkpoint_report)
                 )
+            case "probe_result":
+                session.probe_result(from_agent.probe_result_of(request.probe_result))
             case "log_lines":
                 session.log_lines(from_message(request.log_lines, LogLines))
             case _:

@@ -1,0 +1,351 @@
+"""Which silent nodes are lost: a pure function of what was seen of all nodes, and when.
+
+Silence alone says little: the coordinator's own cable may be cut. So nodes that still answer are
+asked whether they reach a silent node's machine. Where nobody can be asked, the silence of many is
+taken for a fault of the coordinator's own.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+NUM_ASKED = 3
+"""How many other nodes are asked about a silent one."""
+MAX_PROBES = 16
+"""Probes that a node may have in hand at a time: further silent nodes wait for their turn."""
+PROBE_SECONDS = 0.5
+"""How long a machine that is probed may take to answer."""
+PROBE_ANSWER_SECONDS = 1.0
+"""How long the nodes that are asked may take."""
+ECHO_SECONDS = 0.25
+"""How long a node that others cannot reach may take to answer the coordinator."""
+_FRESH_BEATS = 1.5
+"""Who was last heard longer ago, in intervals of heartbeats, may be about to fall silent."""
+_PATIENCE = 0.25
+"""Share of its silence after which a silent node that others reach is probed again."""
+
+
+class Reach(StrEnum):
+    """The values of `planaria.api.worker.v1.Reach`, without the prefix."""
+
+    REACHABLE = "REACHABLE"
+    REFUSED = "REFUSED"
+    UNREACHABLE = "UNREACHABLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """Other nodes were asked whether they reach a silent one."""
+
+    probe_id: str
+    """Random: what answers to this inquiry carry, and to no other."""
+    asked_seconds: float
+    asked: frozenset[str]
+    answers: Mapping[str, Reach] = field(default_factory=dict)
+    was_reached: bool = False
+    """By an earlier inquiry of the same silence."""
+
+    def is_open(self, now_seconds: float) -> bool:
+        """Whether answers may come that could change anything."""
+        if len(self.answers) == len(self.asked) or self.is_reached:
+            return False
+        return now_seconds < self.asked_seconds + PROBE_ANSWER_SECONDS
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether somebody reaches the machine."""
+        return Reach.REACHABLE in self.answers.values()
+
+    @property
+    def leaves_reached(self) -> bool:
+        """Whether somebody reaches it, or did and nobody has said anything else since."""
+        return self.is_reached or (self.was_reached and not self.answers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What has been seen of a node; times are seconds on the monotonic clock."""
+
+    last_seen_seconds: float
+    """The last sign of life, or the moment from which on one is expected."""
+    session_open: bool
+    ended_seconds: float | None = None
+    """When its last session was seen to end; None: it is open, or has not been since our start."""
+    has_left: bool = False
+    """Its agent said that it ends, and its engines have ended."""
+    suspected_seconds: float | None = None
+    """When others could not reach it, and it was asked for a heartbeat that has not come."""
+    peer_lost: bool = False
+    """An engine elsewhere saw the process of one of its engines end, and nobody has explained it
+    since."""
+    job_ids: tuple[str, ...] = ()
+    """Jobs that have engines on it."""
+    addresses: tuple[str, ...] = ()
+    """Where its engines listen; empty while they start."""
+    inquiry: Inquiry | None = None
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether engines on it may hold layers."""
+        return bool(self.addresses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """The coordinator's settings, in seconds."""
+
+    heartbeat_interval_seconds: float
+    node_deadline_seconds: float
+    agent_lease_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Why a node is lost."""
+
+    reason: str
+    gone: bool = False
+    """Its engines are known to have ended."""
+
+
+def seen_to_end(sight: Sight) -> Loss | None:
+    """Return the loss of a node whose agent has left, or it and an engine were seen to end."""
+    if sight.has_left:
+        return Loss(reason="its agent was asked to end", gone=True)
+    if sight.ended_seconds is None or not sight.peer_lost:
+        return None
+    return Loss(reason="its session and an engine's process ended")
+
+
+@dataclass(slots=True, kw_only=True)
+class Judgement:
+    """What follows from what was seen."""
+
+    lost: dict[str, Loss] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+    """Silent nodes that are not lost, and why not."""
+    absent: set[str] = field(default_factory=set)
+    """Nodes whose engines cannot be expected to answer, as nothing is known of them yet."""
+    asked: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Which other nodes to ask whether they reach a silent one."""
+
+
+def judge(
+    now_seconds: float,
+    sights: Mapping[str, Sight],
+    holders_of_layers: Iterable[frozenset[str]],
+    patience: Patience,
+    *,
+    is_blind: bool = False,
+) -> Judgement:
+    """Judge every silent node.
+
+    Args:
+        now_seconds: the time.
+        sights: what was seen of the nodes that are not lost.
+        holders_of_layers: by layer of each job, the nodes that hold it; looked at only if needed.
+        patience: how long is waited for what.
+        is_blind: nothing was heard of anybody since the coordinator's own start or stall.
+    """
+    judgement = Judgement()
+    silent = {n: s for n, s in sights.items() if _is_silent(now_seconds, s, patience)}
+    if not silent:
+        return judgement
+    if is_blind:
+        return Judgement(
+            silent=dict.fromkeys(silent, "no node has been heard yet"), absent=set(silent)
+        )
+    fresh = [n for n, s in sights.items() if _is_fresh(now_seconds, s, patience)]
+    holders = [n for n, s in sights.items() if s.holds_state]
+    spared = _spared(set(holders).difference(fresh), len(holders), holders_of_layers)
+    askers = _Askers(now_seconds, fresh, sights)
+    for node_id in sorted(silent, key=lambda node_id: (silent[node_id].last_seen_seconds, node_id)):
+        case = _Case(
+            node_id=node_id,
+            now_seconds=now_seconds,
+            sight=silent[node_id],
+            spared=spared.get(node_id, ""),
+            can_be_asked=bool(fresh),
+            patience=patience,
+        )
+        case.enter(judgement)
+        if node_id not in judgement.lost and case.is_to_be_asked:
+            asked = askers.take(silent[node_id])
+            if asked:
+                judgement.asked[node_id] = asked
+    return judgement
+
+
+def _is_silent(now_seconds: float, sight: Sight, patience: Patience) -> bool:
+    if seen_to_end(sight) is not None:
+        return True
+    if now_seconds - sight.last_seen_seconds > patience.node_deadline_seconds:
+        return True
+    suspected = sight.suspected_seconds
+    return suspected is not None and now_seconds >= suspected + ECHO_SECONDS
+
+
+def _is_fresh(now_seconds: float, sight: Sight, patience: Patience) -> bool:
+    silence_seconds = now_seconds - sight.last_seen_seconds
+    is_heard = silence_seconds <= _FRESH_BEATS * patience.heartbeat_interval_seconds
+    return is_heard and sight.session_open and sight.suspected_seconds is None
+
+
+def _spared(
+    quiet: Collection[str], num_holders: int, holders_of_layers: Iterable[frozenset[str]]
+) -> dict[str, str]:
+    """Return the nodes that are not lost by silence alone, and why.
+
+    Nodes fall silent one after another, within an interval of heartbeats: those that have not been
+    heard lately count as well.
+    """
+    if len(quiet) > 1 and 3 * len(quiet) > num_holders:
+        return dict.fromkeys(quiet, f"{len(quiet)} of {num_holders} nodes are silent at once")
+    found: dict[str, str] = {}
+    for holders in holders_of_layers:
+        if holders.issubset(quiet):
+            found.update(dict.fromkeys(holders, "nobody else holds its layers"))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """One silent node."""
+
+    node_id: str
+    now_seconds: float
+    sight: Sight
+    spared: str
+    can_be_asked: bool
+    patience: Patience
+
+    def enter(self, judgement: Judgement) -> None:
+        """Enter what becomes of it."""
+        sight, inquiry = self.sight, self.sight.inquiry
+        ended = seen_to_end(sight)
+        if ended is not None:
+            judgement.lost[self.node_id] = ended
+        elif not sight.holds_state:
+            if self._is_overdue:
+                self._lose(judgement, self._overdue_reason)
+        elif inquiry is not None and self._is_reached(inquiry):
+            self._reached(judgement)
+        elif inquiry is not None and inquiry.answers and not inquiry.is_open(self.now_seconds):
+            self._not_reached(judgement, inquiry.answers.values())
+        elif self._waits_for_answers:
+            judgement.absent.add(self.node_id)
+        else:
+            self._unknown(judgement)
+
+    @property
+    def is_to_be_asked(self) -> bool:
+        """Whether other nodes are to be asked now."""
+        sight, inquiry = self.sight, self.sight.inquiry
+        if not sight.holds_state:
+            return False
+        if inquiry is None:
+            return True
+        pause_seconds = max(self.patience.node_deadline_seconds, _PATIENCE * self._silence_seconds)
+        return self.now_seconds >= inquiry.asked_seconds + pause_seconds
+
+    def _is_reached(self, inquiry: Inquiry) -> bool:
+        """What others saw before counts until they say something else, while any can be asked."""
+        return inquiry.is_reached or (inquiry.leaves_reached and self.can_be_asked)
+
+    @property
+    def _waits_for_answers(self) -> bool:
+        inquiry = self.sight.inquiry
+        if inquiry is not None and inquiry.is_open(self.now_seconds):
+            return True
+        return inquiry is None and self.can_be_asked
+
+    def _reached(self, judgement: Judgement) -> None:
+        """Its machine is there; without an agent its engines go on for the lease."""
+        if self.spared:
+            judgement.silent[self.node_id] = f"others reach its machine; {self.spared}"
+            judgement.absent.add(self.node_id)
+        elif not self.sight.session_open and self._is_lease_over:
+            self._lose(judgement, "its agent has not come back within its lease")
+        else:
+            judgement.silent[self.node_id] = "others reach its machine"
+
+    def _not_reached(self, judgement: Judgement, answers: Collection[Reach]) -> None:
+        if all(answer is Reach.REFUSED for answer in answers):
+            self._lose(judgement, "its engines have ended, as others see", gone=True)
+        else:
+            num = len(answers)
+            others = "another node does" if num == 1 else f"{num} other nodes do"
+            self._lose(judgement, f"{others} not reach it either")
+
+    def _unknown(self, judgement: Judgement) -> None:
+        """Nobody can be asked, or nobody has answered: the deadline decides, unless it is ours."""
+        if self.spared:
+            judgement.silent[self.node_id] = self.spared
+            judgement.absent.add(self.node_id)
+        elif self._is_overdue:
+            self._lose(judgement, self._overdue_reason)
+        else:
+            judgement.absent.add(self.node_id)
+
+    def _lose(self, judgement: Judgement, reason: str, *, gone: bool = False) -> None:
+        judgement.lost[self.node_id] = Loss(reason=reason, gone=gone)
+
+    @property
+    def _silence_seconds(self) -> float:
+        return self.now_seconds - self.sight.last_seen_seconds
+
+    @property
+    def _overdue_reason(self) -> str:
+        return f"no heartbeat for {self._silence_seconds:.1f} s"
+
+    @property
+    def _is_lease_over(self) -> bool:
+        """Counted from the end of its session: what came before it was heard of its engines."""
+        since = max(self.sight.last_seen_seconds, self.sight.ended_seconds or 0.0)
+        lease_seconds = max(self.patience.node_deadline_seconds, self.patience.agent_lease_seconds)
+        return self.now_seconds - since > lease_seconds
+
+    @property
+    def _is_overdue(self) -> bool:
+        sight = self.sight
+        if sight.session_open or sight.peer_lost or not sight.job_ids:
+            return self._silence_seconds > self.patience.node_deadline_seconds
+        return self._is_lease_over
+
+
+class _Askers:
+    """Deals out who asks about whom, so that nobody has too much in hand."""
+
+    def __init__(
+        self, now_seconds: float, fresh: Sequence[str], sights: Mapping[str, Sight]
+    ) -> None:
+        self._in_hand: dict[str, int] = {}
+        for sight in sights.values():
+            inquiry = sight.inquiry
+            if inquiry is not None and now_seconds < inquiry.asked_seconds + PROBE_ANSWER_SECONDS:
+                for asked in inquiry.asked.difference(inquiry.answers):
+                    self._in_hand[asked] = self._in_hand.get(asked, 0) + 1
+        self._pools: dict[str, deque[str]] = {"": deque()}
+        for node_id in sorted(fresh):
+            for job_id in (*sights[node_id].job_ids, ""):
+                self._pools.setdefault(job_id, deque()).append(node_id)
+        for pool in self._pools.values():
+            pool.rotate(-int(now_seconds))  # others than the last time
+
+    def take(self, sight: Sight) -> tuple[str, ...]:
+        """Choose who is asked: nodes of the same jobs first, which are in the same network."""
+        chosen: list[str] = []
+        for job_id in (*sight.job_ids, ""):
+            pool = self._pools.get(job_id, deque())
+            for _ in range(len(pool)):
+                if len(chosen) == NUM_ASKED:
+                    break
+                if self._in_hand.get(pool[0], 0) >= MAX_PROBES:
+                    pool.popleft()
+                    continue
+                if pool[0] not in chosen:
+                    chosen.append(pool[0])
+                    self._in_hand[pool[0]] = self._in_hand.get(pool[0], 0) + 1
+                pool.rotate(-1)
+        return tuple(chosen)
