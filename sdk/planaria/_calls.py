@@ -267,6 +267,11 @@ class Calls:
         return _change(f"{_node(node_id)}:uncordon", Node)
 
     @ClientMethod
+    def evict_node(self, node_id: str) -> Call[Node]:
+        """Declare a node lost that is known to be gone for good."""
+        return _change(f"{_node(node_id)}:evict", Node)
+
+    @ClientMethod
     def remove_node(self, node_id: str) -> Call[None]:
         """Forget a node that is lost or drained."""
         return Call(method="DELETE", path=_node(node_id), read=lambda _body: None)

@@ -63,6 +63,17 @@ class JobError(Body):
     message: str = Field(description="One sentence.")
 
 
+class Condition(Body):
+    """What is to be known of a job besides its state."""
+
+    type: str = Field(
+        description="NODES_SILENT: nodes of the job say nothing and cannot be taken to be lost."
+    )
+    message: str = Field(description="One sentence.")
+    node_ids: tuple[str, ...] = Field(description="The nodes.")
+    since_time: Time = Field(description="Since when it holds of the first of them.")
+
+
 class Job(Body):
     """A training job."""
 
@@ -102,6 +113,9 @@ class Job(Body):
     num_skipped_steps: int = Field(
         description="Number of committed steps that were skipped: a gradient or the loss was not "
         "finite or too large, and no parameter was changed."
+    )
+    conditions: tuple[Condition, ...] = Field(
+        description="What is to be known of it besides its state."
     )
 
     @property
@@ -149,6 +163,9 @@ class Node(Body):
     join_time: Time = Field(description="When it first joined.")
     accelerator_memory_bytes: int = Field(description="Memory of one accelerator.")
     labels: dict[str, str] = Field(description="What its agent was told of it: rack, zone, owner.")
+    silent_since_time: Time | None = Field(
+        description="Since when nothing has been heard of it, while it is silent and not lost."
+    )
 
 
 class Event(Body):

@@ -39,6 +39,7 @@ const node = (n, state) => ({
         ],
   heartbeat_time: state === "LOST" ? at(31) : new Date().toISOString(),
   join_time: at(0),
+  silent_since_time: null,
 });
 
 const job = (id, changes) => ({
@@ -62,6 +63,7 @@ const job = (id, changes) => ({
   fault_tolerance: 1,
   time_seconds: { productive: 79.2, starting: 6, quiesce: 0.1, rebuild: 0.4, redone: 0.9 },
   waiting_reason: "",
+  conditions: [],
   ...changes,
 });
 

@@ -31,6 +31,7 @@ export function aNode(id: string, changes: Partial<Node> = {}): Node {
     engines: [],
     heartbeat_time: "2026-01-01T00:00:00Z",
     join_time: "2026-01-01T00:00:00Z",
+    silent_since_time: null,
     ...changes,
   };
 }
@@ -58,6 +59,7 @@ export function aJob(changes: Partial<Job> = {}): Job {
     time_seconds: {},
     waiting_reason: "",
     num_skipped_steps: 0,
+    conditions: [],
     ...changes,
   };
 }

@@ -26,7 +26,7 @@ from planaria.cli.output import (
 )
 from planaria.cli.plans import print_plan
 from planaria.client import Client
-from planaria.models import Job, JobPlan, LogLine, Recovery, StepMetrics
+from planaria.models import Condition, Job, JobPlan, LogLine, Recovery, StepMetrics
 
 app = typer.Typer(help="What was submitted, how it goes, and why.", rich_markup_mode=None)
 
@@ -86,6 +86,7 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
         "job": f"{job.id} ({job.name})",
         "state": state_text(job.state),
         "waits for": job.waiting_reason,
+        "besides": "; ".join(map(_condition_text, job.conditions)),
         "step": f"{job.step} of {job.steps}",
         "loss": number(job.loss, ".4f"),
         "skipped": counted(job.num_skipped_steps, "step") if job.num_skipped_steps else "",
@@ -113,6 +114,11 @@ def _print_job(job: Job, recoveries: tuple[Recovery, ...]) -> None:
             (_recovery_row(recovery) for recovery in recoveries),
             empty="",
         )
+
+
+def _condition_text(condition: Condition) -> str:
+    since = local_time(condition.since_time)
+    return f"{condition.type} since {since}: {condition.message}"
 
 
 _FIGURES = {

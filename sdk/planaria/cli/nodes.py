@@ -44,7 +44,7 @@ def _row(node: Node) -> tuple[str | Text, ...]:
     engines = ", ".join(f"{engine.job_id} {engine.state} {engine.pid}" for engine in node.engines)
     return (
         node.id,
-        state_text(node.state),
+        _state(node),
         node.address,
         f"{node.num_accelerators} {node.accelerator_kind}",
         engines or "-",
@@ -52,6 +52,13 @@ def _row(node: Node) -> tuple[str | Text, ...]:
         local_time(node.heartbeat_time),
         ", ".join(f"{key}={value}" for key, value in sorted(node.labels.items())) or "-",
     )
+
+
+def _state(node: Node) -> Text:
+    if node.silent_since_time is None:
+        return state_text(node.state)
+    silent = f", silent since {local_time(node.silent_since_time)}"
+    return Text.assemble(state_text(node.state), silent)
 
 
 def _change(call: Callable[[str], Call[Node]]) -> Callable[..., None]:
@@ -66,6 +73,10 @@ app.command("drain", help="Free a node of its work without losing a microbatch."
 )
 app.command("cordon", help="Keep new work off a node.")(_change(Calls.cordon_node))
 app.command("uncordon", help="End a cordon or a drain.")(_change(Calls.uncordon_node))
+app.command(
+    "evict",
+    help="Declare a node lost at once: it is known to be gone for good, with what it holds.",
+)(_change(Calls.evict_node))
 
 
 @app.command("rm")

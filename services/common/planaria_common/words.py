@@ -1,6 +1,8 @@
 """Numbers in sentences for people."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+_MAX_NAMES = 5
 
 
 def counted(number: int, noun: str) -> str:
@@ -17,6 +19,13 @@ def ranges_of(numbers: Iterable[int]) -> str:
         else:
             ranges.append([number])
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges)
+
+
+def names_of(names: Sequence[str]) -> str:
+    """Return names, of many the first ones: "a, b, c, d, e and 95 others"."""
+    if len(names) <= _MAX_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MAX_NAMES])} and {counted(len(names) - _MAX_NAMES, 'other')}"
 
 
 def bytes_in_words(size: float) -> str:

@@ -240,6 +240,9 @@ class FakeCluster:
     async def drain(self, node_id: str, *, request_id: str = "") -> Node:
         return await self._change("drain", node_id, request_id, NodeState.DRAINING)
 
+    async def evict(self, node_id: str, *, request_id: str = "") -> Node:
+        return await self._change("evict", node_id, request_id, NodeState.LOST)
+
     async def remove(self, node_id: str, *, request_id: str = "") -> None:
         await self._change("remove", node_id, request_id, NodeState.LOST)
         del self.stored[node_id]

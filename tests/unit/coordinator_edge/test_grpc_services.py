@@ -104,11 +104,13 @@ async def test_changes_over_grpc(channel: grpc.aio.Channel, coordinator: FakeCoo
     await cluster.CordonNode(cluster_pb.CordonNodeRequest(node_id="a", request_id="4"))
     await cluster.UncordonNode(cluster_pb.UncordonNodeRequest(node_id="a", request_id="5"))
     drained = await cluster.DrainNode(cluster_pb.DrainNodeRequest(node_id="a", request_id="6"))
+    evicted = await cluster.EvictNode(cluster_pb.EvictNodeRequest(node_id="a", request_id="8"))
     await cluster.RemoveNode(cluster_pb.RemoveNodeRequest(node_id="b", request_id="7"))
 
     assert [change[0] for change in coordinator.jobs.changes] == ["pause", "resume", "cancel"]
     assert coordinator.cluster.changes[-1] == ("remove", "b", "7")
     assert drained.node.state == resources_pb2.NODE_STATE_DRAINING
+    assert evicted.node.state == resources_pb2.NODE_STATE_LOST
 
 
 async def test_lists_over_grpc(channel: grpc.aio.Channel) -> None:

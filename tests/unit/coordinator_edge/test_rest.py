@@ -119,7 +119,8 @@ async def test_changing_a_job(
 
 
 @pytest.mark.parametrize(
-    ("verb", "state"), [("cordon", "CORDONED"), ("uncordon", "READY"), ("drain", "DRAINING")]
+    ("verb", "state"),
+    [("cordon", "CORDONED"), ("uncordon", "READY"), ("drain", "DRAINING"), ("evict", "LOST")],
 )
 async def test_changing_a_node(
     client: httpx.AsyncClient, coordinator: FakeCoordinator, verb: str, state: str

@@ -73,6 +73,7 @@ def job(**fields: Any) -> dict[str, Any]:
         "fault_tolerance": 1,
         "time_seconds": {"productive": 3.0},
         "waiting_reason": "",
+        "conditions": [],
         **fields,
     }
 
@@ -88,6 +89,7 @@ def node(node_id: str, **fields: Any) -> dict[str, Any]:
         "agent_pid": 41,
         "accelerator_memory_bytes": 2**30,
         "labels": {"rack": "r1"},
+        "silent_since_time": None,
         "engines": [
             {"id": "e", "job_id": "job-1", "accelerator": 0, "pid": 42, "state": "TRAINING"}
         ],

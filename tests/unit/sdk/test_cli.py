@@ -58,6 +58,7 @@ READING: list[tuple[tuple[str, ...], str, dict[str, Any], str]] = [
         node("node-1", state="DRAINING"),
         "node-1 DRAINING",
     ),
+    (("nodes", "evict", "n"), "POST /nodes/n:evict", node("n", state="LOST"), "n LOST"),
     (("nodes", "cordon", "node-1"), "POST /nodes/node-1:cordon", node("node-1"), "node-1 READY"),
     (("nodes", "uncordon", "n"), "POST /nodes/n:uncordon", node("n"), "n READY"),
 ]
@@ -116,6 +117,24 @@ def test_a_job_that_waits_is_shown_with_the_reason(run: Run, coordinator: FakeAp
     assert f"waits for  {reason}\n" in run("jobs", "get", "job-1")[1]
     coordinator.answer("GET /jobs/job-1", Answer(body=job(waiting_reason="")))
     assert "waits for" not in run("jobs", "get", "job-1")[1]
+
+
+def test_nodes_that_are_silent_are_shown(run: Run, coordinator: FakeApi) -> None:
+    since = "2026-01-01T00:00:00Z"
+    condition = {
+        "type": "NODES_SILENT",
+        "message": "a says nothing",
+        "node_ids": ["a"],
+        "since_time": since,
+    }
+    coordinator.answer("GET /jobs/job-1/recoveries", Answer(body={"recoveries": []}))
+    coordinator.answer("GET /jobs/job-1", Answer(body=job(conditions=[condition])))
+    shown = run("jobs", "get", "job-1")[1]
+    assert "NODES_SILENT since " in shown
+    assert ": a says nothing\n" in shown
+    nodes = [node("a", silent_since_time=since), node("b")]
+    coordinator.answer("GET /nodes", Answer(body={"nodes": nodes}))
+    assert run("nodes", "list")[1].count("silent since ") == 1
 
 
 def test_a_job_is_shown_with_its_newest_evaluation(run: Run, coordinator: FakeApi) -> None:

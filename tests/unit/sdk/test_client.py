@@ -84,6 +84,7 @@ CALLS: list[tuple[str, Any, Callable[[Client], object]]] = [
     ("GET /nodes", {"nodes": [node("node-1")]}, lambda c: c.list_nodes()[0].engines[0].pid),
     ("GET /nodes/node-1", node("node-1"), lambda c: c.get_node("node-1").agent_pid),
     ("POST /nodes/node-1:drain", node("node-1"), lambda c: c.drain_node("node-1").id),
+    ("POST /nodes/node-1:evict", node("node-1"), lambda c: c.evict_node("node-1").id),
     ("POST /nodes/node-1:cordon", node("node-1"), lambda c: c.cordon_node("node-1").id),
     ("POST /nodes/node-1:uncordon", node("node-1"), lambda c: c.uncordon_node("node-1").id),
 ]

@@ -17,6 +17,14 @@ test("a job that runs waits for nothing", () => {
   expect(screen.queryByText("Waits for")).toBeNull();
 });
 
+test("a job some of whose nodes are silent says so", () => {
+  const message = "node-1 says nothing, and cannot be taken to be lost";
+  const since_time = "2026-01-01T00:00:00Z";
+  const condition = { type: "NODES_SILENT", message, node_ids: ["node-1"], since_time };
+  render(<JobFacts job={aJob({ conditions: [condition] })} />);
+  expect(screen.getByText(new RegExp(message))).toBeTruthy();
+});
+
 test("only a job that goes on survives losses", () => {
   const { rerender } = render(<JobFacts job={aJob()} />);
   expect(screen.getByText("Nodes it can lose at once")).toBeTruthy();

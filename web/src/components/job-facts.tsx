@@ -10,6 +10,11 @@ export function JobFacts({ job }: { job: Job }) {
           <StateBadge state={job.state} />
         </Fact>
         {job.waiting_reason && <Fact name="Waits for">{job.waiting_reason}</Fact>}
+        {job.conditions.map((condition) => (
+          <Fact key={condition.type} name="Note">
+            {condition.message}, since {new Date(condition.since_time).toLocaleTimeString()}
+          </Fact>
+        ))}
         <Fact name="Steps">
           {count(job.step)} of {count(job.steps)}
         </Fact>

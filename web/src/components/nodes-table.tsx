@@ -23,6 +23,8 @@ export function NodesTable({ nodes }: { nodes: readonly Node[] }) {
             <th scope="row">{node.id}</th>
             <td>
               <StateBadge state={node.state} />
+              {node.silent_since_time &&
+                ` silent for ${age(Date.parse(node.silent_since_time), now)}`}
             </td>
             <td>
               {node.num_accelerators} {node.accelerator_kind}

@@ -4,12 +4,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
+from planaria_coordinator.application.agents.lost_nodes import declare_lost
 from planaria_coordinator.application.paging import PageRequest
 from planaria_coordinator.application.ports import Page
 from planaria_coordinator.application.state import SharedState, wrong_state
 from planaria_coordinator.domain.engines.node import Node, NodeState
+from planaria_coordinator.domain.engines.silence import Loss
 from planaria_coordinator.domain.job.signals import DrainEnded, DrainWanted, NodeLost
 
+_EVICTED = "an administrator says that it is gone"
 _ALIVE = (NodeState.READY, NodeState.CORDONED, NodeState.DRAINING, NodeState.DRAINED)
 
 
@@ -100,6 +103,28 @@ class Cluster:
                 actor.post(DrainWanted(node_id=node_id))
             elif target is NodeState.READY:
                 actor.post(DrainEnded(node_id=node_id))
+
+    async def evict(self, node_id: str, *, request_id: str = "") -> Node:
+        """Declare a node lost that is gone for good, with all that it holds. Idempotent.
+
+        Should its agent come back, it joins afresh. Raises NODE_NOT_FOUND.
+        """
+        await self._make(request_id, "evict_node", node_id, partial(self._evict, node_id))
+        return await self.get(node_id)
+
+    async def _evict(self, node_id: str) -> None:
+        state = self._state
+        async with state.node_lock:
+            entry = state.nodes.require(node_id)
+            if entry.node.state is not NodeState.LOST:
+                await declare_lost(state, entry, Loss(reason=_EVICTED, gone=True))
+        for actor in tuple(state.actors.values()):
+            if any(h.node.node_id == node_id for h in actor.run.absent.values()):
+                actor.post(
+                    NodeLost(
+                        node_id=node_id, fault_time=state.clock.now(), reason=_EVICTED, gone=True
+                    )
+                )
 
     async def remove(self, node_id: str, *, request_id: str = "") -> None:
         """Forget a node that is lost or drained, and what jobs had on it.

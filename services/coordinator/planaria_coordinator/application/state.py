@@ -1,7 +1,7 @@
 """What all parts of the application share: the database, the actors, the nodes."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from planaria_coordinator.application.agents.dispatcher import Dispatcher
 from planaria_coordinator.application.agents.node_registry import NodeRegistry
 from planaria_coordinator.application.changes import Changes
 from planaria_coordinator.application.jobs.job_actor import JobActor
+from planaria_coordinator.application.jobs.projection import nodes_silent
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.ports import (
     Database,
@@ -23,7 +24,7 @@ from planaria_coordinator.application.requests import Requests
 from planaria_coordinator.domain.engines.node import Node
 from planaria_coordinator.domain.engines.outcome import DirectiveResult
 from planaria_coordinator.domain.job.event import EventDraft
-from planaria_coordinator.domain.job.job import Job, LogLine, StepMetrics
+from planaria_coordinator.domain.job.job import Condition, Job, LogLine, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.signals import Signal
 
@@ -76,6 +77,15 @@ class SharedState:
 
     def jobs_with_nodes(self) -> tuple[Job, ...]:
         return tuple(actor.view() for actor in self.actors.values() if actor.run.held_nodes)
+
+    def conditions(self, node_ids: Collection[str]) -> tuple[Condition, ...]:
+        """Return what is to be known of the nodes of a job."""
+        silent = {
+            node_id: time
+            for node_id, entry in zip(node_ids, map(self.nodes.get, node_ids), strict=True)
+            if entry is not None and (time := self.nodes.silent_since_time(entry)) is not None
+        }
+        return (nodes_silent(silent),) if silent else ()
 
     def decided(self, actor: JobActor) -> None:
         """Nodes may have become free; a job that has ended and holds none needs no actor."""

@@ -92,7 +92,7 @@ async def test_a_node_that_is_back_before_the_version_is_known_waits_for_the_ver
     world = await running_world(resources=PAIRS)
     world.hold("quiesce", "n2", "n3")
     away = [await lose(world, "n0"), await lose(world, "n1")]
-    await world.advance(11)
+    await world.advance(4)
     await bring_back(world, away[0])
     assert away[0].engines.keys() <= world.run.absent.keys()
     await world.release()
@@ -221,6 +221,7 @@ async def test_all_may_be_out_of_reach() -> None:
     world = await running_world(resources=PAIRS)
     await world.train(1)
     step = (await world.job()).step
+    await world.add_node("n9", "prepare")  # which says that it reaches none of them
     away = [await lose(world, f"n{number}") for number in range(4)]
     await world.advance(15)
     assert (await world.job()).state is JobState.WAITING

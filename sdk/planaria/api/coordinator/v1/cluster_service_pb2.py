@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from planaria.api.coordinator.v1 import resources_pb2 as planaria_dot_api_dot_coordinator_dot_v1_dot_resources__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1planaria/api/coordinator/v1/cluster_service.proto\x12\x1bplanaria.api.coordinator.v1\x1a+planaria/api/coordinator/v1/resources.proto\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"^\n\x11ListNodesResponse\x12\x30\n\x05nodes\x18\x01 \x03(\x0b\x32!.planaria.api.coordinator.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x0eGetNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"B\n\x0fGetNodeResponse\x12/\n\x04node\x18\x01 \x01(\x0b\x32!.planaria.api.coordinator.v1.Node\"8\n\x11\x43ordonNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"E\n\x12\x43ordonNodeResponse\x12/\n\x04node\x18\x01 \x01(\x0b\x32!.planaria.api.coordinator.v1.Node\":\n\x13UncordonNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"G\n\x14UncordonNodeResponse\x12/\n\x04node\x18\x01 \x01(\x0b\x32!.planaria.api.coordinator.v1.Node\"7\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"D\n\x11\x44rainNodeResponse\x12/\n\x04node\x18\x01 \x01(\x0b\x32!.planaria.api.coordinator.v1.Node\"8\n\x11RemoveNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x14\n\x12RemoveNodeResponse\"J\n\x11ListEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"a\n\x12ListEventsResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".planaria.api.coordinator.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"<\n\x12WatchEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\"H\n\x13WatchEventsResponse\x12\x31\n\x05\x65vent\x18\x01 \x01(\x0b\x32\".planaria.api.coordinator.v1.Event2\x84\x07\n\x0e\x43lusterService\x12j\n\tListNodes\x12-.planaria.api.coordinator.v1.ListNodesRequest\x1a..planaria.api.coordinator.v1.ListNodesResponse\x12\x64\n\x07GetNode\x12+.planaria.api.coordinator.v1.GetNodeRequest\x1a,.planaria.api.coordinator.v1.GetNodeResponse\x12m\n\nCordonNode\x12..planaria.api.coordinator.v1.CordonNodeRequest\x1a/.planaria.api.coordinator.v1.CordonNodeResponse\x12s\n\x0cUncordonNode\x12\x30.planaria.api.coordinator.v1.UncordonNodeRequest\x1a\x31.planaria.api.coordinator.v1.UncordonNodeResponse\x12j\n\tDrainNode\x12-.planaria.api.coordinator.v1.DrainNodeRequest\x1a..planaria.api.coordinator.v1.DrainNodeResponse\x12m\n\nRemoveNode\x12..planaria.api.coordinator.v1.RemoveNodeRequest\x1a/.planaria.api.coordinator.v1.RemoveNodeResponse\x12m\n\nListEvents\x12..planaria.api.coordinator.v1.ListEventsRequest\x1a/.planaria.api.coordinator.v1.ListEventsResponse\x12r\n\x0bWatchEvents\x12/.planaria.api.coordinator.v1.WatchEventsRequest\x1a\x30.planaria.api.coordinator.v1.WatchEventsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1planaria/api/coordinator/v1/cluster_service.proto\x12\x1bplanaria.api.coordinator.v1\x1a+planaria/api/coordinator/v1/resources.proto\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"^\n\x11ListNodesResponse\x12\x30\n\x05nodes\x18\x01 \x03(\x0b\x32!.planaria.api.coordinator.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x0eGetNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"B\n\x0fGetNodeResponse\x12/\n\x04node\x18\x01 \x01(\x0b\x32!.planaria.api.coordinator.v1.Node\"8\n\x11\x43ordonNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"E\n\x12\x43ordonNodeResponse\x12/\n\x04node\x18\x01 \x01(\x0b\x32!.planaria.api.coordinator.v1.Node\":\n\x13UncordonNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"G\n\x14UncordonNodeResponse\x12/\n\x04node\x18\x01 \x01(\x0b\x32!.planaria.api.coordinator.v1.Node\"7\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"D\n\x11\x44rainNodeResponse\x12/\n\x04node\x18\x01 \x01(\x0b\x32!.planaria.api.coordinator.v1.Node\"7\n\x10\x45victNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"D\n\x11\x45victNodeResponse\x12/\n\x04node\x18\x01 \x01(\x0b\x32!.planaria.api.coordinator.v1.Node\"8\n\x11RemoveNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x14\n\x12RemoveNodeResponse\"J\n\x11ListEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"a\n\x12ListEventsResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".planaria.api.coordinator.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"<\n\x12WatchEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\"H\n\x13WatchEventsResponse\x12\x31\n\x05\x65vent\x18\x01 \x01(\x0b\x32\".planaria.api.coordinator.v1.Event2\xf0\x07\n\x0e\x43lusterService\x12j\n\tListNodes\x12-.planaria.api.coordinator.v1.ListNodesRequest\x1a..planaria.api.coordinator.v1.ListNodesResponse\x12\x64\n\x07GetNode\x12+.planaria.api.coordinator.v1.GetNodeRequest\x1a,.planaria.api.coordinator.v1.GetNodeResponse\x12m\n\nCordonNode\x12..planaria.api.coordinator.v1.CordonNodeRequest\x1a/.planaria.api.coordinator.v1.CordonNodeResponse\x12s\n\x0cUncordonNode\x12\x30.planaria.api.coordinator.v1.UncordonNodeRequest\x1a\x31.planaria.api.coordinator.v1.UncordonNodeResponse\x12j\n\tDrainNode\x12-.planaria.api.coordinator.v1.DrainNodeRequest\x1a..planaria.api.coordinator.v1.DrainNodeResponse\x12j\n\tEvictNode\x12-.planaria.api.coordinator.v1.EvictNodeRequest\x1a..planaria.api.coordinator.v1.EvictNodeResponse\x12m\n\nRemoveNode\x12..planaria.api.coordinator.v1.RemoveNodeRequest\x1a/.planaria.api.coordinator.v1.RemoveNodeResponse\x12m\n\nListEvents\x12..planaria.api.coordinator.v1.ListEventsRequest\x1a/.planaria.api.coordinator.v1.ListEventsResponse\x12r\n\x0bWatchEvents\x12/.planaria.api.coordinator.v1.WatchEventsRequest\x1a\x30.planaria.api.coordinator.v1.WatchEventsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,18 +52,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINNODEREQUEST']._serialized_end=702
   _globals['_DRAINNODERESPONSE']._serialized_start=704
   _globals['_DRAINNODERESPONSE']._serialized_end=772
-  _globals['_REMOVENODEREQUEST']._serialized_start=774
-  _globals['_REMOVENODEREQUEST']._serialized_end=830
-  _globals['_REMOVENODERESPONSE']._serialized_start=832
-  _globals['_REMOVENODERESPONSE']._serialized_end=852
-  _globals['_LISTEVENTSREQUEST']._serialized_start=854
-  _globals['_LISTEVENTSREQUEST']._serialized_end=928
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=930
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=1027
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=1029
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=1089
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1091
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1163
-  _globals['_CLUSTERSERVICE']._serialized_start=1166
-  _globals['_CLUSTERSERVICE']._serialized_end=2066
+  _globals['_EVICTNODEREQUEST']._serialized_start=774
+  _globals['_EVICTNODEREQUEST']._serialized_end=829
+  _globals['_EVICTNODERESPONSE']._serialized_start=831
+  _globals['_EVICTNODERESPONSE']._serialized_end=899
+  _globals['_REMOVENODEREQUEST']._serialized_start=901
+  _globals['_REMOVENODEREQUEST']._serialized_end=957
+  _globals['_REMOVENODERESPONSE']._serialized_start=959
+  _globals['_REMOVENODERESPONSE']._serialized_end=979
+  _globals['_LISTEVENTSREQUEST']._serialized_start=981
+  _globals['_LISTEVENTSREQUEST']._serialized_end=1055
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=1057
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=1154
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=1156
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=1216
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1218
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1290
+  _globals['_CLUSTERSERVICE']._serialized_start=1293
+  _globals['_CLUSTERSERVICE']._serialized_end=2301
 # @@protoc_insertion_point(module_scope)

@@ -270,6 +270,56 @@ class DrainNodeResponse(_message.Message):
 Global___DrainNodeResponse: _TypeAlias = DrainNodeResponse  # noqa: Y015
 
 @_typing.final
+class EvictNodeRequest(_message.Message):
+    """Request of EvictNode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    request_id: _builtins.str
+    """Chosen by the caller."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictNodeRequest: _TypeAlias = EvictNodeRequest  # noqa: Y015
+
+@_typing.final
+class EvictNodeResponse(_message.Message):
+    """Response of EvictNode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> _resources_pb2.Node:
+        """The node."""
+
+    def __init__(
+        self,
+        *,
+        node: _resources_pb2.Node | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictNodeResponse: _TypeAlias = EvictNodeResponse  # noqa: Y015
+
+@_typing.final
 class RemoveNodeRequest(_message.Message):
     """Request of RemoveNode."""
 

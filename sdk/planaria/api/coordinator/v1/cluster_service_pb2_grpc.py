@@ -60,6 +60,11 @@ class ClusterServiceStub(object):
                 request_serializer=planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.DrainNodeResponse.FromString,
                 _registered_method=True)
+        self.EvictNode = channel.unary_unary(
+                '/planaria.api.coordinator.v1.ClusterService/EvictNode',
+                request_serializer=planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.EvictNodeRequest.SerializeToString,
+                response_deserializer=planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.EvictNodeResponse.FromString,
+                _registered_method=True)
         self.RemoveNode = channel.unary_unary(
                 '/planaria.api.coordinator.v1.ClusterService/RemoveNode',
                 request_serializer=planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.RemoveNodeRequest.SerializeToString,
@@ -117,6 +122,14 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EvictNode(self, request, context):
+        """Declares a node lost at once and for good: an administrator knows that it is gone. Should its
+        agent come back, it joins afresh. Idempotent. Fails with NODE_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RemoveNode(self, request, context):
         """Forgets a node that is lost or drained. Fails with NODE_NOT_FOUND or WRONG_STATE.
         """
@@ -167,6 +180,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.DrainNodeRequest.FromString,
                     response_serializer=planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'EvictNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictNode,
+                    request_deserializer=planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.EvictNodeRequest.FromString,
+                    response_serializer=planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.EvictNodeResponse.SerializeToString,
             ),
             'RemoveNode': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveNode,
@@ -320,6 +338,33 @@ class ClusterService(object):
             '/planaria.api.coordinator.v1.ClusterService/DrainNode',
             planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.DrainNodeRequest.SerializeToString,
             planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/planaria.api.coordinator.v1.ClusterService/EvictNode',
+            planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.EvictNodeRequest.SerializeToString,
+            planaria_dot_api_dot_coordinator_dot_v1_dot_cluster__service__pb2.EvictNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class ClusterServiceStub:
     """Frees a node of its work without losing a microbatch. Idempotent.
     Fails with NODE_NOT_FOUND or WRONG_STATE.
     """
+    EvictNode: _grpc.UnaryUnaryMultiCallable[_cluster_service_pb2.EvictNodeRequest, _cluster_service_pb2.EvictNodeResponse]
+    """Declares a node lost at once and for good: an administrator knows that it is gone. Should its
+    agent come back, it joins afresh. Idempotent. Fails with NODE_NOT_FOUND.
+    """
     RemoveNode: _grpc.UnaryUnaryMultiCallable[_cluster_service_pb2.RemoveNodeRequest, _cluster_service_pb2.RemoveNodeResponse]
     """Forgets a node that is lost or drained. Fails with NODE_NOT_FOUND or WRONG_STATE."""
     ListEvents: _grpc.UnaryUnaryMultiCallable[_cluster_service_pb2.ListEventsRequest, _cluster_service_pb2.ListEventsResponse]
@@ -71,6 +75,10 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     DrainNode: _aio.UnaryUnaryMultiCallable[_cluster_service_pb2.DrainNodeRequest, _cluster_service_pb2.DrainNodeResponse]  # type: ignore[assignment]
     """Frees a node of its work without losing a microbatch. Idempotent.
     Fails with NODE_NOT_FOUND or WRONG_STATE.
+    """
+    EvictNode: _aio.UnaryUnaryMultiCallable[_cluster_service_pb2.EvictNodeRequest, _cluster_service_pb2.EvictNodeResponse]  # type: ignore[assignment]
+    """Declares a node lost at once and for good: an administrator knows that it is gone. Should its
+    agent come back, it joins afresh. Idempotent. Fails with NODE_NOT_FOUND.
     """
     RemoveNode: _aio.UnaryUnaryMultiCallable[_cluster_service_pb2.RemoveNodeRequest, _cluster_service_pb2.RemoveNodeResponse]  # type: ignore[assignment]
     """Forgets a node that is lost or drained. Fails with NODE_NOT_FOUND or WRONG_STATE."""
@@ -125,6 +133,16 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cluster_service_pb2.DrainNodeResponse, _abc.Awaitable[_cluster_service_pb2.DrainNodeResponse]]:
         """Frees a node of its work without losing a microbatch. Idempotent.
         Fails with NODE_NOT_FOUND or WRONG_STATE.
+        """
+
+    @_abc_1.abstractmethod
+    def EvictNode(
+        self,
+        request: _cluster_service_pb2.EvictNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_service_pb2.EvictNodeResponse, _abc.Awaitable[_cluster_service_pb2.EvictNodeResponse]]:
+        """Declares a node lost at once and for good: an administrator knows that it is gone. Should its
+        agent come back, it joins afresh. Idempotent. Fails with NODE_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

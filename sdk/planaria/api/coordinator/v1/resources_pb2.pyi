@@ -183,6 +183,7 @@ class Job(_message.Message):
     EVALUATION_STEP_FIELD_NUMBER: _builtins.int
     WAITING_REASON_FIELD_NUMBER: _builtins.int
     NUM_SKIPPED_STEPS_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -243,6 +244,10 @@ class Job(_message.Message):
         redone, waiting, paused, finishing. They add up to the time since submission.
         """
 
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Condition]:
+        """What is to be known of it besides its state."""
+
     def __init__(
         self,
         *,
@@ -267,10 +272,11 @@ class Job(_message.Message):
         evaluation_step: _builtins.int | None = ...,
         waiting_reason: _builtins.str = ...,
         num_skipped_steps: _builtins.int = ...,
+        conditions: _abc.Iterable[Global___Condition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "goodput", b"goodput", "loss", b"loss", "spec", b"spec", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "fault_tolerance", b"fault_tolerance", "final_digest", b"final_digest", "generation", b"generation", "goodput", b"goodput", "id", b"id", "loss", b"loss", "name", b"name", "num_skipped_steps", b"num_skipped_steps", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "steps", b"steps", "time_seconds", b"time_seconds", "tokens_per_second", b"tokens_per_second", "waiting_reason", b"waiting_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss", "_evaluation_step", b"_evaluation_step", "_goodput", b"_goodput", "_loss", b"_loss", "conditions", b"conditions", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "evaluation_loss", b"evaluation_loss", "evaluation_step", b"evaluation_step", "fault_tolerance", b"fault_tolerance", "final_digest", b"final_digest", "generation", b"generation", "goodput", b"goodput", "id", b"id", "loss", b"loss", "name", b"name", "num_skipped_steps", b"num_skipped_steps", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "steps", b"steps", "time_seconds", b"time_seconds", "tokens_per_second", b"tokens_per_second", "waiting_reason", b"waiting_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluation_loss: _TypeAlias = _typing.Literal["evaluation_loss"]  # noqa: Y015
     _WhichOneofArgType__evaluation_loss: _TypeAlias = _typing.Literal["_evaluation_loss", b"_evaluation_loss"]  # noqa: Y015
@@ -290,6 +296,44 @@ class Job(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class Condition(_message.Message):
+    """What is to be known of a job besides its state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    NODE_IDS_FIELD_NUMBER: _builtins.int
+    SINCE_TIME_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """"NODES_SILENT": nodes of the job say nothing and cannot be taken to be lost."""
+    message: _builtins.str
+    """In words."""
+    @_builtins.property
+    def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The nodes."""
+
+    @_builtins.property
+    def since_time(self) -> _timestamp_pb2.Timestamp:
+        """Since when it holds of the first of them."""
+
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        message: _builtins.str = ...,
+        node_ids: _abc.Iterable[_builtins.str] | None = ...,
+        since_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since_time", b"since_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "node_ids", b"node_ids", "since_time", b"since_time", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Condition: _TypeAlias = Condition  # noqa: Y015
 
 @_typing.final
 class Node(_message.Message):
@@ -329,6 +373,7 @@ class Node(_message.Message):
     JOIN_TIME_FIELD_NUMBER: _builtins.int
     ACCELERATOR_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    SILENT_SINCE_TIME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id: the name its agent was given."""
     state: Global___NodeState.ValueType
@@ -361,6 +406,10 @@ class Node(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What its agent was told of it: rack, zone, owner."""
 
+    @_builtins.property
+    def silent_since_time(self) -> _timestamp_pb2.Timestamp:
+        """Since when nothing has been heard of it, while it is silent and not lost; else unset."""
+
     def __init__(
         self,
         *,
@@ -376,10 +425,11 @@ class Node(_message.Message):
         join_time: _timestamp_pb2.Timestamp | None = ...,
         accelerator_memory_bytes: _builtins.int = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        silent_since_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_time", b"heartbeat_time", "join_time", b"join_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_time", b"heartbeat_time", "join_time", b"join_time", "silent_since_time", b"silent_since_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator_kind", b"accelerator_kind", "accelerator_memory_bytes", b"accelerator_memory_bytes", "address", b"address", "agent_pid", b"agent_pid", "engines", b"engines", "heartbeat_time", b"heartbeat_time", "id", b"id", "join_time", b"join_time", "labels", b"labels", "num_accelerators", b"num_accelerators", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accelerator_kind", b"accelerator_kind", "accelerator_memory_bytes", b"accelerator_memory_bytes", "address", b"address", "agent_pid", b"agent_pid", "engines", b"engines", "heartbeat_time", b"heartbeat_time", "id", b"id", "join_time", b"join_time", "labels", b"labels", "num_accelerators", b"num_accelerators", "silent_since_time", b"silent_since_time", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
 from planaria_common.clock import Clock
 from planaria_common.errors import ErrorReason, PlanariaError
@@ -128,7 +129,14 @@ class NodeRegistry:
         """Return a node with its engines, as users see it. Raises NODE_NOT_FOUND."""
         entry = self.require(node_id)
         engines = tuple(entry.snapshots[engine_id] for engine_id in sorted(entry.snapshots))
-        return replace(entry.node, engines=engines)
+        return replace(entry.node, engines=engines, silent_since_time=self.silent_since_time(entry))
+
+    def silent_since_time(self, entry: NodeEntry) -> datetime | None:
+        """Return since when a silent node has not been heard; None of one that is not silent."""
+        if entry.silent_since_seconds is None:
+            return None
+        silence_seconds = self._clock.monotonic() - entry.silent_since_seconds
+        return self._clock.now() - timedelta(seconds=silence_seconds)
 
     def views(self) -> tuple[Node, ...]:
         """Return all nodes by id."""

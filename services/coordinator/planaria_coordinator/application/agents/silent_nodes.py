@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 from planaria_common.logging import get_logger
-from planaria_common.words import counted
+from planaria_common.words import names_of
 from planaria_coordinator.application.agents.agent_messages import Probe
 from planaria_coordinator.application.agents.lost_nodes import declare_lost
 from planaria_coordinator.application.jobs.job_actor import JobActor
@@ -23,7 +23,6 @@ from planaria_coordinator.domain.placement.replicas import holdings_of_placement
 
 MAX_ADDRESSES = 3
 """So many engines of a node are probed: one that answers suffices."""
-MAX_NAMED = 5
 
 log = get_logger("nodes")
 
@@ -147,7 +146,7 @@ class SilentNodes:
             self._tell_of_silent(actor, judgement.silent, known)
             back = sorted(filter(actor.holds, heard))
             if back:
-                self._emit(actor, "nodes_heard", f"{_named(back)} {_is_or_are(back)} heard again")
+                self._emit(actor, "nodes_heard", f"{names_of(back)} {_is_or_are(back)} heard again")
             for node_id in back:
                 actor.post(AgentReturned(node_id=node_id))
 
@@ -159,19 +158,12 @@ class SilentNodes:
             if actor.holds(node_id):
                 by_reason.setdefault(silent[node_id], []).append(node_id)
         for reason, node_ids in by_reason.items():
-            message = f"{_named(node_ids)} {_is_or_are(node_ids)} silent and not lost: {reason}"
+            message = f"{names_of(node_ids)} {_is_or_are(node_ids)} silent and not lost: {reason}"
             self._emit(actor, "nodes_silent", message)
 
     def _emit(self, actor: JobActor, event_type: str, message: str) -> None:
         log.warning(event_type, job_id=actor.job_id, message=message)
         self._state.run_in_background(actor.tell(event_type, message))
-
-
-def _named(node_ids: Sequence[str]) -> str:
-    if len(node_ids) <= MAX_NAMED:
-        return ", ".join(node_ids)
-    others = counted(len(node_ids) - MAX_NAMED, "other")
-    return f"{', '.join(node_ids[:MAX_NAMED])} and {others}"
 
 
 def _is_or_are(node_ids: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """What a job's actor needs of the rest of the coordinator."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
 from planaria_common.clock import Clock
@@ -8,7 +9,7 @@ from planaria_coordinator.application.changes import Changes
 from planaria_coordinator.application.options import Options
 from planaria_coordinator.application.ports import Database, Planner, SchedulingPolicy
 from planaria_coordinator.domain.engines.node import Node
-from planaria_coordinator.domain.job.job import Job
+from planaria_coordinator.domain.job.job import Condition, Job
 
 if TYPE_CHECKING:
     from planaria_coordinator.application.jobs.job_actor import JobActor
@@ -35,6 +36,10 @@ class ActorDependencies(Protocol):
     def all_nodes(self) -> tuple[Node, ...]: ...
 
     def jobs_with_nodes(self) -> tuple[Job, ...]: ...
+
+    def conditions(self, node_ids: Collection[str]) -> tuple[Condition, ...]:
+        """Return what is to be known of the nodes of a job."""
+        ...
 
     def decided(self, actor: "JobActor") -> None:
         """A decision was carried out; it may have freed nodes or ended the job."""

@@ -120,7 +120,8 @@ class JobActor:
 
     def view(self) -> Job:
         """Return the job as users see it now."""
-        job = self._projected()
+        conditions = self._dependencies.conditions(self.run.held_nodes)
+        job = replace(self._projected(), conditions=conditions)
         return replace(job, waiting_reason=self._not_stored) if self._not_stored else job
 
     def _projected(self) -> Job:

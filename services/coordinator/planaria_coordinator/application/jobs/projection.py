@@ -1,10 +1,11 @@
 """A job as users see it, from the state of its machine and its last steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from planaria_coordinator.domain.job.job import Job, JobState, StepMetrics
+from planaria_common.words import names_of
+from planaria_coordinator.domain.job.job import Condition, Job, JobState, StepMetrics
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.waiting import waiting_reason
 
@@ -50,3 +51,19 @@ def tokens_per_second(newest: Sequence[StepMetrics]) -> float:
     """Return the rate over some steps, by the time each of them took."""
     seconds = sum(metrics.step_seconds for metrics in newest)
     return sum(metrics.num_tokens for metrics in newest) / seconds if seconds > 0 else 0.0
+
+
+def nodes_silent(since: Mapping[str, datetime]) -> Condition:
+    """Return the condition of a job some of whose nodes are silent.
+
+    Args:
+        since: by node, when it was last heard.
+    """
+    node_ids = tuple(sorted(since))
+    verb = "says" if len(node_ids) == 1 else "say"
+    return Condition(
+        type="NODES_SILENT",
+        message=f"{names_of(node_ids)} {verb} nothing, and cannot be taken to be lost",
+        node_ids=node_ids,
+        since_time=min(since.values()),
+    )

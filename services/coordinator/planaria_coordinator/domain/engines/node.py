@@ -63,5 +63,7 @@ class Node:
     """The last heartbeat; as old as one flush in the database, exact in what services return."""
     labels: dict[str, str] = field(default_factory=dict)
     """What its agent was told of it."""
+    silent_since_time: datetime | None = None
+    """Since when nothing has been heard of it, while it is silent and not lost; like `engines`."""
     engines: tuple[EngineSnapshot, ...] = ()
     """Filled in from memory by the services; repositories need not store it."""

@@ -29,6 +29,18 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What is to be known of a job besides its state."""
+
+    type: str
+    """NODES_SILENT."""
+    message: str
+    node_ids: tuple[str, ...]
+    since_time: datetime
+    """Since when it holds of the first of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A training job: what REST and gRPC show of it."""
 
@@ -66,6 +78,8 @@ class Job:
     num_skipped_steps: int = 0
     """Committed steps that changed no parameter: a gradient or the loss was not finite or too
     large."""
+    conditions: tuple[Condition, ...] = ()
+    """Filled in from memory by the services; repositories need not store it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

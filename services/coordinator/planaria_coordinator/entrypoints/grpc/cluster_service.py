@@ -56,6 +56,12 @@ class ClusterServicer(cluster_service_pb2_grpc.ClusterServiceServicer):
         node = await self._cluster.drain(request.node_id, request_id=request.request_id)
         return pb.DrainNodeResponse(node=to_message(node, resources_pb2.Node))
 
+    async def EvictNode(
+        self, request: pb.EvictNodeRequest, _context: Context
+    ) -> pb.EvictNodeResponse:
+        node = await self._cluster.evict(request.node_id, request_id=request.request_id)
+        return pb.EvictNodeResponse(node=to_message(node, resources_pb2.Node))
+
     async def RemoveNode(
         self, request: pb.RemoveNodeRequest, _context: Context
     ) -> pb.RemoveNodeResponse:

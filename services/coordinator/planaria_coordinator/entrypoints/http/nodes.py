@@ -47,6 +47,12 @@ async def drain_node(node_id: str, cluster: ClusterDep, change: models.Change = 
     return await cluster.drain(node_id, request_id=change.request_id)
 
 
+@router.post("/{node_id}:evict", response_model=models.Node)
+async def evict_node(node_id: str, cluster: ClusterDep, change: models.Change = _NO_CHANGE) -> Node:
+    """Declare a node lost that is known to be gone for good."""
+    return await cluster.evict(node_id, request_id=change.request_id)
+
+
 @router.delete("/{node_id}", status_code=204)
 async def remove_node(node_id: str, cluster: ClusterDep) -> None:
     """Forget a node that is lost or drained."""
