@@ -67,7 +67,8 @@ class Condition(Body):
     """What is to be known of a job besides its state."""
 
     type: str = Field(
-        description="NODES_SILENT: nodes of the job say nothing and cannot be taken to be lost."
+        description="NODES_SILENT: nodes of the job say nothing and cannot be taken to be lost. "
+        "NODES_LEFT_OUT: the job does without nodes for a while, because others cannot reach them."
     )
     message: str = Field(description="One sentence.")
     node_ids: tuple[str, ...] = Field(description="The nodes.")

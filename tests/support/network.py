@@ -44,6 +44,32 @@ class Network:
         """Connect a node again."""
         _ip("link", "set", self._port(node_id), "master", self._tag)
 
+    def filter(self, node_id: str, hook: str, rule: str) -> None:
+        """Let packets of a node meet a rule of nftables, such as `ip saddr 10.0.0.7 drop`.
+
+        Args:
+            node_id: of the node.
+            hook: `input` for what comes to it, `output` for what it sends.
+            rule: what happens to them, in words of nft.
+
+        Raises:
+            NetworkError: nftables are not installed, or not permitted.
+        """
+        if shutil.which("nft") is None:
+            raise NetworkError("there is no command nft (nftables)")
+        chain = f"{{ type filter hook {hook} priority 0; }}"
+        table = f"inet planaria_{hook}"
+        for words in (
+            f"add table {table}",
+            f"add chain {table} {hook} {chain}",
+            f"add rule {table} {hook} {rule}",
+        ):
+            _run(*self.prefix(node_id), "nft", words)
+
+    def unfilter(self, node_id: str) -> None:
+        """Remove all rules of a node."""
+        _run(*self.prefix(node_id), "nft", "flush ruleset")
+
     def __enter__(self) -> Self:
         """Make everything.
 
@@ -84,7 +110,9 @@ class Network:
     def _remove(self) -> None:
         for node_id in self._numbers:
             with contextlib.suppress(NetworkError):
-                _ip("netns", "delete", self._namespace(node_id))  # and its interfaces
+                _ip("link", "delete", self._port(node_id))  # a namespace may outlive its name
+            with contextlib.suppress(NetworkError):
+                _ip("netns", "delete", self._namespace(node_id))
         with contextlib.suppress(NetworkError):
             _ip("link", "delete", self._tag)
 
@@ -96,6 +124,10 @@ class Network:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NetworkError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise NetworkError(f"{' '.join(command)}: {done.stderr.strip()}")

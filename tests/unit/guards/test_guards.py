@@ -5,10 +5,19 @@ tests/integration/engine/test_guards.py has those that need engine processes.
 
 import pytest
 
-from unit.guards import commit, coordinator, directives, groups, layers, protocol, sums
+from unit.guards import (
+    commit,
+    coordinator,
+    directives,
+    groups,
+    layers,
+    links,
+    protocol,
+    sums,
+)
 from unit.guards.guard import Guard, assert_needed, guards_in, parameters
 
-GUARDS = guards_in(commit, coordinator, directives, groups, layers, protocol, sums)
+GUARDS = guards_in(commit, coordinator, directives, groups, layers, links, protocol, sums)
 
 
 @pytest.mark.parametrize("guard", parameters(GUARDS))

@@ -52,7 +52,7 @@ async def test_who_accuses_all_others_is_left_out_itself(failure: LinkFailure) -
     say(world, "n3", others(world, "n3"), failure)
     await world.settle()
     assert set(world.engines()) == before
-    await world.advance(1)
+    await world.advance(2)
     assert left_out(world) == ["n3"]
     assert (await world.job()).state is JobState.RUNNING
     await world.train(3)
@@ -78,11 +78,11 @@ async def test_whom_nothing_reaches_is_left_out() -> None:
     world = await running_world(6)
     for node_id in others(world, "n3"):
         say(world, node_id, ["n3"], UNREACHABLE)
-    await world.advance(1)
+    await world.advance(2)
     assert world.run.transition is None
     for node_id in others(world, "n3"):
         say(world, node_id, ["n3"], STALLED)
-    await world.advance(1)
+    await world.advance(2)
     assert left_out(world) == ["n3"]
     assert (await world.job()).state is JobState.RUNNING
 
@@ -91,9 +91,44 @@ async def test_a_single_broken_link_costs_one_of_its_ends() -> None:
     """Guard: `choose_to_leave_out`, without which the same plan is made again and again."""
     world = await running_world(6)
     say(world, "n4", ["n2"], STALLED)
-    await world.advance(1)
+    await world.advance(2)
     assert left_out(world) == ["n2"]
     await world.train(2)
+    assert len(world.members()) == 5
+
+
+async def test_unreachable_peers_show_which_end_it_was() -> None:
+    """The first link is given up before others are. Guard: they count as well."""
+    world = await running_world(6)
+    for node_id in others(world, "n3"):
+        say(world, node_id, ["n3"], UNREACHABLE)
+    say(world, "n0", ["n3"], STALLED)
+    await world.advance(2)
+    assert left_out(world) == ["n3"]
+
+
+async def test_others_have_time_to_say_what_stalls_for_them() -> None:
+    """Guard: `_wait_for_others`."""
+    world = await running_world(6)
+    say(world, "n0", ["n3"], STALLED)
+    await world.advance(0.5)
+    say(world, "n1", ["n3"], STALLED)
+    await world.advance(2)
+    assert left_out(world) == ["n3"]
+
+
+async def test_who_was_left_out_for_another_joins_again_when_the_other_is() -> None:
+    """Of a single link nobody knows whose fault it is; with the second one it shows."""
+    world = await running_world(6)
+    say(world, "n1", ["n3"], STALLED)
+    await world.advance(2)
+    assert left_out(world) == ["n1"]
+    say(world, "n2", ["n3"], STALLED)
+    await world.advance(2)
+    assert left_out(world) == ["n1", "n3"]
+    await world.advance(2)
+    await world.train(3)
+    assert world.run.left_out.keys() == {"n3"}
     assert len(world.members()) == 5
 
 
@@ -113,9 +148,11 @@ async def test_a_node_that_was_left_out_joins_again_later() -> None:
     say(world, "n3", others(world, "n3"), STALLED)
     await world.advance(2)
     await world.train(2)
-    assert world.run.left_out.keys() == {"n3"}
+    (condition,) = (await world.job()).conditions
+    assert condition.type == "NODES_LEFT_OUT"
+    assert condition.node_ids == ("n3",)
     await world.advance(31)
-    assert world.run.left_out == {}
+    assert (await world.job()).conditions == ()
     await world.train(3)
     assert "n3" in world.run.nodes
     assert len(world.members()) == 6
@@ -140,7 +177,7 @@ async def test_a_job_that_cannot_do_without_waits_and_says_why() -> None:
         2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
     )
     say(world, "n0", ["n1"], STALLED)
-    await world.advance(1)
+    await world.advance(1.5)
     job = await world.job()
     assert job.state is JobState.WAITING
     assert "n0 and n1 cannot reach each other" in job.waiting_reason

@@ -7,7 +7,7 @@ may still be reading the last decision from them.
 """
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from planaria_worker.engine.groups.communicators import Communicators
@@ -15,6 +15,7 @@ from planaria_worker.engine.groups.data_parallel_group import DataParallelGroup
 from planaria_worker.engine.groups.group import Group, GroupBroken
 from planaria_worker.engine.groups.group_spec import GroupSpec
 from planaria_worker.engine.groups.pipeline_link import PipelineLink
+from planaria_worker.engine.groups.transport.backends import PeerConnection
 
 
 class CurrentGroups:
@@ -149,13 +150,25 @@ class CurrentGroups:
         with self._lock:
             if any(engine_id in link.members for link in self._pipeline):
                 self.retain_idle([engine_id])
-            groups: list[Group[Any]] = [*self._pipeline, *self._retired_pipeline]
-            for communicators in (self._communicators, self._staged, *self._retired):
-                if communicators is not None:
-                    groups += communicators.groups.all
-            for group in groups:
+            for group in self._all():
                 if engine_id in group.members:
                     group.shut(f"{engine_id} {why}")
+
+    @property
+    def peer_connections(self) -> Sequence[tuple[str, PeerConnection]]:
+        """The connections of all groups whose other end is known, with the engine there."""
+        with self._lock:
+            groups = self._all()
+        return [
+            (group.members[each.rank], each) for group in groups for each in group.peer_connections
+        ]
+
+    def _all(self) -> list[Group[Any]]:
+        groups: list[Group[Any]] = [*self._pipeline, *self._retired_pipeline]
+        for communicators in (self._communicators, self._staged, *self._retired):
+            if communicators is not None:
+                groups += communicators.groups.all
+        return groups
 
     def _data_parallel(self) -> Collection[DataParallelGroup]:
         with self._lock:

@@ -1,13 +1,18 @@
 """What pipeline links and data-parallel groups share: operations that any thread can end."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from planaria_worker.engine.groups.group_spec import GroupSpec
-from planaria_worker.engine.groups.transport.backends import Backend, Pending
+from planaria_worker.engine.groups.transport.backends import (
+    Backend,
+    PeerConnection,
+    Pending,
+    connections_of,
+)
 
 B = TypeVar("B", bound=Backend)
 
@@ -59,6 +64,11 @@ class Group(Generic[B]):
     @property
     def is_shut(self) -> bool:
         return self._shut.is_set()
+
+    @property
+    def peer_connections(self) -> Sequence[PeerConnection]:
+        """Those that are known, while the group is open."""
+        return connections_of(self._backend)
 
     @property
     def is_retained(self) -> bool:

@@ -19,7 +19,7 @@ import socket
 import struct
 import termios
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from planaria_common.clock import Clock, SystemClock
@@ -32,9 +32,12 @@ from planaria_worker.engine.groups.link_failure import (
     OnLinkFailure,
     kind_of,
 )
+from planaria_worker.engine.groups.transport.backends import PeerConnection
 from planaria_worker.engine.layers.copy import wire
+from planaria_worker.engine.recovery.stalled_messages import StalledMessages
 
 _RETRY_SECONDS = 0.5
+_LOOK_SECONDS = 0.5
 _PROBE_SECONDS = 0.1
 """How often a byte is sent, while none is unacknowledged."""
 _UNACKNOWLEDGED_MILLISECONDS = 300
@@ -86,6 +89,9 @@ class FailureDetector:
         self._peers: dict[tuple[str, wire.Kind], _Peer] = {}
         self._unreachable_since: dict[str, float] = {}
         self._probe_time = 0.0
+        self._look_time = 0.0
+        self._stalled = StalledMessages()
+        self._connections: Callable[[], Iterable[tuple[str, PeerConnection]]] = tuple
         self._selector = selectors.DefaultSelector()
         self._waker, self._wakened = socket.socketpair()
         self._wakened.setblocking(False)
@@ -103,6 +109,14 @@ class FailureDetector:
         with self._lock:
             self._wanted = dict(peers)
         self._wake()
+
+    def follow(self, connections: Callable[[], Iterable[tuple[str, PeerConnection]]]) -> None:
+        """Report messages that make no progress, over whatever connections there are.
+
+        Args:
+            connections: called now and then.
+        """
+        self._connections = connections
 
     def close(self) -> None:
         """End the thread and the connections, and report nothing more."""
@@ -141,6 +155,9 @@ class FailureDetector:
             for peer in watched:
                 if peer.is_greeted and peer.kind is wire.Kind.WATCH_BEACON:
                     self._guarded(peer, self._probe)
+        if watched and self._look_time <= now:
+            self._look_time = now + _LOOK_SECONDS
+            self._look_at_messages(now)
         for key, _ in self._selector.select(_PROBE_SECONDS if watched else None):
             if key.data is None:
                 self._wakened.recv(4096)
@@ -189,6 +206,13 @@ class FailureDetector:
             self._selector.register(peer.connection, selectors.EVENT_WRITE, peer)
         else:
             self._not_connected(peer, code)
+
+    def _look_at_messages(self, now: float) -> None:
+        accused = set()
+        for engine_id, connection in self._stalled.look(now, self._connections()):
+            if engine_id not in accused:
+                accused.add(engine_id)
+                self._report(engine_id, LinkFailureKind.STALLED, is_outgoing=connection.is_outgoing)
 
     def _probe(self, peer: _Peer) -> None:
         """Send a byte, unless one has not been acknowledged yet."""
@@ -254,7 +278,7 @@ class FailureDetector:
         kind = kind_of(code)
         if kind is not LinkFailureKind.UNREACHABLE:
             self._end(peer)
-            self._report(peer, kind)
+            self._report(peer.engine_id, kind)
             return
         now = self._clock.monotonic()
         is_new = peer.engine_id not in self._unreachable_since
@@ -263,18 +287,18 @@ class FailureDetector:
         peer.retry_time = now + (_RETRY_SECONDS if peer.connection is None else 0.0)
         self._disconnect(peer)
         if is_new:
-            self._report(peer, kind)
+            self._report(peer.engine_id, kind)
         elif now - since >= GIVE_UP_SECONDS:
             self._end(peer)
-            self._report(peer, LinkFailureKind.STALLED)
+            self._report(peer.engine_id, LinkFailureKind.STALLED)
 
-    def _report(self, peer: _Peer, kind: LinkFailureKind) -> None:
-        _log.warning("link_failed", peer=peer.engine_id, kind=kind)
+    def _report(self, engine_id: str, kind: LinkFailureKind, *, is_outgoing: bool = True) -> None:
+        _log.warning("link_failed", peer=engine_id, kind=kind)
         self._on_failure(
             LinkFailure(
-                peer_engine_id=peer.engine_id,
+                peer_engine_id=engine_id,
                 kind=kind,
-                is_outgoing=True,
+                is_outgoing=is_outgoing,
                 detect_time=self._clock.now(),
             )
         )

@@ -24,6 +24,7 @@ from planaria_worker.engine.recovery.plan_request import (
     PlanRequest,
     retained_by,
 )
+from planaria_worker.engine.recovery.probe_groups import probe_groups
 from planaria_worker.engine.recovery.retained_work import RetainedWork
 from planaria_worker.engine.step.training_context import TrainingContext, build_context
 
@@ -208,6 +209,12 @@ class StagedChange:
         if self.request.layers:
             self._follower.start(self.request.layers)
         groups = self.communicators.wait()
+        probe_groups(
+            groups,
+            specs,
+            device=resources.job.device,
+            is_on_host=self._builder.transport != "nccl",
+        )
         rebuild_end_time = clock.now()
         self._layers.wait_until_current()
         copy_end_time = clock.now() if self.request.layers else None

@@ -62,6 +62,7 @@ class Trainer:
         self._vitals = vitals
         self._checkpointer = checkpointer
         self._current_groups = CurrentGroups()
+        failure_detector.follow(lambda: self._current_groups.peer_connections)
         self._reporter = StepReporter(resources, listener, clock)
         self._current_training = CurrentTraining(
             vitals=vitals, trace=resources.stopwatch.trace, num_commits=resources.job.num_commits

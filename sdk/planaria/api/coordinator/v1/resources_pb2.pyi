@@ -308,7 +308,9 @@ class Condition(_message.Message):
     NODE_IDS_FIELD_NUMBER: _builtins.int
     SINCE_TIME_FIELD_NUMBER: _builtins.int
     type: _builtins.str
-    """"NODES_SILENT": nodes of the job say nothing and cannot be taken to be lost."""
+    """"NODES_SILENT": nodes of the job say nothing and cannot be taken to be lost.
+    "NODES_LEFT_OUT": the job does without nodes for a while, because others cannot reach them.
+    """
     message: _builtins.str
     """In words."""
     @_builtins.property

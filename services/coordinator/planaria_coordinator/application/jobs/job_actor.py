@@ -120,8 +120,9 @@ class JobActor:
 
     def view(self) -> Job:
         """Return the job as users see it now."""
-        conditions = self._dependencies.conditions(self.run.held_nodes)
-        job = replace(self._projected(), conditions=conditions)
+        job = self._projected()
+        conditions = (*job.conditions, *self._dependencies.conditions(self.run.held_nodes))
+        job = replace(job, conditions=conditions)
         return replace(job, waiting_reason=self._not_stored) if self._not_stored else job
 
     def _projected(self) -> Job:

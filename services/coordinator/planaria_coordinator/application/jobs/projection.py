@@ -43,6 +43,7 @@ def project(job: Job, run: JobRun, newest: Sequence[StepMetrics], now: datetime)
         else 0,
         waiting_reason=waiting_reason(run),
         num_skipped_steps=run.num_skipped_steps,
+        conditions=() if run.state.is_terminal else _nodes_left_out(run),
         time_seconds={str(name): seconds for name, seconds in totals.items()},
     )
 
@@ -51,6 +52,21 @@ def tokens_per_second(newest: Sequence[StepMetrics]) -> float:
     """Return the rate over some steps, by the time each of them took."""
     seconds = sum(metrics.step_seconds for metrics in newest)
     return sum(metrics.num_tokens for metrics in newest) / seconds if seconds > 0 else 0.0
+
+
+def _nodes_left_out(run: JobRun) -> tuple[Condition, ...]:
+    """Return one condition for all nodes that the job does without for the same reason."""
+    reasons = dict.fromkeys(run.left_out.values())
+    return tuple(
+        Condition(
+            type="NODES_LEFT_OUT",
+            message=f"the job does without {names_of(node_ids)}: {reason}",
+            node_ids=node_ids,
+            since_time=min(run.cordoned[node_id].since_time for node_id in node_ids),
+        )
+        for reason in reasons
+        if (node_ids := tuple(sorted(n for n, why in run.left_out.items() if why == reason)))
+    )
 
 
 def nodes_silent(since: Mapping[str, datetime]) -> Condition:

@@ -122,17 +122,19 @@ def nodes_to_leave_out(
         goes_without: whether the job has a plan without some nodes.
 
     Returns:
-        the fewest nodes that the job can do without; or, when there are none, the fewest of all.
+        the fewest nodes; of equally many, those that the job can do without. More are never left
+        out in their place: they would be others than those at fault.
     """
     suspects = sorted({node_id for edge in edges for node_id in edge}, key=_rank(preferred))
     covers = _covers(edges, suspects) if len(suspects) <= MAX_EXACT else _greedy(edges, suspects)
-    fewest: tuple[str, ...] | None = None
+    fewest: tuple[str, ...] = ()
     for cover in covers:
         fewest = fewest or cover
+        if len(cover) > len(fewest):
+            break
         if goes_without(cover):
             return Choice(nodes=cover, is_possible=True, reason=_reason(cover, edges))
-    nodes = fewest or ()
-    return Choice(nodes=nodes, is_possible=False, reason=_reason(nodes, edges))
+    return Choice(nodes=fewest, is_possible=False, reason=_reason(fewest, edges))
 
 
 def _rank(preferred: Sequence[str]) -> Callable[[str], tuple[int, str]]:

@@ -14,15 +14,26 @@ LONGEST_PAUSE_SECONDS = 3600.0
 _FORGIVEN_AFTER_PAUSES = 10.0
 
 
-def cordon(turn: Turn, node_id: str, reason: str) -> None:
-    """Do without a node for a while; the caller stops its engines."""
+def cordon(turn: Turn, node_id: str, reason: str, peers: Collection[str]) -> None:
+    """Do without a node for a while; the caller stops its engines.
+
+    Whom only this node could not reach may join again: it was not their fault.
+    """
+    cleared = {n for n, c in turn.run.cordoned.items() if c.peers == (node_id,)}
+    _lift(turn, cleared & turn.run.left_out.keys())
     now, before = turn.now.seconds, turn.run.cordoned.get(node_id)
     pause_seconds = turn.limits.cordon_seconds
     if before is not None:
         forgiven = before.end_seconds + _FORGIVEN_AFTER_PAUSES * before.pause_seconds
         if now < forgiven:
             pause_seconds = min(2 * before.pause_seconds, LONGEST_PAUSE_SECONDS)
-    made = Cordon(reason=reason, end_seconds=now + pause_seconds, pause_seconds=pause_seconds)
+    made = Cordon(
+        reason=reason,
+        end_seconds=now + pause_seconds,
+        pause_seconds=pause_seconds,
+        since_time=turn.now.time,
+        peers=tuple(sorted(peers)),
+    )
     turn.change(cordoned={**turn.run.cordoned, node_id: made})
     turn.emit(
         "node_left_out",

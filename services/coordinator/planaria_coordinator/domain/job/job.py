@@ -33,7 +33,7 @@ class Condition:
     """What is to be known of a job besides its state."""
 
     type: str
-    """NODES_SILENT."""
+    """NODES_SILENT or NODES_LEFT_OUT."""
     message: str
     node_ids: tuple[str, ...]
     since_time: datetime

@@ -45,6 +45,8 @@ class Limits:
     """Until a step's end is no longer waited for; ten times the last step where that is more."""
     disturbance_seconds: float = 0.25
     """How long broken communicators wait for news of the death that mostly broke them."""
+    stalled_seconds: float = 1.0
+    """How long other engines may take to say what stalls for them."""
     cordon_seconds: float = 30.0
     """How long a job does without a node whose links failed, the first time."""
     copy_bytes_per_second: float = 20e6
@@ -75,6 +77,9 @@ class Cordon:
     """When it may join again, on the monotonic clock."""
     pause_seconds: float
     """How long that is; the next time it is twice as long."""
+    since_time: datetime
+    peers: tuple[str, ...] = ()
+    """Nodes at the other ends of the links: it may have been their fault."""
     is_over: bool = False
 
 

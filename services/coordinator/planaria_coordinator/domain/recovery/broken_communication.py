@@ -108,13 +108,14 @@ def retry(turn: Turn) -> None:
     reason, turn.retry_reason = turn.retry_reason, ""
     if not reason or turn.run.transition is None:
         return
-    choice = choose_to_leave_out(turn)
+    is_last_try = turn.transition.history.num_attempts + 1 >= turn.limits.num_attempts
+    choice = choose_to_leave_out(turn, is_last_try=is_last_try)
     if choice is not None and choice.is_possible:
         leave_out(turn, choice)
     elif choice is not None:
         set_back(turn, _cannot_go_on_without(choice))
         open_again(turn, reason)
-    elif turn.transition.history.num_attempts + 1 >= turn.limits.num_attempts:
+    elif is_last_try:
         set_back(turn, f"{turn.limits.num_attempts} attempts failed: {reason}")
         open_again(turn, reason)
     else:

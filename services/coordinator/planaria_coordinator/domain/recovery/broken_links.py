@@ -5,6 +5,8 @@ stays broken between two engines that live is avoided, by leaving out one of its
 """
 
 from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime
 
 from planaria_coordinator.domain.engines.links import (
     Choice,
@@ -24,6 +26,8 @@ from planaria_coordinator.domain.placement.replicas import (
     layers_without_replica,
 )
 from planaria_coordinator.domain.recovery.lost_engines import engine_lost, note_loss
+
+_UNREACHABLE_LATELY_SECONDS = 10.0
 
 
 def link_failed(turn: Turn, signal: LinkFailed) -> None:
@@ -49,15 +53,29 @@ def link_failed(turn: Turn, signal: LinkFailed) -> None:
             process_ended=False,
         )
         engine_lost(turn, lost)
-    elif run.trains and run.disturbance is None:
-        # Whoever can say more, an agent or another engine, does so shortly.
+    elif run.trains:
+        _wait_for_others(turn, link, signal.fault_time)
+
+
+def _wait_for_others(turn: Turn, link: FailedLink, fault_time: datetime) -> None:
+    """Whoever can say more, an agent or another engine, does so shortly.
+
+    Messages that stall are noticed at different times by different engines.
+    """
+    limits, known = turn.limits, turn.run.disturbance
+    is_slow = link.failure is LinkFailure.STALLED
+    wait_seconds = limits.stalled_seconds if is_slow else limits.disturbance_seconds
+    deadline_seconds = turn.now.seconds + wait_seconds
+    if known is None:
         disturbance = Disturbance(
             engine_id=link.engine_id,
             message=link.words,
-            fault_time=signal.fault_time,
-            deadline_seconds=turn.now.seconds + turn.limits.disturbance_seconds,
+            fault_time=fault_time,
+            deadline_seconds=deadline_seconds,
         )
         turn.note_run(disturbance=disturbance)
+    elif is_slow and not any(each.failure is link.failure for each in _older(turn.run, link)):
+        turn.note_run(disturbance=replace(known, deadline_seconds=deadline_seconds))
 
 
 def links_after_commit(run: JobRun) -> tuple[FailedLink, ...]:
@@ -70,21 +88,35 @@ def links_after_commit(run: JobRun) -> tuple[FailedLink, ...]:
     )
 
 
-def choose_to_leave_out(turn: Turn, *, is_old: bool = True) -> Choice | None:
+def choose_to_leave_out(
+    turn: Turn, *, is_old: bool = True, is_last_try: bool = False
+) -> Choice | None:
     """Return the nodes to do without because links failed; None where no link is to blame.
+
+    Peers that were unreachable lately count as well, once some link is known to have failed: they
+    show which of its ends it was.
 
     Args:
         turn: the decision.
         is_old: count the end of a connection only once there was time to say that a process ended.
+        is_last_try: let unreachable peers count in any case.
     """
-    run = turn.run
-    latest = turn.now.seconds - (turn.limits.disturbance_seconds if is_old else 0.0)
-    edges = {
-        _edge(run, link)
+    run, now = turn.run, turn.now.seconds
+    latest = now - (turn.limits.disturbance_seconds if is_old else 0.0)
+    failed = [
+        link
         for link in run.failed_links
         if link.failure is LinkFailure.STALLED
         or (link.says_process_ended and link.since_seconds <= latest)
-    }
+    ]
+    if failed or is_last_try:
+        failed += [
+            link
+            for link in run.failed_links
+            if link.failure is LinkFailure.UNREACHABLE
+            and link.since_seconds > now - _UNREACHABLE_LATELY_SECONDS
+        ]
+    edges = {_edge(run, link) for link in failed}
     if not edges:
         return None
     return nodes_to_leave_out(
@@ -97,8 +129,10 @@ def choose_to_leave_out(turn: Turn, *, is_old: bool = True) -> Choice | None:
 def leave_out(turn: Turn, choice: Choice) -> None:
     """Do without some nodes for a while: recover as if their engines were lost."""
     gone = [e.id for e in turn.run.engines.values() if e.node_id in choice.nodes]
+    edges = [_edge(turn.run, link) for link in turn.run.failed_links]
     for node_id in choice.nodes:
-        cordon(turn, node_id, choice.reason)
+        peers = {peer for edge in edges if node_id in edge for peer in edge} - {node_id}
+        cordon(turn, node_id, choice.reason, peers)
     turn.stop_engines(gone, choice.reason)
     turn.release_empty_nodes()
     disturbance = turn.run.disturbance
@@ -126,6 +160,10 @@ def only_joining(run: JobRun, choice: Choice) -> bool:
         for engine_id in run.required_engines
         if engine_id in run.engines
     )
+
+
+def _older(run: JobRun, link: FailedLink) -> Collection[FailedLink]:
+    return [each for each in run.failed_links if each is not link]
 
 
 def _without(links: Collection[FailedLink], link: FailedLink) -> tuple[FailedLink, ...]:
@@ -164,9 +202,13 @@ def _edge(run: JobRun, link: FailedLink) -> Edge:
 
 
 def _preferred(run: JobRun) -> list[str]:
-    """Return the nodes that are rather left out: joining ones, then those that failed lately."""
+    """Return the nodes that are rather left out: joining ones, then those that failed lately.
+
+    Before those that failed are those that others could not reach, and for which they were left
+    out.
+    """
     training = {run.engines[e].node_id for e in run.required_engines if e in run.engines}
     joining = sorted(n for n in run.nodes if n not in training)
+    accused = sorted(peer for each in run.cordoned.values() for peer in each.peers)
     failed = sorted(run.failure_times, key=lambda n: run.failure_times[n][-1], reverse=True)
-    cordoned = [node_id for node_id in run.cordoned if node_id not in failed]
-    return [*joining, *(n for n in (*failed, *cordoned) if n not in joining)]
+    return list(dict.fromkeys((*joining, *accused, *failed, *run.cordoned)))

@@ -4,15 +4,42 @@ A connector is one rank's end of a group that is being built, a backend that of 
 ready. Any thread can cut either: every operation blocked in it then fails at once.
 """
 
+import socket
 import threading
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Store
 from torch._C._distributed_c10d import Work as BackendWork
 
 B_co = TypeVar("B_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConnection:
+    """A TCP connection to another rank of a group."""
+
+    rank: int
+    socket: socket.socket
+    is_outgoing: bool
+    """Whether this rank opened it."""
+
+
+@runtime_checkable
+class OverTcp(Protocol):
+    """A backend that can show its connections."""
+
+    @property
+    def peer_connections(self) -> Sequence[PeerConnection]:
+        """Those whose other end is known."""
+        ...
+
+
+def connections_of(backend: object) -> Sequence[PeerConnection]:
+    """Return the connections of a backend; none for one that does not show them."""
+    return backend.peer_connections if isinstance(backend, OverTcp) else ()
 
 
 class Pending(Protocol):

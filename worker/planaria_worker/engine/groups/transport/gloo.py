@@ -10,7 +10,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +18,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Store
 from torch._C._distributed_c10d import Work as BackendWork
 
-from planaria_worker.addresses import Address, format_address, parse_address
-from planaria_worker.engine.groups.transport.backends import Pending, RawProcessGroup
+from planaria_worker.addresses import Address, format_address, parse_address, plain
+from planaria_worker.engine.groups.transport.backends import (
+    PeerConnection,
+    Pending,
+    RawProcessGroup,
+)
 from planaria_worker.engine.groups.transport.sockets import (
     cut,
     find_connections,
@@ -67,7 +71,9 @@ class GlooConnector:
             raise RuntimeError(
                 f"found {len(connections)} connections of a group of {len(addresses)} ranks"
             )
-        return GlooBackend(process_group, connections, self._operation_timeout_seconds)
+        backend = GlooBackend(process_group, connections, self._operation_timeout_seconds)
+        backend.peer_connections = _with_peers(connections, rank, addresses)
+        return backend
 
     def cut(self) -> None:
         with contextlib.suppress(OSError):
@@ -92,6 +98,7 @@ class GlooBackend:
     ) -> None:
         self._process_group = process_group
         self._connections = connections
+        self.peer_connections: Sequence[PeerConnection] = ()
         self._options = AllreduceOptions()
         self._options.timeout = timedelta(seconds=timeout_seconds)
 
@@ -123,6 +130,30 @@ class _AllReduce:
         with contextlib.suppress(RuntimeError):  # it failed, or the time is over
             return self._work.wait(timeout)
         return self._work.is_completed() and self._work.wait(timeout)
+
+
+def _with_peers(
+    connections: Iterable[socket.socket], rank: int, addresses: Sequence[str]
+) -> Sequence[PeerConnection]:
+    """Tell whose each connection is, where its address does.
+
+    The remote end is the port of another rank's device, or any port on its host: then only a host
+    with one rank tells which.
+    """
+    members = [parse_address(address) for address in addresses]
+    found = []
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            remote = plain(connection.getpeername())
+            is_outgoing = remote in members
+            ranks = [r for r, each in enumerate(members) if r != rank and each == remote] or [
+                r for r, (host, _) in enumerate(members) if r != rank and host == remote[0]
+            ]
+            if len(ranks) == 1:
+                found.append(
+                    PeerConnection(rank=ranks[0], socket=connection, is_outgoing=is_outgoing)
+                )
+    return tuple(found)
 
 
 def _poll(

@@ -20,7 +20,9 @@ from planaria_worker.engine.groups.transport.backends import (
     AllReduceBackend,
     Connector,
     LinkBackend,
+    PeerConnection,
     Pending,
+    connections_of,
 )
 
 B = TypeVar("B")
@@ -61,6 +63,10 @@ class HostMemoryLink:
     def has_message(self, src: int) -> bool:
         return self._link.has_message(src)
 
+    @property
+    def peer_connections(self) -> Sequence[PeerConnection]:
+        return connections_of(self._link)
+
     def cut(self) -> None:
         self._link.cut()
 
@@ -74,6 +80,10 @@ class HostMemoryAllReduce:
     def all_reduce(self, tensor: Tensor) -> Pending:
         buffer = _copied(tensor)
         return _Arriving(self._sums.all_reduce(buffer), buffer, tensor)
+
+    @property
+    def peer_connections(self) -> Sequence[PeerConnection]:
+        return connections_of(self._sums)
 
     def cut(self) -> None:
         self._sums.cut()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from planaria_worker.engine.groups.transport.backends import Pending
-from planaria_worker.engine.groups.transport.tcp_link import Neighbour
+from planaria_worker.engine.groups.transport.tcp_link import Neighbour, connections_to
 
 
 class TcpAllReduce:
@@ -20,6 +20,7 @@ class TcpAllReduce:
 
     def __init__(self, neighbours: Mapping[int, Neighbour]) -> None:
         self._neighbours = tuple(neighbours.values())
+        self.peer_connections = connections_to(neighbours)
         self._last_sum: _Sum | None = None
 
     def all_reduce(self, tensor: Tensor) -> Pending:

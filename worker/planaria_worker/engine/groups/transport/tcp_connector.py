@@ -68,8 +68,10 @@ class TcpConnector(Generic[B]):
         self._opened = [self._listener]  # the others are the backend's
         return self._backend(
             {
-                rank: Neighbour(connection, self._operation_timeout_seconds)
-                for rank, connection in connections.items()
+                other: Neighbour(
+                    connection, self._operation_timeout_seconds, is_outgoing=other > rank
+                )
+                for other, connection in connections.items()
             }
         )
 

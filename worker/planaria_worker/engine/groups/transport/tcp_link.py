@@ -11,12 +11,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from planaria_worker.engine.groups.transport.backends import Pending
+from planaria_worker.engine.groups.transport.backends import PeerConnection, Pending
 from planaria_worker.engine.groups.transport.sockets import end
 
 _LENGTH = struct.Struct("!Q")
@@ -40,15 +40,30 @@ class TcpLink:
     def has_message(self, src: int) -> bool:
         return self._neighbours[src].has_message()
 
+    @property
+    def peer_connections(self) -> Sequence[PeerConnection]:
+        return connections_to(self._neighbours)
+
     def cut(self) -> None:
         for neighbour in self._neighbours.values():
             neighbour.cut()
 
 
+def connections_to(neighbours: Mapping[int, "Neighbour"]) -> Sequence[PeerConnection]:
+    """Return the connections to some neighbours, by their ranks."""
+    return tuple(
+        PeerConnection(rank=rank, socket=each.reader, is_outgoing=each.is_outgoing)
+        for rank, each in neighbours.items()
+    )
+
+
 class Neighbour:
     """The connection to one neighbour; one thread at a time starts operations."""
 
-    def __init__(self, opened: socket.socket, timeout_seconds: float) -> None:
+    def __init__(
+        self, opened: socket.socket, timeout_seconds: float, *, is_outgoing: bool = True
+    ) -> None:
+        self.is_outgoing = is_outgoing
         self._connection = _Connection(opened, timeout_seconds)
         self._last_incoming: _Incoming | None = None
         self._last_outgoing: _Outgoing | None = None

@@ -1,0 +1,109 @@
+"""Remove the guards of what engines say of their links."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+import pytest
+
+from planaria_coordinator.application.agents.agent_session import AgentSession
+from planaria_coordinator.domain.engines import links
+from planaria_coordinator.domain.engines.links import Edge
+from planaria_coordinator.domain.job import signals
+from planaria_coordinator.domain.job.signals import Signal
+from planaria_coordinator.domain.recovery import broken_links
+from planaria_worker.engine.recovery import stalled_messages
+from unit.coordinator.engines import test_links
+from unit.coordinator.recovery import test_broken_links
+from unit.engine.recovery import test_stalled_messages
+from unit.guards.guard import guard, swap
+
+
+@guard(
+    "the word of one engine stops no other",
+    test_broken_links.test_who_accuses_all_others_is_left_out_itself,
+    test_broken_links.test_a_single_broken_link_costs_one_of_its_ends,
+)
+def believe_anybody(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, broken_links._looks_ended, lambda run, engine_id: True)
+
+
+@guard(
+    "who has accused others was alive",
+    test_links.test_a_process_has_ended_if_enough_say_so,
+)
+def believe_the_majority(patch: pytest.MonkeyPatch) -> None:
+    def looks_ended(engine_id: str, failed: Collection[links.FailedLink], *_others: object) -> bool:
+        return sum(link.peer_engine_id == engine_id for link in failed) > 1
+
+    swap(patch, links.looks_ended, looks_ended)
+
+
+@guard(
+    "a plan over a link that stays broken is not made again",
+    test_broken_links.test_a_single_broken_link_costs_one_of_its_ends,
+    test_broken_links.test_whom_nothing_reaches_is_left_out,
+)
+def leave_nobody_out(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, broken_links.choose_to_leave_out, lambda turn, **_options: None)
+
+
+@guard(
+    "the fewest nodes are left out",
+    test_broken_links.test_who_accuses_all_others_is_left_out_itself,
+    test_links.test_of_equally_many_those_are_left_out_that_are_preferred,
+)
+def leave_out_whoever_was_named(patch: pytest.MonkeyPatch) -> None:
+    def covers(edges: Collection[Edge], suspects: Iterable[str]) -> Iterator[tuple[str, ...]]:
+        yield tuple(node_id for node_id in suspects if any(node_id in edge for edge in edges))
+
+    swap(patch, links._covers, covers)
+
+
+@guard(
+    "a job leaves out nobody without whom it has no plan",
+    test_broken_links.test_a_job_that_cannot_do_without_waits_and_says_why,
+)
+def leave_out_the_last(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, broken_links.goes_without, lambda run, nodes: True)
+
+
+@guard(
+    "a joining node that others cannot reach disturbs nobody",
+    test_broken_links.test_a_joining_node_that_others_cannot_reach_disturbs_nobody,
+)
+def park_everybody_for_a_joiner(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, broken_links.only_joining, lambda run, choice: False)
+
+
+@guard(
+    "unreachable peers show which end of a link failed",
+    test_broken_links.test_unreachable_peers_show_which_end_it_was,
+)
+def count_links_that_are_given_up_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(broken_links, "_UNREACHABLE_LATELY_SECONDS", -1.0)
+
+
+@guard(
+    "losses that are seen together open one generation",
+    test_broken_links.test_losses_that_are_seen_together_open_one_generation,
+)
+def take_losses_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    def one_by_one(seen: Iterable[Signal]) -> Iterator[Signal]:
+        yield from seen
+
+    swap(patch, signals.seen_together, one_by_one)
+
+
+@guard(
+    "an agent that has an engine contradicts who saw it end",
+    test_broken_links.test_a_report_that_an_agent_contradicts_is_forgotten,
+)
+def remember_what_was_contradicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AgentSession, "_contradict", lambda self, entry: None)
+
+
+@guard(
+    "time in which nobody looked accuses nobody",
+    test_stalled_messages.test_time_in_which_nobody_looked_does_not_count,
+)
+def judge_by_the_clock_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stalled_messages, "_LEAST_LOOKS", 1)
