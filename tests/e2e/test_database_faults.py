@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_postgres]
 
 NUM_NODES = 4
 FAULT_SECONDS = 12.0
+COMMIT_SECONDS = 5
+TABLES = ("runs", "nodes")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,17 @@ def execute(url: str, *statements: str) -> None:
 END_CONNECTIONS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE datname = 'planaria' AND pid <> pg_backend_pid()"
+)
+
+# A deferred trigger runs within COMMIT.
+SLOW_COMMITS = (
+    "CREATE OR REPLACE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ "
+    f"BEGIN PERFORM pg_sleep({COMMIT_SECONDS}); RETURN NULL; END $$",
+    *(
+        f"CREATE CONSTRAINT TRIGGER wait AFTER INSERT OR UPDATE ON {table} "
+        "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait()"
+        for table in TABLES
+    ),
 )
 
 
@@ -85,7 +98,7 @@ def test_a_job_outlives_a_fault_of_the_database(
                 END_CONNECTIONS,
             ),
         ),
-        "slow": (lambda: wire.hold(b"COMMIT", 5.0), lambda: None),
+        "slow": (lambda: execute(url, *SLOW_COMMITS), lambda: None),
     }[fault]
     with Cluster(
         tmp_path / "cluster", database_url=through(wire, url), node_deadline_seconds=3

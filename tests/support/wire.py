@@ -12,7 +12,6 @@ class Wire:
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_cut = False
-        self._held, self._hold_seconds = b"", 0.0
         self._server = self._loop.run_until_complete(
             asyncio.start_server(self._forward, "127.0.0.1", 0)
         )
@@ -27,10 +26,6 @@ class Wire:
     def mend(self) -> None:
         """Let new connections through again."""
         self._is_cut = False
-
-    def hold(self, words: bytes, seconds: float) -> None:
-        """Let what a client sends wait for so long wherever it contains these words."""
-        self._held, self._hold_seconds = words, seconds
 
     def lead_to(self, port: int) -> None:
         """End all connections; new ones go to another port."""
@@ -59,22 +54,13 @@ class Wire:
             return
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         self._writers |= {writer, far_writer}
-        await asyncio.gather(
-            self._pump(reader, far_writer, is_of_client=True), self._pump(far_reader, writer)
-        )
+        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
         self._writers -= {writer, far_writer}
 
-    async def _pump(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        *,
-        is_of_client: bool = False,
-    ) -> None:
+    @staticmethod
+    async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(65536):
-                if is_of_client and self._held and self._held in data:
-                    await asyncio.sleep(self._hold_seconds)
                 writer.write(data)
                 await writer.drain()
         except OSError:

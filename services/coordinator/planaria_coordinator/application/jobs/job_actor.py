@@ -38,6 +38,7 @@ from planaria_coordinator.domain.job.own_faults import give_up, start_over
 from planaria_coordinator.domain.job.signals import (
     Restarted,
     Signal,
+    Stalled,
     StillWaits,
     seen_together,
 )
@@ -47,6 +48,9 @@ from planaria_coordinator.domain.placement.planner_query import PlanQuery
 
 MAX_BATCH = 256
 """Signals that are stored together: a large job's engines answer all at once."""
+
+FORGIVEN_STORE_SECONDS = 0.5
+"""To store a decision takes milliseconds; directives, which wait for that, have seconds."""
 
 log = get_logger("job")
 
@@ -234,6 +238,7 @@ class JobActor:
         """Decide on some signals one after another, and store once for all of them."""
         num_refusals, refusal = 0, ""
         while True:
+            decide_seconds = self._now.seconds
             decision = self._decide(signals)
             if num_refusals >= self._dependencies.options.limits.num_attempts:
                 decision = self._give_up(refusal)
@@ -252,11 +257,18 @@ class JobActor:
                 if isinstance(error, InvalidArgumentError):
                     num_refusals, refusal = num_refusals + 1, error.message
                 await asyncio.sleep(self._dependencies.options.store_retry_seconds)
+        self._forgive(self._now.seconds - decide_seconds)
         self._act(decision.actions)
         self.changes.notify()
         # What the scheduler said itself gives it nothing to do: it would ask and say for ever.
         if not all(isinstance(signal, StillWaits) for signal in signals):
             self._dependencies.decided(self)
+
+    def _forgive(self, seconds: float) -> None:
+        """Count no deadline while a slow database kept directives from being sent."""
+        if seconds > FORGIVEN_STORE_SECONDS:
+            log.warning("stored_late", job_id=self.job_id, seconds=round(seconds, 3))
+            self.run = self._decide_one(self._now, self.run, Stalled(seconds=seconds)).run
 
     def _decide(self, signals: Sequence[Signal]) -> Decision:
         now = self._now
