@@ -12,8 +12,13 @@ from integration.engine import (
     test_evaluation,
     test_lease,
     test_recovery,
+    test_skipped_steps,
 )
-from integration.engine.handover import test_around_the_commit, test_joining_and_leaving
+from integration.engine.handover import (
+    test_around_the_commit,
+    test_joining_and_leaving,
+    test_staging,
+)
 from unit.guards import directives, engines
 from unit.guards.engines import on_engines
 from unit.guards.guard import Guard, assert_needed, guard, parameters
@@ -73,6 +78,17 @@ GUARDS = (
         test_checkpointed_handover.test_owners_of_the_old_plan_write_a_checkpoint_that_can_be_resumed,
         is_slow=True,
     )(on_engines(engines.let_the_next_owners_write)),
+    guard(
+        "an engine without memory gives up what is staged",
+        test_staging.test_training_gets_the_memory_that_the_next_plan_has_taken,
+        is_slow=True,
+    )(on_engines(engines.keep_what_is_staged)),
+    guard(
+        "a skipped step changes no layer and needs no sums",
+        test_skipped_steps.test_a_late_engine_is_rolled_forward_without_sums,
+        test_skipped_steps.test_a_step_that_was_skipped_needs_no_sums_at_all,
+        is_slow=True,
+    )(on_engines(engines.need_sums_to_skip)),
     guard(
         "evaluations of a lost pipeline are made again, and counted",
         test_evaluation.test_a_step_that_evaluates_is_finished_by_a_healthy_pipeline,

@@ -22,6 +22,8 @@ from planaria_coordinator.domain.job.job import Job
 from planaria_coordinator.domain.job.signals import NodeLost, Signal
 from planaria_coordinator.domain.job.turn import Decision, Turn
 from planaria_coordinator.domain.recovery import (
+    broken_links,
+    copy_layers,
     finish_step,
     lost_engines,
     opening,
@@ -41,6 +43,7 @@ from unit.coordinator.job import (
 )
 from unit.coordinator.placement import test_contingencies
 from unit.coordinator.recovery import (
+    test_changes_without_memory,
     test_finishing_a_step,
     test_groups_that_fail,
     test_lost_joiners,
@@ -229,3 +232,19 @@ def believe_interrupted_plans(patch: pytest.MonkeyPatch) -> None:
 )
 def store_any_text(patch: pytest.MonkeyPatch) -> None:
     swap(patch, messages._storable, lambda text: text)
+
+
+@guard(
+    "an engine that cannot copy is not lost while it holds layers",
+    test_changes_without_memory.test_a_node_is_left_out_if_the_others_lack_memory_for_its_joining,
+)
+def lose_engines_that_cannot_copy(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, copy_layers._has_own_layers, lambda turn, engine_id: False)
+
+
+@guard(
+    "a job that cannot let a node join goes on without it",
+    test_changes_without_memory.test_a_node_is_left_out_if_the_others_lack_memory_for_its_joining,
+)
+def wait_for_a_node_that_cannot_join(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, broken_links.choose_joining, lambda turn, reason: None)

@@ -50,6 +50,16 @@ def train_without_an_agent(patch: pytest.MonkeyPatch) -> None:
     swap(patch, Trainer.fence_itself, lambda self, reason: None)
 
 
+def keep_what_is_staged(patch: pytest.MonkeyPatch) -> None:
+    """An engine without memory is at fault, though the next plan has taken it."""
+    swap(patch, Handover.give_way, lambda self: False)
+
+
+def need_sums_to_skip(patch: pytest.MonkeyPatch) -> None:
+    """A late engine rolls a skipped step forward only from complete sums."""
+    swap(patch, CommitRecord.is_skipped, property(lambda self: False))
+
+
 def serve_without_an_agent(patch: pytest.MonkeyPatch) -> None:
     """A fenced engine serves layers though nobody knows any more what they are worth."""
     swap(patch, CopyServer.suspend, lambda self: None)

@@ -235,7 +235,7 @@ def test_a_source_that_ends_is_a_failure_and_an_interruption_is_none(source: Mem
 
 def test_without_a_follower_a_commit_costs_nothing() -> None:
     """Not even a copy of the sum: this one could not be copied."""
-    CommitFeed().publish(0, record(0), cast(Tensor, None))
+    CommitFeed().publish(0, record(0), cast(Tensor, object()))
 
 
 def test_a_sum_is_the_one_of_its_step_whatever_becomes_of_the_buffer() -> None:
@@ -264,6 +264,25 @@ def test_only_the_layer_that_falls_behind_is_dropped() -> None:
         committed = subscription.next()
         assert committed is not None
         assert committed.layer == 1
+        assert subscription.next() is None
+
+
+def test_a_sum_that_there_is_no_memory_for_does_not_end_the_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The layer is sent again instead: an update that stopped halfway would lose it."""
+
+    def clone(_: Tensor) -> Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    feed = CommitFeed()
+    with feed.subscribe() as subscription:
+        subscription.follow(0)
+        feed.publish(0, record(0), total(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "clone", clone)
+            feed.publish(0, record(1), total(1))
+        assert subscription.take_dropped() == [0]
         assert subscription.next() is None
 
 

@@ -46,7 +46,7 @@ FailpointName = Literal[
     "switch",
     "digest",
 ]
-Action = Literal["kill", "stop", "raise", "segfault", "hang", "hold"]
+Action = Literal["kill", "stop", "raise", "segfault", "hang", "hold", "no_memory"]
 _HOLD_SECONDS = 0.001
 
 
@@ -155,6 +155,8 @@ def _fail(failpoint: Failpoint) -> None:
         case "hold":
             while not Path(failpoint.until).exists():
                 time.sleep(_HOLD_SECONDS)
+        case "no_memory":
+            raise MemoryError(f"failpoint at {failpoint.at}")
         case "raise":
             raise FailpointError(f"failpoint at {failpoint.at}")
 

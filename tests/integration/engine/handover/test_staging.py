@@ -13,6 +13,7 @@ from integration.engine.handover.staged import (
     WITH_E,
     WITHOUT_D,
     begin,
+    held,
 )
 from integration.engine.scenarios import finish, kept
 from planaria.api.common.v1.errors_pb2 import ErrorReason
@@ -120,8 +121,33 @@ def test_a_source_that_dies_while_it_is_followed_is_a_loss_like_any(
     finish(cluster, expected, after)
 
 
+def test_training_gets_the_memory_that_the_next_plan_has_taken(
+    cluster: EngineCluster, expected: ReferenceResult, go: Path
+) -> None:
+    """c runs out of it in a pass: it lives, loses no layer, and the change is made parked.
+
+    Guard: an engine without memory gives up what is staged, and is not at fault.
+    """
+    pass_of_c = {"at": "forward", "action": "no_memory", "step": STEP, "microbatch": 4}
+    begin(cluster, go, joining="e", failpoints={"c": [held(go), pass_of_c]})
+    handover = Handover(cluster, BOTH, WITH_E)
+    handover.stage()
+    handover.switch_after(STEP, go)
+    fault = cluster.wait_for_fault("c")
+    assert fault.failure.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
+    assert "out of memory while the next plan was staged" in fault.failure.message
+    reports = cluster.quiesce(["a", "b", "c", "d", "e"])
+    assert {r.committed_steps for n, r in reports.items() if n != "e"} == {STEP}
+    assert [layer.layer for layer in reports["c"].layers] == [0, 1, 2, 3, 4]
+    parked = [Pipeline(p.stages, p.microbatches) for p in WITH_E]
+    cluster.copy_missing(parked, cluster.roll_forward(reports))
+    cluster.place(parked)
+    finish(cluster, expected, parked)
+
+
+@pytest.mark.parametrize("action", ["no_memory", pytest.param("raise", marks=pytest.mark.slow)])
 def test_an_engine_that_cannot_stage_says_so_and_trains_on(
-    cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path
+    cluster: EngineCluster, expected: ReferenceResult, go: Path, tmp_path: Path, action: str
 ) -> None:
     """Neither one that fails, nor one that is not ready, is switched."""
     stage = tmp_path / "stage"
@@ -130,7 +156,7 @@ def test_an_engine_that_cannot_stage_says_so_and_trains_on(
         go,
         joining="e",
         failpoints={
-            "a": [{"at": "stage", "action": "raise"}],
+            "a": [{"at": "stage", "action": action}],
             "b": [{"at": "stage", "action": "hold", "until": str(stage)}],
         },
     )

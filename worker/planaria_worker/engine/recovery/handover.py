@@ -10,6 +10,7 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError, StaleGenerationError
 from planaria_worker.engine.groups.current_groups import CurrentGroups
+from planaria_worker.engine.memory import give_back_freed
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.failure_detector import FailureDetector
@@ -81,6 +82,18 @@ class Handover:
             self._next = None
             self._watch()
         staged_change.drop()
+
+    def give_way(self) -> bool:
+        """Drop a staged change whose memory training needs; return whether there was one."""
+        with self._current_training.lock:
+            staged_change = self._next
+            if staged_change is None or staged_change.is_taken:
+                return False
+            self._next = None
+            self._watch()
+        staged_change.drop()
+        give_back_freed(self._builder.resources.job.device)
+        return True
 
     def mark_for_switch(self, generation: int, answer: Answer) -> None:
         """Hold the mark of the staged change: the switch follows at the commit where all hold it.

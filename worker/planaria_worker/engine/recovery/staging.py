@@ -15,6 +15,7 @@ from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import GroupBroken
 from planaria_worker.engine.layers.copy import LayerFollower
+from planaria_worker.engine.memory import give_back_freed, is_out_of_memory
 from planaria_worker.engine.plan.plan_view import PlanView
 from planaria_worker.engine.recovery.followed_layers import FollowedLayers
 from planaria_worker.engine.recovery.plan_request import (
@@ -117,12 +118,19 @@ class StagedChange:
                 staged = self._make_ready()
             except Exception as error:
                 self.drop()
+                if is_out_of_memory(error):  # its traceback keeps what was allocated
+                    error.with_traceback(None)
+                    give_back_freed(self._builder.resources.job.device)
                 answer(self._explain(error))
             else:
                 self._is_ready = True
                 answer(staged)
 
-        threading.Thread(target=run, name="stage", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="stage", daemon=True).start()
+        except RuntimeError:  # there is no room for a thread
+            self.drop()
+            raise
 
     def drop(self) -> None:
         """Drop it, unless it is taken; waiting threads get an error.

@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from planaria.api.worker.v1.report_pb2 import EngineState
+from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_worker.engine.commit_record import CommitRecord
 from planaria_worker.engine.fence import FencedError
 from planaria_worker.engine.groups import Communicators, GroupBroken
 from planaria_worker.engine.layers.checkpoint import Checkpointer
+from planaria_worker.engine.memory import is_out_of_memory
 from planaria_worker.engine.recovery.current_training import CurrentTraining
 from planaria_worker.engine.recovery.handover import Handover
 from planaria_worker.engine.recovery.plan_request import Builder
@@ -21,6 +23,13 @@ from planaria_worker.engine.step.training_step import (
     compute,
 )
 from planaria_worker.engine.training.step_reports import StepReporter
+
+
+def _room_was_missing(error: Exception) -> PlanariaError:
+    return PlanariaError(
+        ErrorReason.UNAVAILABLE,
+        f"out of memory while the next plan was staged: {error}".partition("\n")[0],
+    )
 
 
 class TrainingLoop:
@@ -115,10 +124,11 @@ class TrainingLoop:
             if context.view.is_deciding:
                 self._reporter.hold_step(record)
         except Exception as error:
-            staged_change.finish(error)
+            reason = _room_was_missing(error) if is_out_of_memory(error) else error
+            staged_change.finish(reason)
             staged_change.drop()
             self._halt(str(error))
-            self._reporter.report_fault(error, staged_change.generation, record.step + 1)
+            self._reporter.report_fault(reason, staged_change.generation, record.step + 1)
             error.with_traceback(None)  # the answer, which is kept, would keep a context
             return None
         self._resources.stopwatch.lap("rebuild")
@@ -197,8 +207,11 @@ class TrainingLoop:
     def _break_off(self, error: Exception, context: TrainingContext) -> None:
         """Halt, drop the context and report the error.
 
-        A regular end does not halt: peers may still be reading the last decision.
+        A regular end does not halt: peers may still be reading the last decision. An engine whose
+        memory went to the next plan gives that up and is sound: only this attempt is lost.
         """
+        if is_out_of_memory(error) and self._handover.give_way():
+            error = _room_was_missing(error)
         if not context.halt.is_set():  # else the groups may already be those of a new generation
             if isinstance(error, GroupBroken):
                 self._retain_idle()  # an engine was lost, or a fence came: a new plan will follow

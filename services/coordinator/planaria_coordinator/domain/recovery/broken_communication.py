@@ -12,7 +12,11 @@ from planaria_coordinator.domain.job.signals import (
 )
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import set_back
-from planaria_coordinator.domain.recovery.broken_links import choose_to_leave_out, leave_out
+from planaria_coordinator.domain.recovery.broken_links import (
+    choose_joining,
+    choose_to_leave_out,
+    leave_out,
+)
 from planaria_coordinator.domain.recovery.lost_engines import (
     MAX_MESSAGE_CHARACTERS,
     account_detection,
@@ -100,7 +104,8 @@ def disturbance_overdue(turn: Turn) -> None:
 def retry(turn: Turn) -> None:
     """Begin the transition again when it failed with everyone alive; after a few times, rest first.
 
-    Where engines say which links failed, a node is left out instead.
+    Where engines say which links failed, a node is left out instead; so is a node that joins, where
+    the others can go on without it.
 
     Groups that could not be made for the first time stop no pipeline that finishes a step: mostly
     somebody has died whose loss is reported later. If it was something else, everyone is parked.
@@ -116,8 +121,12 @@ def retry(turn: Turn) -> None:
         set_back(turn, _cannot_go_on_without(choice))
         open_again(turn, reason)
     elif is_last_try:
-        set_back(turn, f"{turn.limits.num_attempts} attempts failed: {reason}")
-        open_again(turn, reason)
+        joining = choose_joining(turn, f"{turn.limits.num_attempts} attempts failed: {reason}")
+        if joining is not None:
+            leave_out(turn, joining)
+        else:
+            set_back(turn, f"{turn.limits.num_attempts} attempts failed: {reason}")
+            open_again(turn, reason)
     else:
         transition = turn.transition
         goes_on = (

@@ -23,6 +23,7 @@ from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.replicas import (
     holdings_of_placement,
+    layers_of_version,
     layers_without_replica,
 )
 from planaria_coordinator.domain.recovery.lost_engines import engine_lost, note_loss
@@ -124,6 +125,22 @@ def choose_to_leave_out(
         preferred=_preferred(run),
         goes_without=lambda nodes: goes_without(run, nodes),
     )
+
+
+def choose_joining(turn: Turn, reason: str) -> Choice | None:
+    """Return the nodes whose joining fails; None where the others cannot go on without them."""
+    run, transition = turn.run, turn.transition
+    nodes = tuple(n for n in transition.history.nodes_joined if n in run.nodes)
+    left = [n for n in run.usable_nodes if n not in nodes and n not in run.draining]
+    holdings = {
+        engine_id: layers_of_version(report.layers, transition.target_steps)
+        for engine_id, report in transition.reports.items()
+        if engine_id in run.engines and run.engines[engine_id].node_id not in nodes
+    }
+    is_whole = not layers_without_replica(holdings, run.requirements.num_layers)
+    if not nodes or len(left) < run.nodes_per_replica or not is_whole:
+        return None
+    return Choice(nodes=nodes, is_possible=True, reason=f"{', '.join(nodes)} cannot join: {reason}")
 
 
 def leave_out(turn: Turn, choice: Choice) -> None:

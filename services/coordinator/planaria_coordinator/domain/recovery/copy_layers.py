@@ -87,13 +87,25 @@ def _still_missing(turn: Turn, engine_id: str) -> tuple[int, ...]:
 
 
 def copy_failed(turn: Turn, pending: Pending, message: str) -> None:
-    """Try again from another source; an engine that cannot copy at all is given up."""
+    """Try again from another source; an engine that cannot copy at all is given up.
+
+    Not one that holds layers of its own: it lives, and the change is what fails.
+    """
     missing = _still_missing(turn, pending.engine_id)
     if pending.num_attempt < turn.limits.num_attempts and missing:
         turn.because(f"{pending.engine_id} copies again: {message}")
         _send_copies(turn, {pending.engine_id: missing}, attempt=pending.num_attempt + 1)
+        return
+    if _has_own_layers(turn, pending.engine_id):
+        turn.retry_reason = f"{pending.engine_id} could not obtain its layers: {message}"
     else:
         turn.silent_engines[pending.engine_id] = f"it could not obtain its layers: {message}"
+
+
+def _has_own_layers(turn: Turn, engine_id: str) -> bool:
+    report = turn.transition.reports.get(engine_id)
+    version = turn.transition.target_steps
+    return report is not None and bool(layers_of_version(report.layers, version))
 
 
 def emit_layers_copied(

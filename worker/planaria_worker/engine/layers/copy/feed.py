@@ -16,6 +16,7 @@ from typing import Self
 from torch import Tensor
 
 from planaria_worker.engine.commit_record import CommitRecord
+from planaria_worker.engine.memory import is_out_of_memory
 
 NUM_KEPT = 3
 """Sums of a layer that are kept for a slow follower, however large they are."""
@@ -51,13 +52,22 @@ class CommitFeed:
     def publish(self, layer: int, record: CommitRecord, total: Tensor | None) -> None:
         """Give a sum to the followers of a layer; without followers, it costs nothing.
 
+        If there is no memory for it, they are sent the layer again: an update is never torn.
+
         Call it after the update: a follower that subscribes too late for this sum finds it in the
         layer.
         """
         self.last_record = record
         if layer not in self._followers:
             return
-        kept = None if total is None else total.clone()
+        try:
+            kept = None if total is None else total.clone()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            for follower in self._followers.get(layer, ()):
+                follower.drop(layer)
+            return
         committed = CommittedSum(layer=layer, record=record, total=kept)
         for follower in self._followers.get(layer, ()):
             follower.put(committed)
@@ -120,14 +130,17 @@ class Subscription:
         with self._changed:
             if layer not in self._followed:
                 return
-            if not self._has_room(committed):
-                self._waiting = deque(c for c in self._waiting if c.layer != layer)
-                self._followed.discard(layer)
-                self._overrun.add(layer)
-                self._feed.remove(layer, self)  # before the stream can follow it again
-            else:
+            if self._has_room(committed):
                 self._waiting.append(committed)
-            self._changed.notify_all()
+                self._changed.notify_all()
+            else:
+                self._drop(layer)
+
+    def drop(self, layer: int) -> None:
+        """Have the layer sent again, since a sum of it is missing."""
+        with self._changed:
+            if layer in self._followed:
+                self._drop(layer)
 
     def next(
         self, *, leaving: int | None = None, timeout_seconds: float = 0.0
@@ -152,6 +165,13 @@ class Subscription:
         with self._changed:
             layers, self._overrun = sorted(self._overrun), set()
             return layers
+
+    def _drop(self, layer: int) -> None:
+        self._waiting = deque(c for c in self._waiting if c.layer != layer)
+        self._followed.discard(layer)
+        self._overrun.add(layer)
+        self._feed.remove(layer, self)  # before the stream can follow it again
+        self._changed.notify_all()
 
     def _has_room(self, committed: CommittedSum) -> bool:
         num_waiting = sum(other.layer == committed.layer for other in self._waiting)
