@@ -23,6 +23,7 @@ from unit.coordinator.protocol.cluster import DISPLACING, DRAINING, EVEN, JOININ
 from unit.coordinator.protocol.engine_state import Rules
 from unit.coordinator.protocol.model import Model
 from unit.coordinator.protocol.search import search
+from unit.coordinator.protocol.takeover import Guards, TakeoverModel
 from unit.guards.guard import Remove, guard, swap
 
 
@@ -30,7 +31,7 @@ def searching(**model: Any) -> Callable[[], None]:
     """The search through all states of a model; one loss, unless it says something else."""
 
     def find_no_violation() -> None:
-        search(Model(**{"num_faults": 1, "num_crashes": 0, **model}))
+        search(TakeoverModel(**{"num_faults": 1, "num_crashes": 0, **model}))
 
     return find_no_violation
 
@@ -227,6 +228,23 @@ def start_engines_first(patch: pytest.MonkeyPatch) -> None:
             recover(turn, *args)
 
     swap(patch, recover, unless_engines_start)
+
+
+@guard(
+    "a coordinator that was replaced stores nothing, and so sends nothing",
+    searching(num_takeovers=1, num_steps=1, cluster=UNEVEN),
+)
+def store_without_looking_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Guards, "check_epoch", False)
+
+
+@guard(
+    "agents take nothing from a coordinator that was replaced",
+    searching(num_takeovers=1, num_steps=1, forgets=True, cluster=UNEVEN),
+)
+def take_directives_of_lower_epochs(patch: pytest.MonkeyPatch) -> None:
+    """Only a database that loses what it has stored makes this second guard needed."""
+    patch.setattr(Guards, "refuse_lower_epoch", False)
 
 
 keep_sums_of_aborted_attempts = guard(

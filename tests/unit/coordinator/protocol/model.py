@@ -19,7 +19,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from planaria_common.errors import ErrorReason
-from planaria_coordinator.domain.engines.directive import Prepare, Stop
+from planaria_coordinator.domain.engines.directive import Command, Prepare, Stop
 from planaria_coordinator.domain.engines.outcome import DirectiveResult, Outcome
 from planaria_coordinator.domain.job.actions import AskPlanner, Send
 from planaria_coordinator.domain.job.decide import decide
@@ -123,6 +123,7 @@ class Model(Engines):
         drains: bool = False,
         num_failures: int = 0,
         num_lacks: int = 0,
+        num_takeovers: int = 0,
     ) -> None:
         """Make a model.
 
@@ -135,17 +136,18 @@ class Model(Engines):
             drains: whether the first node is to be freed.
             num_failures: how often an engine may be unable to make its place ready.
             num_lacks: how often one may be unable to make its groups, whoever lives.
+            num_takeovers: how often another coordinator may take over.
         """
         super().__init__(cluster, num_steps, reorders=reorders)
         self.cluster = cluster
         self.num_faults = num_faults
-        self.keeps_stored = num_crashes > 0
+        self.keeps_stored = num_crashes + num_takeovers > 0
         self.questions: list[PlanQuery] = []
         self._run_numbers: dict[Any, int] = {}
         self._question_numbers: dict[PlanQuery, int] = {}
         self._decided: dict[Any, tuple[int, bool, tuple[Any, ...]]] = {}
         self.first = self._first_state(num_faults, num_crashes)._replace(
-            num_failures=num_failures, num_lacks=num_lacks
+            num_failures=num_failures, num_lacks=num_lacks, num_takeovers=num_takeovers
         )
         if drains:
             self.first = self._decide(self.first, DrainWanted(node_id=self.nodes[0]), "drain")
@@ -199,12 +201,17 @@ class Model(Engines):
         """Yield all that may happen next; faults and requests apart."""
         for index, member in enumerate(state.members):
             yield from self._hear(state, index)
-            if state.to_coordinator[index]:
-                yield f"{self.nodes[index]} is heard", self._coordinator_hears(state, index)
             if member is not None and member.is_training:
                 yield from self._advance(state, index, member)
             if member is not None and member.staged >= 0:
                 yield from self._make_ready(state, index, member)
+        yield from self.decisions(state)
+
+    def decisions(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yield what the coordinator may learn next, and what it makes of it."""
+        for index, said in enumerate(state.to_coordinator):
+            if said:
+                yield f"{self.nodes[index]} is heard", self._coordinator_hears(state, index)
         for index in state.unnoticed:
             told = state._replace(unnoticed=state.unnoticed - {index})
             signal = NodeLost(node_id=self.nodes[index], fault_time=NOON, reason="dead", gone=True)
@@ -311,12 +318,16 @@ class Model(Engines):
                 directive = action.directive
                 index = self.index[directive.engine_id]
                 command = directive.command
-                if state.members[index] is not None or isinstance(command, Prepare):
-                    if isinstance(command, Stop):
-                        command = Stop(reason="")  # whatever it says, the engine ends
-                    queue = (*state.to_engines[index], (directive.generation, command))
-                    state = state._replace(to_engines=put(state.to_engines, index, queue))
+                if isinstance(command, Stop):
+                    command = Stop(reason="")  # whatever it says, the engine ends
+                state = self._send(state, index, (directive.generation, command))
         return state
+
+    def _send(self, state: State, index: int, directive: tuple[int, Command]) -> State:
+        if state.members[index] is None and not isinstance(directive[1], Prepare):
+            return state
+        queue = (*state.to_engines[index], directive)
+        return state._replace(to_engines=put(state.to_engines, index, queue))
 
     def _decision(self, state: State, signal: Signal) -> Decision:
         try:

@@ -33,6 +33,14 @@ class State(NamedTuple):
     """How often an engine may yet fail to stage its assignment."""
     num_lacks: int
     """How often an engine may yet fail to make its groups, whoever lives."""
+    num_takeovers: int = 0
+    """How often another coordinator may yet take over from one that is frozen."""
+    frozen: int = -1
+    """Number of the run that the frozen coordinator knows; -1: there is none."""
+    unsent: tuple[tuple[int, tuple[int, Command]], ...] = ()
+    """What it has stored, and yet to send, by index."""
+    told: frozenset[int] = frozenset()
+    """Nodes that its successor has sent something to."""
 
 
 def put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:

@@ -6,6 +6,8 @@ apart or a step taken back [2], a job that fails although a replica is left [5],
 which nothing can happen any more. Without its guards it finds them: unit/guards.
 """
 
+from typing import Any
+
 import pytest
 
 from planaria_coordinator.domain.engines.directive import QuiesceMode
@@ -23,6 +25,7 @@ from unit.coordinator.protocol.cluster import (
 )
 from unit.coordinator.protocol.model import Model
 from unit.coordinator.protocol.search import Found, search
+from unit.coordinator.protocol.takeover import TakeoverModel
 
 
 @pytest.mark.parametrize("cluster", [UNEVEN, pytest.param(EVEN, marks=pytest.mark.slow)])
@@ -113,6 +116,39 @@ def test_a_handover_with_a_fault_at_any_moment(
     assert search(model).num_states > 200_000
     ways = [run.transition for run in model.runs if run.transition is not None]
     assert any(transition.has_switched for transition in ways), "some had changed over already"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "num_steps"),
+    [
+        (UNEVEN, 1),
+        pytest.param(UNEVEN, 2, marks=pytest.mark.slow),
+        pytest.param(EVEN, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_coordinator_that_is_replaced_in_a_recovery_and_wakes_up(
+    cluster: Cluster, num_steps: int
+) -> None:
+    """It freezes at any moment, after a decision is stored too, and wakes up at any later one."""
+    search_takeovers(num_faults=1, num_steps=num_steps, cluster=cluster)
+
+
+def test_a_coordinator_that_sends_what_the_database_has_lost() -> None:
+    """Its agents have met its successor, which has made another decision of the same number."""
+    search_takeovers(num_faults=1, num_steps=1, cluster=UNEVEN, forgets=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [DRAINING, JOINING])
+def test_a_coordinator_that_is_replaced_in_a_handover_and_wakes_up(cluster: Cluster) -> None:
+    """In a drain, or a join."""
+    search_takeovers(num_faults=0, cluster=cluster, drains=cluster is DRAINING)
+
+
+def search_takeovers(**model: Any) -> None:
+    searched = TakeoverModel(num_crashes=0, num_takeovers=1, **model)
+    assert search(searched).num_ends > 100
+    assert searched.num_late > 0, "some directives were sent late"
 
 
 def assert_somebody_joins(model: Model, found: Found) -> None:
