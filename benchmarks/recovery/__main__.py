@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.common.jobs import COMPUTATIONS, Computation
 from benchmarks.common.results import surroundings, write_json
 from benchmarks.common.workbench import Workbench
+from benchmarks.recovery.cables import measure_cables
 from benchmarks.recovery.changes import measure_changes, measure_stops
 from benchmarks.recovery.deaths import measure_deaths
 from benchmarks.recovery.goodput import measure_goodput
@@ -45,6 +46,7 @@ class Amount:
     torchrun_kills: int
     """Fewer: each takes a minute, and most of it is the rendezvous."""
     deaths: int
+    cables: int
 
 
 FULL = Amount(
@@ -55,9 +57,17 @@ FULL = Amount(
     torchft_kills=30,
     torchrun_kills=10,
     deaths=20,
+    cables=20,
 )
 SHORT = Amount(
-    kills=2, changes=1, stops=1, goodput_kills=2, torchft_kills=1, torchrun_kills=1, deaths=2
+    kills=2,
+    changes=1,
+    stops=1,
+    goodput_kills=2,
+    torchft_kills=1,
+    torchrun_kills=1,
+    deaths=2,
+    cables=2,
 )
 
 Part = Callable[[Path, Amount, int], dict[str, Any]]
@@ -95,6 +105,10 @@ def deaths(_folder: Path, amount: Amount, _seed: int) -> dict[str, Any]:
     return measure_deaths(num_kills=amount.deaths)
 
 
+def cables(folder: Path, amount: Amount, seed: int) -> dict[str, Any]:
+    return measure_cables(folder, num_pulls=amount.cables, seed=seed)
+
+
 def torchrun(_: Path, amount: Amount, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
         return measure_torchrun(Path(memory) / "runs", num_kills=amount.torchrun_kills, seed=seed)
@@ -111,6 +125,7 @@ PARTS: dict[str, Part] = {
     "changes-real": changes("real"),
     "changes-paced": changes("paced"),
     "stops": stops,
+    "cables": cables,
     "goodput": goodput,
     "torchrun": torchrun,
     "torchft": torchft,

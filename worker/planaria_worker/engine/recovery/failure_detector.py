@@ -40,9 +40,11 @@ _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.5
 _PROBE_SECONDS = 0.1
 """How often a byte is sent, while none is unacknowledged."""
-_UNACKNOWLEDGED_MILLISECONDS = 300
-"""After so long without an acknowledgement the kernel ends the connection. It sends the byte a
-second time before that. A connection that is being opened takes a second."""
+_UNACKNOWLEDGED_SECONDS = 0.25
+"""A byte that is not acknowledged for so long makes a peer unreachable. The kernel sends it a
+second time before that, after 0.2 s."""
+_OPENING_MILLISECONDS = 300
+"""TCP_USER_TIMEOUT: the kernel gives up a connection that is being opened after a second."""
 GIVE_UP_SECONDS = 2.0
 """A link to a peer that stays unreachable for so long is given up."""
 _KINDS = wire.Kind.WATCH_BEACON, wire.Kind.WATCH
@@ -62,6 +64,8 @@ class _Peer:
     received: bytearray = field(default_factory=bytearray)
     retry_time: float = 0.0
     """When to connect again, by the monotonic clock."""
+    probe_time: float = 0.0
+    """When the last byte was sent that was to be acknowledged."""
     is_over: bool = False
     """Its end, or its goodbye, was seen: there is nothing more to watch."""
 
@@ -196,7 +200,7 @@ class FailureDetector:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         peer.connection = socket.socket(family, socket.SOCK_STREAM)
         peer.connection.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MILLISECONDS
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _OPENING_MILLISECONDS
         )
         peer.connection.setblocking(False)
         peer.is_greeted = False
@@ -218,9 +222,13 @@ class FailureDetector:
         """Send a byte, unless one has not been acknowledged yet."""
         if peer.connection is None:
             return
+        now = self._clock.monotonic()
         unacknowledged = fcntl.ioctl(peer.connection, termios.TIOCOUTQ, bytes(4))
         if struct.unpack("i", unacknowledged) != (0,):
+            if now - peer.probe_time >= _UNACKNOWLEDGED_SECONDS:
+                self._failed(peer, errno.ETIMEDOUT)
             return
+        peer.probe_time = now
         try:
             peer.connection.send(wire.STILL_THERE)
         except OSError as error:
@@ -252,6 +260,7 @@ class FailureDetector:
             self._not_connected(peer, code)
             return
         connection.send(self._greetings[peer.kind])  # into an empty buffer: it fits
+        peer.probe_time = self._clock.monotonic()
         peer.is_greeted = True
         self._selector.modify(connection, selectors.EVENT_READ, peer)
 

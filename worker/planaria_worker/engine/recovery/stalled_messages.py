@@ -17,8 +17,11 @@ from weakref import WeakKeyDictionary
 
 from planaria_worker.engine.groups.transport.backends import PeerConnection
 
-LEAST_SECONDS = 2.0
-"""A message that makes no progress for so long, and for ten round trips, is stalled."""
+LEAST_SECONDS = 4.0
+"""A message that makes no progress for so long, and for ten round trips, is stalled.
+
+After two seconds without a network the kernel sends it again within this time.
+"""
 _ROUND_TRIPS = 10
 _LEAST_LOOKS = 4
 """So many looks have found no progress: time in which this machine was paused does not count."""
