@@ -61,7 +61,10 @@ def test_a_coordinator_without_descriptors_accepts_nobody_for_a_while(
     assert cluster.coordinator is not None
     with without_descriptors(cluster.coordinator.process.pid):
         cluster.start_node("node-9")
-        time.sleep(LACK_SECONDS)
+        log = cluster.folder / "node-9.log"
+        cluster.wait_for(
+            "a session that fails", lambda: log.exists() and "session_lost" in log.read_text()
+        )
         known: tuple[str, ...] = ()
         with suppress(Exception):  # a connection that is open still serves
             known = tuple(node.id for node in cluster.client.list_nodes())
@@ -82,4 +85,6 @@ def test_an_engine_without_descriptors_serves_nobody_for_a_while(
     with without_descriptors(pid):
         cluster.kill_engines("node-1")
         time.sleep(LACK_SECONDS)
+    (log,) = (cluster.folder / "node-0" / "engines").glob("*/engine.log")
+    assert "Too many open files" in log.read_text()
     check(cluster, job_id, spec, digest_of)

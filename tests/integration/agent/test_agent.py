@@ -1,6 +1,7 @@
 """The agent against a fake coordinator, with engine processes that have no model."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -16,9 +17,13 @@ from google.protobuf.duration_pb2 import Duration
 
 from integration.agent import fake_engine
 from integration.agent.fake_worker_service import FakeWorkerService, serve
+from planaria.api.common.v1.errors_pb2 import ErrorReason
 from planaria.api.worker.v1.directive_pb2 import Copy, Directive, Export, Prepare, RollForward, Stop
 from planaria.api.worker.v1.report_pb2 import EngineState
 from planaria.api.worker.v1.worker_service_pb2 import Probe, Reach, Welcome
+from planaria.local.processes import ProcessIdentity, open_process
+from planaria_worker.agent import agent as agent_module
+from planaria_worker.agent import engine_process
 from planaria_worker.agent.agent import Agent
 from planaria_worker.agent.engine_process import (
     CONFIG_FILE,
@@ -27,6 +32,7 @@ from planaria_worker.agent.engine_process import (
     EngineProcess,
     record_process,
 )
+from planaria_worker.agent.engines import Engines
 from planaria_worker.agent.machine import Machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.session import Session
@@ -192,6 +198,52 @@ async def test_an_engine_that_ended_before_it_was_ready_is_reported_when_request
     await node.coordinator.send(node.prepare(str(node.text)))
     failure = (await node.coordinator.next("result")).failure
     assert failure.message == "node node-0 cannot start an engine: its process ended"
+
+
+async def test_an_engine_that_cannot_be_watched_for_lack_of_descriptors_is_watched_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would learn of its end."""
+    left = [1, 2]
+
+    def open_scarcely(process: ProcessIdentity) -> int | None:
+        if left:
+            left.pop()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_process(process)
+
+    monkeypatch.setattr(engine_process, "open_process", open_scarcely)
+    await node.coordinator.send(node.prepare(str(node.text)))
+    await node.coordinator.next("result")
+    await node.coordinator.send(node.directive("d-end", export=Export()))
+    exited = await node.coordinator.next("engine_exited")
+    assert exited.exit_code == -signal.SIGKILL
+    assert left == []
+
+
+async def test_an_engine_is_started_as_soon_as_the_machine_can(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk for a second is not reported; one that stays full is, as what may pass."""
+    monkeypatch.setattr(agent_module, "START_PAUSE_SECONDS", 0.01)
+    full = [True, True]
+
+    def new_folder(engines: Engines, engine_id: str) -> Path:
+        if full and full.pop():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return make_folder(engines, engine_id)
+
+    make_folder = Engines.new_folder
+    monkeypatch.setattr(Engines, "new_folder", new_folder)
+    await node.coordinator.send(node.prepare(str(node.text)))
+    assert (await node.coordinator.next("result")).prepared.data_digest
+    full += [True] * 1_000
+    other = node.prepare(str(node.text))
+    other.directive_id, other.engine_id = "d-other", "job/node-0/0/2"
+    await node.coordinator.send(other)
+    failure = (await node.coordinator.next("result")).failure
+    assert failure.reason == ErrorReason.ERROR_REASON_UNAVAILABLE
+    assert "No space left on device" in failure.message
 
 
 async def test_an_engine_that_says_nothing_is_ended(node: Node) -> None:

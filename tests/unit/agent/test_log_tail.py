@@ -28,3 +28,14 @@ def test_last_lines_of_a_log_that_was_never_written(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "engine.log", 5) == []
     (tmp_path / "engine.log").write_text("a\nb\nc\n")
     assert last_lines(tmp_path / "engine.log", 2) == ["b", "c"]
+
+
+def test_a_file_that_cannot_be_opened_is_read_later(tmp_path: Path) -> None:
+    """Such as for lack of descriptors: the session, which asks, must not end of it."""
+    path = tmp_path / "engine.log"
+    path.mkdir()
+    tail = LogTail(path)
+    assert tail.new_lines() == []
+    path.rmdir()
+    path.write_text("said\n")
+    assert tail.new_lines() == ["said"]
