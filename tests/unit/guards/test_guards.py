@@ -13,11 +13,12 @@ from unit.guards import (
     layers,
     links,
     protocol,
+    silence,
     sums,
 )
 from unit.guards.guard import Guard, assert_needed, guards_in, parameters
 
-GUARDS = guards_in(commit, coordinator, directives, groups, layers, links, protocol, sums)
+GUARDS = guards_in(commit, coordinator, directives, groups, layers, links, protocol, silence, sums)
 
 
 @pytest.mark.parametrize("guard", parameters(GUARDS))

@@ -194,6 +194,13 @@ class World:
                 await agent.connect()
         await self.settle()
 
+    async def reconnect_once(self) -> None:
+        """Every agent without a session tries to open one."""
+        for agent in self.agents.values():
+            if agent.session is None:
+                await agent.connect()
+        await self.settle()
+
     async def stop(self) -> None:
         """Come to rest; fails if an engine was told what it must not be."""
         self.running.remove(self)

@@ -1,0 +1,78 @@
+"""Remove the guards of nodes that are silent."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from planaria_coordinator.application.agents.node_registry import NodeRegistry
+from planaria_coordinator.domain.engines import silence
+from planaria_coordinator.domain.engines.silence import Judgement
+from unit.coordinator.engines import test_silence_search, test_silent_nodes
+from unit.guards.guard import guard, swap
+
+SEARCH = test_silence_search.test_who_is_well_is_never_lost_and_who_is_gone_is_found
+
+
+@guard(
+    "nobody is lost because the coordinator itself may be cut off",
+    SEARCH,
+    test_silent_nodes.test_a_coordinator_that_is_cut_off_takes_nobody_to_be_lost,
+)
+def spare_nobody(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, silence._spared, lambda quiet, num_holders, holders_of_layers: {})
+
+
+@guard(
+    "a silent node that others reach is not lost",
+    SEARCH,
+    test_silent_nodes.test_a_node_that_others_reach_is_silent_and_not_lost,
+)
+def believe_nobody_who_reaches_it(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, silence._Case._is_reached, lambda self, inquiry: False)
+
+
+@guard(
+    "after a start silence counts from the first agent that is heard",
+    test_silent_nodes.test_after_a_start_silence_counts_from_the_first_agent_that_is_back,
+)
+def count_from_the_start(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, NodeRegistry.is_blind, property(lambda self: False))
+
+    def heard(self: NodeRegistry, entry: Any) -> None:
+        entry.last_seen_seconds = self._clock.monotonic()
+        entry.inquiry = None
+
+    swap(patch, NodeRegistry.heard, heard)
+
+
+@guard(
+    "an agent has its lease from the end of its session on",
+    test_silent_nodes.test_sessions_that_end_after_a_silence_leave_agents_their_lease,
+)
+def count_the_lease_from_the_last_heartbeat(patch: pytest.MonkeyPatch) -> None:
+    lease = silence._Case._is_lease_over
+    assert isinstance(lease, property)
+    is_over = lease.fget
+    assert is_over is not None
+
+    def since_heartbeat(self: silence._Case) -> bool:
+        return bool(is_over(replace(self, sight=replace(self.sight, ended_seconds=None))))
+
+    swap(patch, lease, property(since_heartbeat))
+    swap(patch, silence._spared, lambda quiet, num_holders, holders_of_layers: {})
+
+
+@guard(
+    "engines on silent nodes are not given up for not answering",
+    test_silent_nodes.test_a_fence_waits_for_nodes_of_which_nothing_is_known,
+)
+def expect_answers_of_the_silent(patch: pytest.MonkeyPatch) -> None:
+    judge = silence.judge
+
+    def nobody_is_absent(*arguments: Any, **options: Any) -> Judgement:
+        judgement = judge(*arguments, **options)
+        judgement.absent.clear()
+        return judgement
+
+    swap(patch, judge, nobody_is_absent)
