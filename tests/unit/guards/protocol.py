@@ -13,17 +13,23 @@ import pytest
 from planaria_coordinator.domain.engines import preparing
 from planaria_coordinator.domain.engines.outcome import FenceReport
 from planaria_coordinator.domain.job import user_requests
-from planaria_coordinator.domain.job.signals import NodesGranted
+from planaria_coordinator.domain.job.signals import HoldersReturned, NodesGranted
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.placement import replicas
+from planaria_coordinator.domain.placement import absent_holders, replicas
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.recovery import finish_step, handover, lost_engines
+from planaria_coordinator.domain.recovery import (
+    finish_step,
+    handover,
+    lost_engines,
+    unreachable_holders,
+)
 from planaria_coordinator.domain.recovery.transition import Phase, Transition
 from unit.coordinator.protocol.cluster import DISPLACING, DRAINING, EVEN, JOINING, UNEVEN
 from unit.coordinator.protocol.engine_state import Rules
 from unit.coordinator.protocol.model import Model
 from unit.coordinator.protocol.search import search
 from unit.coordinator.protocol.takeover import Guards, TakeoverModel
+from unit.coordinator.protocol.test_returning_search import search_what_follows_a_redone_step
 from unit.guards.guard import Remove, guard, swap
 
 
@@ -245,6 +251,25 @@ def store_without_looking_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
 def take_directives_of_lower_epochs(patch: pytest.MonkeyPatch) -> None:
     """Only a database that loses what it has stored makes this second guard needed."""
     patch.setattr(Guards, "refuse_lower_epoch", False)
+
+
+@guard("layers of another history do not count", search_what_follows_a_redone_step)
+def trust_whoever_comes_back(patch: pytest.MonkeyPatch) -> None:
+    """As if one version had the same bits everywhere, as it has in reproducible mode."""
+    swap(patch, absent_holders.engines_of_another_history, lambda *_: frozenset())
+
+
+@guard("who is unreachable may come back", search_what_follows_a_redone_step)
+def give_up_who_is_unreachable(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, unreachable_holders.note_unreachable, lambda *_: None)
+
+
+@guard("who comes back is asked what it has", search_what_follows_a_redone_step)
+def dismiss_whoever_comes_back(patch: pytest.MonkeyPatch) -> None:
+    def returned(turn: Turn, signal: HoldersReturned) -> None:
+        unreachable_holders.dismiss(turn, [e for e in signal.engine_ids if e in turn.run.absent])
+
+    swap(patch, unreachable_holders.holders_returned, returned)
 
 
 keep_sums_of_aborted_attempts = guard(

@@ -139,6 +139,8 @@ class Member(NamedTuple):
     """The layers that it lacks for the staged plan."""
     record: tuple[int, int, int] | None = None
     """Step, generation and next generation of the last commit."""
+    is_back: bool = False
+    """It was out of reach, and has had no assignment since."""
     num_kept: int = 0
     """How often its pipeline's communicators were kept: one more vote each time."""
 

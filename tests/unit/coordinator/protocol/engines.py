@@ -285,6 +285,16 @@ class Engines(ABC):
             num_faults=state.num_faults - 1,
         )
 
+    def _cut_off(self, state: State, index: int, member: Member) -> State:
+        """Let nobody reach an engine, nor it anybody: what it did before, it has done."""
+        state = self._remove(state, index)
+        return state._replace(
+            to_coordinator=put(state.to_coordinator, index, ()),
+            away=put(state.away, index, member),
+            cut_off=state.cut_off | {index},
+            num_absences=state.num_absences - 1,
+        )
+
     def _remove(self, state: State, index: int) -> State:
         state = state._replace(to_engines=put(state.to_engines, index, ()))
         return self._put_member(state, index, None)
@@ -321,13 +331,13 @@ class Engines(ABC):
     def _check_replicas(self, state: State) -> None:
         """Replicas of a layer were made by the same sums, as far as each has come [2].
 
-        Engines that were stopped do not count.
+        Engines that were stopped do not count; nor do those that came back, until they train.
         """
         counted = self.runs[state.run].engines
         histories = {
             made_by
             for engine_id, member in zip(self.ids, state.members, strict=True)
-            if member is not None and engine_id in counted
+            if member is not None and engine_id in counted and not member.is_back
             for made_by in (*member.layers, *(followed.history for followed in member.followed))
             if made_by is not None
         }

@@ -27,6 +27,7 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.job_run import JobRun, Limits, Moment
 from planaria_coordinator.domain.job.signals import (
     DrainWanted,
+    HoldersReturned,
     NodeLost,
     NodesGranted,
     PlanArrived,
@@ -124,6 +125,7 @@ class Model(Engines):
         num_failures: int = 0,
         num_lacks: int = 0,
         num_takeovers: int = 0,
+        num_absences: int = 0,
     ) -> None:
         """Make a model.
 
@@ -137,17 +139,22 @@ class Model(Engines):
             num_failures: how often an engine may be unable to make its place ready.
             num_lacks: how often one may be unable to make its groups, whoever lives.
             num_takeovers: how often another coordinator may take over.
+            num_absences: how often one may be cut off until the others have noticed, or longer.
         """
         super().__init__(cluster, num_steps, reorders=reorders)
         self.cluster = cluster
         self.num_faults = num_faults
+        self.num_absences = num_absences
         self.keeps_stored = num_crashes + num_takeovers > 0
         self.questions: list[PlanQuery] = []
         self._run_numbers: dict[Any, int] = {}
         self._question_numbers: dict[PlanQuery, int] = {}
         self._decided: dict[Any, tuple[int, bool, tuple[Any, ...]]] = {}
         self.first = self._first_state(num_faults, num_crashes)._replace(
-            num_failures=num_failures, num_lacks=num_lacks, num_takeovers=num_takeovers
+            num_failures=num_failures,
+            num_lacks=num_lacks,
+            num_takeovers=num_takeovers,
+            num_absences=num_absences,
         )
         if drains:
             self.first = self._decide(self.first, DrainWanted(node_id=self.nodes[0]), "drain")
@@ -182,6 +189,9 @@ class Model(Engines):
             num_crashes=num_crashes,
             num_failures=0,
             num_lacks=0,
+            away=(None,) * len(self.nodes),
+            cut_off=frozenset(),
+            num_absences=0,
         )
 
     def _number_of_run(self, run: JobRun) -> int:
@@ -216,6 +226,7 @@ class Model(Engines):
             told = state._replace(unnoticed=state.unnoticed - {index})
             signal = NodeLost(node_id=self.nodes[index], fault_time=NOON, reason="dead", gone=True)
             yield f"{self.nodes[index]} is known to be dead", self._decide(told, signal, index)
+        yield from self._absences(state)
         if state.question >= 0:
             query = self.questions[state.question]
             nodes = sorted(node.node_id for node in query.nodes)
@@ -224,6 +235,34 @@ class Model(Engines):
             asked = state._replace(question=-1)
             signal_of_plan = PlanArrived(query=query, answer=answer)
             yield "the planner answers", self._decide(asked, signal_of_plan, "plan", query)
+
+    def _absences(self, state: State) -> Iterator[tuple[str, State]]:
+        """Those that are cut off are missed, and come back at any later moment."""
+        for index in state.cut_off:
+            told = state._replace(cut_off=state.cut_off - {index})
+            node = self.nodes[index]
+            signal = NodeLost(node_id=node, fault_time=NOON, reason="silent", gone=False)
+            yield f"{node} is known to be out of reach", self._decide(told, signal, "cut", index)
+        for index, member in enumerate(state.away):
+            if member is not None and index not in state.cut_off:
+                yield f"{self.nodes[index]} is back", self._come_back(state, index, member)
+
+    def _come_back(self, state: State, index: int, member: Member) -> State:
+        """Say so; an engine that no job may need is stopped at once."""
+        state = state._replace(away=put(state.away, index, None))
+        if self.ids[index] not in self.runs[state.run].absent:
+            return state
+        state = self._put_member(state, index, member._replace(is_back=True))
+        back = HoldersReturned(node=facts_of(self.nodes[index]), engine_ids=(self.ids[index],))
+        return self._decide(state, back, "back", index)
+
+    def after(self, *events: str) -> State:
+        """Return the state that some events lead to."""
+        state = self.first
+        for event in events:
+            following = (*self.steps(state), *self.faults(state))
+            state = next(successor for name, successor in following if name == event)
+        return state
 
     def requests(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield what the scheduler may do next; nobody counts on it."""
@@ -239,6 +278,10 @@ class Model(Engines):
             for index, member in enumerate(state.members):
                 if member is not None or state.to_engines[index]:
                     yield f"{self.nodes[index]} dies", self._die(state, index)
+        if state.num_absences:
+            for index, member in enumerate(state.members):
+                if member is not None:
+                    yield f"{self.nodes[index]} is cut off", self._cut_off(state, index, member)
         if state.num_crashes:
             crashed = state._replace(
                 run=state.stored, question=-1, num_crashes=state.num_crashes - 1
@@ -307,8 +350,8 @@ class Model(Engines):
             actions = tuple(a for a in decision.actions if isinstance(a, Send | AskPlanner))
             number = self._number_of_run(decision.run)
             self._decided[memory] = (number, decision.durable, actions)
-            self._check_end(state, decision.run)
         number, durable, actions = self._decided[memory]
+        self._check_end(state, self.runs[number])
         stored = number if durable and self.keeps_stored else state.stored
         state = state._replace(run=number, stored=stored)
         for action in actions:
@@ -337,23 +380,24 @@ class Model(Engines):
 
     def _check_end(self, state: State, run: JobRun) -> None:
         """A job fails only when more died than it survives, and a layer is gone with them [5]."""
-        if run.state is not JobState.FAILED:
+        before = self.runs[state.run]
+        if run.state is not JobState.FAILED or before.state.is_terminal:
             return
-        if self.num_faults - state.num_faults <= run.requirements.fault_tolerance:
+        num_lost = self.num_faults - state.num_faults + (self.num_absences - state.num_absences)
+        if num_lost <= run.requirements.fault_tolerance:
             raise ViolationError(f"the job does not survive the loss of one node: {run.error} [5]")
-        counted = self.runs[state.run].engines  # the others have been told to stop
+        counted = before.engines.keys() | before.absent.keys()  # the others were told to stop
         living = [
             member
             for engine_id, member in zip(self.ids, state.members, strict=True)
             if member is not None and engine_id in counted
         ]
+        living += [member for member in state.away if member is not None]  # they may come back
         newest = max((m.steps for m in living), default=0)
-        held = {
-            layer
-            for m in living
-            for layer, made_by in enumerate(m.layers)
-            if made_by is not None and len(made_by) == newest
-        }
+        histories = [h for m in living for h in m.layers if h is not None and len(h) == newest]
+        # The same step of another generation has other bits: the newest is the job's.
+        truth = max(histories, default=())
+        held = {layer for m in living for layer, h in enumerate(m.layers) if h == truth}
         lost_state = run.error is not None and run.error.reason is ErrorReason.STATE_LOST
         if not lost_state or len(held) == NUM_LAYERS:
             raise ViolationError(f"the job fails without need: {run.error} [5]")

@@ -31,6 +31,12 @@ class State(NamedTuple):
     num_crashes: int
     num_failures: int
     """How often an engine may yet fail to stage its assignment."""
+    away: tuple[Member | None, ...]
+    """Engines that nobody can reach; they do nothing meanwhile."""
+    cut_off: frozenset[int]
+    """Those of them of which the coordinator does not know yet."""
+    num_absences: int
+    """How often an engine may yet be cut off."""
     num_lacks: int
     """How often an engine may yet fail to make its groups, whoever lives."""
     num_takeovers: int = 0
