@@ -153,6 +153,7 @@ def test_a_scheduler_that_misbehaves_in_a_recovery_changes_nothing(
     else:
         assert told == []
     assert len([message for message in told if "did not answer" in message]) <= 1
+    assert cluster.client.get_node("node-0").labels == {"rack": "node-0"}
 
 
 def nodes_of(cluster: Cluster, job_id: str) -> set[str]:
