@@ -229,6 +229,20 @@ async def test_losses_that_are_seen_together_open_one_generation() -> None:
     assert (await world.job()).state is JobState.RUNNING
 
 
+async def test_an_engine_that_no_job_counts_on_accuses_nobody() -> None:
+    """What it could not say while its node was cut off is sent when the node is back."""
+    world = await running_world(6)
+    stranger, accused = world.engine_on("n1").id, world.engine_on("n3").id
+    world.agents["n1"].lose_engine(stranger)
+    await world.settle()
+    for failure in (UNREACHABLE, ENDED):
+        world.tell_link_failed(world.agents["n1"], stranger, accused, failure)
+    await world.settle()
+    entry = world.coordinator._state.nodes.require("n3")
+    assert entry.suspected_seconds is None
+    assert not entry.peers_lost
+
+
 async def test_a_report_that_an_agent_contradicts_is_forgotten() -> None:
     """Its agent may crash later: that is no loss of the node. Guard: `_contradict`."""
     world = await running_world(6)

@@ -209,8 +209,8 @@ class AgentSession:
         """An engine cannot reach a peer: ask the peer's node, and let the job judge the rest."""
         actor = self._state.actors.get(failed.job_id)
         engine = actor.run.engines.get(failed.peer_engine_id) if actor is not None else None
-        if actor is None or engine is None:
-            return
+        if actor is None or engine is None or failed.engine_id not in actor.run.engines:
+            return  # what an engine of a node that was lost says comes with its next session
         entry = self._state.nodes.get(engine.node_id)
         if entry is not None and failed.failure is LinkFailure.UNREACHABLE:
             self._state.nodes.suspect(entry.node.id)
