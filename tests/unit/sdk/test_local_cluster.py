@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from planaria.cli.main import main
+from planaria.errors import InvalidArgumentError
 from planaria.local import cluster as local_cluster
 from planaria.local import state as local_state
 from planaria.local.processes import find_workers, identify, is_alive, reap, start_module, stop
@@ -54,6 +56,10 @@ def data_dir(
     nodes = [node(f"node-{index}") for index in (1, 2, 3)]
     coordinator.answer("GET /nodes", Answer(body={"nodes": []}), Answer(body={"nodes": nodes}))
     yield tmp_path / "data"
+    with suppress(InvalidArgumentError):  # a test may have damaged it
+        cluster = local_state.load(tmp_path / "data" / "up.json")
+        if cluster is not None:  # first its supervisor, which would start the others again
+            local_cluster.stop(cluster)
     started = {identify(started["pid"]) for started in read_started(tmp_path)}
     left = {process for process in started if process}
     stop(left | set(find_workers(str(tmp_path / "data"))), grace_seconds=30)
