@@ -66,8 +66,7 @@ class Supervisor:
         self._is_saved = True
 
     def run(self) -> None:
-        """Watch until a stop signal, then end everything."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP_SIGNALS, signal.SIGCHLD})
+        """Watch until a stop signal, then end everything; these signals are blocked."""
         arrived: Any = None
         while arrived is None or arrived.si_signo not in _STOP_SIGNALS:
             self._look()
@@ -191,8 +190,11 @@ def main() -> int:
     document = json.loads(os.environ.pop(_OPTIONS))
     options = ClusterOptions(**{**document, "data_dir": Path(document["data_dir"])})
     starting = Startup(options)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended again
     try:
         cluster = starting.run()
+        # From here on a stop signal waits until somebody looks for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP_SIGNALS, signal.SIGCHLD})
     except PlanariaError as error:
         facts = {"message": error.message, "reason": error.reason, "metadata": error.metadata}
         sys.stdout.write(f"failed {json.dumps(facts)}\n")
