@@ -41,7 +41,7 @@ def expected(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> Referen
 
 @pytest.fixture(params=["stopped", pytest.param("cut off", marks=pytest.mark.slow)])
 def network(request: pytest.FixtureRequest) -> Iterator[Network | None]:
-    """Return a network that can cut a node off; None: the node is stopped instead."""
+    """Return a network that can cut a node off; None: the node is stopped and evicted instead."""
     if request.param == "stopped":
         yield None
         return
@@ -73,6 +73,7 @@ def test_a_node_that_comes_back_is_fenced_and_joins_afresh(
     (old_pid,) = pool.engines_of(job.id, "node-1").values()
     if network is None:
         pool.signal_node("node-1", signal.SIGSTOP)
+        pool.client.evict_node("node-1")  # others reach its machine
     else:
         network.cut("node-1")
     pace.wait_for("node-1 to be lost", lambda: pool.client.get_node("node-1").state == "LOST")
