@@ -2,15 +2,16 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.chaos import checks
-from benchmarks.chaos.schedule import LOSSES, Event, make_schedule
+from benchmarks.chaos.schedule import LOSSES, OF_NO_NODE, Event, make_schedule
 from benchmarks.common.cluster import Cluster
 from benchmarks.common.jobs import small_job
+from benchmarks.common.processes import Part
 from benchmarks.common.workbench import Run, Workbench
 from benchmarks.oracle.from_spec import reference_run
 from planaria.job import JobSpec
@@ -162,6 +163,8 @@ class Disturbance:
                 return True
             if event.kind in ("join", "kill_coordinator"):
                 return True
+            if event.kind in OF_NO_NODE:
+                return not self._later  # nobody could be woken meanwhile
             if not self._is_ready(event.node_id):
                 return False
             return event.kind not in LOSSES or self._may_lose_another()
@@ -214,6 +217,10 @@ class Disturbance:
                 cluster.kill_coordinator()
                 self._coordinator_start = datetime.now(UTC)
                 cluster.start_coordinator()
+            case "stop_coordinator":
+                self._stop_all([cluster.coordinator])
+            case "stop_agents":
+                self._stop_all(cluster.nodes.values())
             case "stop":
                 self._stop(node_id, STOP_SECONDS)
             case "stop_briefly":
@@ -224,6 +231,16 @@ class Disturbance:
                 self._drain(node_id, lambda: _ignore(cluster.client.uncordon_node(node_id)))
             case "join":
                 self._start_node(node_id)
+
+    def _stop_all(self, parts: Iterable[Part | None]) -> None:
+        """Stop some processes for longer than any deadline, while engines train."""
+        processes = [part.process for part in parts if part is not None]
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(STOP_SECONDS)
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+        self._noticed_by = time.monotonic() + NODE_DEADLINE_SECONDS + SECONDS_TO_NOTICE
 
     def _stop(self, node_id: str, seconds: float) -> None:
         self._cluster.signal_node(node_id, signal.SIGSTOP)

@@ -9,6 +9,8 @@ Kind = Literal[
     "kill_engine",
     "kill_agent",
     "kill_coordinator",
+    "stop_coordinator",
+    "stop_agents",
     "stop",
     "stop_briefly",
     "drain",
@@ -18,6 +20,9 @@ Kind = Literal[
 
 LOSSES: frozenset[Kind] = frozenset({"kill", "kill_engine", "stop", "drain", "drain_and_return"})
 """What takes a replica away, for a while at least."""
+
+OF_NO_NODE: frozenset[Kind] = frozenset({"kill_coordinator", "stop_coordinator", "stop_agents"})
+"""What is done to the coordinator, or to all agents at once while their engines train on."""
 
 MIN_NODES = 5
 """With one fewer, two pipelines of two nodes are left: still one node to lose."""
@@ -30,6 +35,8 @@ _WEIGHTS: dict[Kind, int] = {
     "kill_engine": 4,
     "kill_agent": 1,
     "kill_coordinator": 1,
+    "stop_coordinator": 1,
+    "stop_agents": 1,
     "stop": 2,
     "stop_briefly": 2,
     "drain": 2,
@@ -42,7 +49,7 @@ _CHANCE_OF_NO_DELAY = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that is done to a node; to the coordinator when `node_id` is empty."""
+    """One thing that is done; to one node, unless `node_id` is empty."""
 
     kind: Kind
     node_id: str
@@ -63,7 +70,7 @@ def make_schedule(seed: int, num_events: int, num_nodes: int) -> tuple[Event, ..
             node_id = node_name(num_started)
             num_started += 1
             alive.append(node_id)
-        elif kind == "kill_coordinator":
+        elif kind in OF_NO_NODE:
             node_id = ""
         else:
             node_id = rng.choice(alive)
