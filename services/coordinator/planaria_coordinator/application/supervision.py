@@ -88,7 +88,8 @@ class Supervisor:
             actor.post(Stalled(seconds=seconds))
 
     def _watch_progress(self, actor: JobActor, now: float) -> None:
-        run = actor.run
+        run, standing_still = actor.run, self._silent_nodes.standing_still
+        standing_still.discard(actor.job_id)
         if not run.trains or run.placement is None:
             self._progress.pop(actor.job_id, None)  # and when the job ends
             return
@@ -99,14 +100,16 @@ class Supervisor:
             if engine_id in snapshots
         }
         if len(counts) < len(run.placement.engine_ids):
-            self._progress.pop(actor.job_id, None)  # not everyone is heard: silence is not judged
-            return
+            return  # not everyone is heard: silence is not judged
         seen = observe_progress(now, self._progress.get(actor.job_id), counts)
         self._progress[actor.job_id] = seen
         stalled_seconds = now - seen.since_seconds
-        if stalled_seconds <= self._least_seconds:
-            return  # in most cases there is no need to work out the deadline of a job
-        if stalled_seconds > self._progress_deadline(actor):
+        node_deadline_seconds = self._state.options.node_deadline_seconds
+        if stalled_seconds <= node_deadline_seconds:
+            return  # in most cases there is no need to work out the deadlines of a job
+        if stalled_seconds > self._progress_deadline(actor, node_deadline_seconds):
+            standing_still.add(actor.job_id)  # for a node that is silent
+        if stalled_seconds > self._progress_deadline(actor, self._least_seconds):
             del self._progress[actor.job_id]
             self._lose_patience(actor)
             actor.post(EnginesStuck(seconds=stalled_seconds))
@@ -116,7 +119,7 @@ class Supervisor:
         heard = filter(None, map(self._state.nodes.get, expected))
         return {k: s for entry in heard for k, s in entry.snapshots.items()}
 
-    def _progress_deadline(self, actor: JobActor) -> float:
+    def _progress_deadline(self, actor: JobActor, least_seconds: float) -> float:
         run = actor.run
         layers = measured_layers(run.requirements.layers, run.engines.values())
         stages = run.placement.plan.stages if run.placement else ()
@@ -124,7 +127,7 @@ class Supervisor:
         return factor * progress_deadline_seconds(
             slowest_stage_seconds(layers, stages),
             run.last_step_seconds,
-            least_seconds=self._least_seconds,
+            least_seconds=least_seconds,
         )
 
     @property

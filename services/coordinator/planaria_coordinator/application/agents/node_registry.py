@@ -58,12 +58,19 @@ class NodeEntry:
         is_heard = self.wire is not None and self.silent_since_seconds is None
         return self.node.state is NodeState.READY and is_heard
 
-    def sight(self, job_ids: Iterable[str] = (), addresses: Iterable[str] = ()) -> Sight:
+    def sight(
+        self,
+        job_ids: Iterable[str] = (),
+        addresses: Iterable[str] = (),
+        *,
+        stands_still: bool = False,
+    ) -> Sight:
         """Return what has been seen of it.
 
         Args:
             job_ids: jobs that have engines on it.
             addresses: where these listen.
+            stands_still: one of the jobs makes no progress.
         """
         return Sight(
             last_seen_seconds=self.last_seen_seconds,
@@ -74,6 +81,7 @@ class NodeEntry:
             peer_lost=bool(self.peers_lost),
             job_ids=tuple(job_ids),
             addresses=tuple(addresses),
+            stands_still=stands_still,
             inquiry=self.inquiry,
         )
 

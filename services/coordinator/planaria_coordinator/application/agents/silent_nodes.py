@@ -36,6 +36,8 @@ class SilentNodes:
         """Those that jobs were told of."""
         self.absent: Set[str] = frozenset()
         """Nodes whose engines cannot be expected to answer: their agents are away, or silent."""
+        self.standing_still: set[str] = set()
+        """Jobs that should have made progress for a node deadline, and have not."""
 
     async def watch(self) -> None:
         """Look at all nodes: ask about the silent, tell of them, and declare the lost.
@@ -94,7 +96,9 @@ class SilentNodes:
                     addresses.setdefault(engine.node_id, []).append(engine.data_address)
         return {
             entry.node.id: entry.sight(
-                jobs.get(entry.node.id, ()), addresses.get(entry.node.id, [])[:MAX_ADDRESSES]
+                jobs.get(entry.node.id, ()),
+                addresses.get(entry.node.id, [])[:MAX_ADDRESSES],
+                stands_still=not self.standing_still.isdisjoint(jobs.get(entry.node.id, ())),
             )
             for entry in self._state.nodes
             if entry.node.state is not NodeState.LOST
