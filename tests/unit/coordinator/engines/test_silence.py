@@ -78,6 +78,8 @@ CASES = (
     Case("refused and cut off", sight(3.4, inquiry=asked(REFUSED, CUT, CUT)), "lost"),
     Case("nobody has answered", sight(4.4, inquiry=asked(ago=1.1)), "lost"),
     Case("reached for long", sight(60.0, inquiry=asked(UP, ago=5.0)), "silent"),
+    Case("its job waits for it", sight(3.4, inquiry=asked(UP), stands_still=True), "lost"),
+    Case("its job stands still, unasked", sight(3.4, stands_still=True), "asked"),
     Case("reached, ask again", sight(60.0, inquiry=asked(UP, ago=16.0)), "silent, asked"),
     Case("reached before", sight(60.0, inquiry=asked(was_reached=True)), "silent"),
     Case("reached, unanswered", sight(60.0, inquiry=asked(ago=2, was_reached=True)), "silent"),

@@ -21,6 +21,15 @@ async def silent(world: World) -> tuple[str, ...]:
     return tuple(node_id for condition in conditions for node_id in condition.node_ids)
 
 
+async def compute(world: World, seconds: int) -> None:
+    """Let engines work on a step without finishing it."""
+    for _ in range(seconds):
+        for agent in world.agents.values():
+            for engine in agent.engines.values():
+                engine.progress += 1
+        await world.advance(1)
+
+
 async def test_a_node_that_is_cut_off_is_lost_as_soon_as_others_say_so() -> None:
     """Not after the lease of its agent, though its session has ended as well."""
     world = await running_world(4)
@@ -86,7 +95,7 @@ async def test_a_node_that_others_reach_is_silent_and_not_lost() -> None:
     world = await running_world(4)
     generation = world.run.generation
     world.agents["n1"].is_stopped = True
-    await world.advance(5)
+    await compute(world, 5)
     assert await silent(world) == ("n1",)
     assert world.run.generation == generation
     assert "node_lost" not in world.event_types()
@@ -94,6 +103,18 @@ async def test_a_node_that_others_reach_is_silent_and_not_lost() -> None:
     await world.train(2)
     assert await silent(world) == ()
     assert world.run.generation == generation
+
+
+async def test_a_frozen_node_for_which_its_job_waits_is_lost() -> None:
+    """Its machine answers: the kernel does so for processes that are stopped."""
+    world = await running_world(4)
+    await world.train(1)
+    world.agents["n1"].is_stopped = True
+    await world.advance(2.5)
+    assert "node_lost" not in world.event_types()
+    await world.advance(2.5)
+    assert world.recoveries[-1].nodes_lost == ("n1",)
+    await world.train(2)
 
 
 async def test_a_silent_node_gets_no_new_work() -> None:
@@ -107,7 +128,7 @@ async def test_a_fence_does_without_a_machine_that_hangs() -> None:
     """Others reach it, and its engine does not answer: it is given up, and then its node is."""
     world = await running_world(4)
     world.agents["n1"].is_stopped = True
-    await world.advance(5)
+    await compute(world, 5)
     await world.kill_node("n2")
     await world.advance(4)
     assert (await world.job()).state is JobState.RECOVERING
