@@ -88,8 +88,8 @@ class Supervisor:
             actor.post(Stalled(seconds=seconds))
 
     def _watch_progress(self, actor: JobActor, now: float) -> None:
-        run, standing_still = actor.run, self._silent_nodes.standing_still
-        standing_still.discard(actor.job_id)
+        run, stalled_jobs = actor.run, self._silent_nodes.stalled_jobs
+        stalled_jobs.discard(actor.job_id)
         if not run.trains or run.placement is None:
             self._progress.pop(actor.job_id, None)  # and when the job ends
             return
@@ -108,7 +108,7 @@ class Supervisor:
         if stalled_seconds <= node_deadline_seconds:
             return  # in most cases there is no need to work out the deadlines of a job
         if stalled_seconds > self._progress_deadline(actor, node_deadline_seconds):
-            standing_still.add(actor.job_id)  # for a node that is silent
+            stalled_jobs.add(actor.job_id)  # for a node that is silent
         if stalled_seconds > self._progress_deadline(actor, self._least_seconds):
             del self._progress[actor.job_id]
             self._lose_patience(actor)

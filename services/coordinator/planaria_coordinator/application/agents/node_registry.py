@@ -63,14 +63,14 @@ class NodeEntry:
         job_ids: Iterable[str] = (),
         addresses: Iterable[str] = (),
         *,
-        stands_still: bool = False,
+        has_stalled: bool = False,
     ) -> Sight:
         """Return what has been seen of it.
 
         Args:
             job_ids: jobs that have engines on it.
             addresses: where these listen.
-            stands_still: one of the jobs makes no progress.
+            has_stalled: one of the jobs makes no progress.
         """
         return Sight(
             last_seen_seconds=self.last_seen_seconds,
@@ -81,7 +81,7 @@ class NodeEntry:
             peer_lost=bool(self.peers_lost),
             job_ids=tuple(job_ids),
             addresses=tuple(addresses),
-            stands_still=stands_still,
+            has_stalled=has_stalled,
             inquiry=self.inquiry,
         )
 

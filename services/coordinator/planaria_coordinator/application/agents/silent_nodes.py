@@ -36,7 +36,7 @@ class SilentNodes:
         """Those that jobs were told of."""
         self.absent: Set[str] = frozenset()
         """Nodes whose engines cannot be expected to answer: their agents are away, or silent."""
-        self.standing_still: set[str] = set()
+        self.stalled_jobs: set[str] = set()
         """Jobs that should have made progress for a node deadline, and have not."""
 
     async def watch(self) -> None:
@@ -98,7 +98,7 @@ class SilentNodes:
             entry.node.id: entry.sight(
                 jobs.get(entry.node.id, ()),
                 addresses.get(entry.node.id, [])[:MAX_ADDRESSES],
-                stands_still=not self.standing_still.isdisjoint(jobs.get(entry.node.id, ())),
+                has_stalled=not self.stalled_jobs.isdisjoint(jobs.get(entry.node.id, ())),
             )
             for entry in self._state.nodes
             if entry.node.state is not NodeState.LOST

@@ -83,7 +83,7 @@ class Sight:
     """Jobs that have engines on it."""
     addresses: tuple[str, ...] = ()
     """Where its engines listen; empty while they start."""
-    stands_still: bool = False
+    has_stalled: bool = False
     """A job that has engines on it makes no progress, and should have for the node deadline."""
     inquiry: Inquiry | None = None
 
@@ -267,7 +267,7 @@ class _Case:
         if self.spared:
             judgement.silent[self.node_id] = f"others reach its machine; {self.spared}"
             judgement.absent.add(self.node_id)
-        elif self.sight.stands_still:
+        elif self.sight.has_stalled:
             self._lose(judgement, "only its machine answers, and a job waits for it")
         elif not self.sight.session_open and self._is_lease_over:
             self._lose(judgement, "its agent has not come back within its lease")
