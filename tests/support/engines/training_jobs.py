@@ -97,21 +97,25 @@ def spoiled_job(
 
     Those are known by their tokens, hence wherever and however often they are computed.
     """
-    job = training_job(folder, **options).reference
+    arguments = {
+        "microbatches": tokens_of(training_job(folder, **options).reference, spoiled),
+        "place": place,
+        "is_tied": is_tied,
+    }
+    own_model = {"import_path": "support.own_model:spoiled_layers", "arguments": arguments}
+    return training_job(folder, own_model=own_model, **options)
+
+
+def tokens_of(job: ReferenceJob, microbatches: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """The tokens of microbatches, each given by its step and its number there."""
     order = SampleOrder(
         num_sequences=job.dataset.num_sequences,
         num_microbatches=job.num_microbatches,
         microbatch_size=job.microbatch_size,
         seed=job.seed,
     )
-    rows = [job.dataset.rows(order.microbatch(step, index)) for step, index in spoiled]
-    arguments = {
-        "microbatches": [row[:, :-1].flatten().tolist() for row in rows],
-        "place": place,
-        "is_tied": is_tied,
-    }
-    own_model = {"import_path": "support.own_model:spoiled_layers", "arguments": arguments}
-    return training_job(folder, own_model=own_model, **options)
+    rows = [job.dataset.rows(order.microbatch(step, index)) for step, index in microbatches]
+    return [row[:, :-1].flatten().tolist() for row in rows]
 
 
 def _model_section(family: str, num_blocks: int, changes: Mapping[str, Any]) -> dict[str, Any]:
