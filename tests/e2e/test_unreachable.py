@@ -105,7 +105,6 @@ def check_end(pool: Pool, job: Job, away: list[str], expected: ReferenceResult) 
     assert end.state == "SUCCEEDED", end.error
     assert end.final_digest == expected.digest
     went_on = {n for n in pool.nodes if len(pool.engines_of(job.id, n)) == 1}
-    assert went_on >= pool.nodes.keys() - set(away)
     assert went_on & set(away)
 
 
