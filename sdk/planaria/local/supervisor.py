@@ -41,7 +41,8 @@ _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 def pause_seconds(num_failures: int) -> float:
     """Return how long to wait before a service is started for the n-th time in a row."""
-    return float(min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** (num_failures - 1)))
+    doubled_seconds = _FIRST_PAUSE_SECONDS * 2.0 ** min(num_failures - 1, 10)
+    return min(_MAX_PAUSE_SECONDS, doubled_seconds)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -353,6 +353,41 @@ async def test_a_job_that_no_machine_can_start_at_the_moment_waits() -> None:
     assert len(world.members()) == 2
 
 
+async def test_a_node_whose_disk_was_full_at_the_start_is_tried_again() -> None:
+    world = World()
+    await world.start(2)
+    full = world.agents["n1"]
+    full.refusal = Failure(
+        reason=ErrorReason.UNAVAILABLE, message="No space left on device", metadata={}
+    )
+    await world.submit()
+    await world.advance(10)
+    assert len(world.members()) == 1
+    full.refusal = None
+    await world.advance(60)
+    assert (await world.job()).state is JobState.RUNNING
+    assert len(world.members()) == 2
+
+
+async def test_the_reason_of_the_last_node_alone_fails_no_job() -> None:
+    """The other had no room at the moment: nobody has seen it lack the data."""
+    world = World()
+    await world.start(2)
+    for node_id, reason in (
+        ("n0", ErrorReason.UNAVAILABLE),
+        ("n1", ErrorReason.DATA_UNUSABLE),
+    ):
+        world.agents[node_id].refusal = Failure(reason=reason, message="not now", metadata={})
+    world.agents["n1"].held_kinds.add("prepare")
+    await world.submit()
+    await world.advance(5)
+    world.agents["n0"].refusal = None
+    await world.release()
+    await world.advance(60)
+    job = await world.job()
+    assert (job.state, job.error) == (JobState.PENDING, None)
+
+
 async def test_an_engine_that_never_answers_prepare_is_given_up() -> None:
     world = World()
     await world.start(3)

@@ -13,6 +13,8 @@ from planaria_coordinator.adapters.database.transaction import Check, Writes
 T = TypeVar("T")
 
 _CONNECT_TIMEOUT_SECONDS: Final = 10
+_COMMAND_TIMEOUT_SECONDS = 30.0
+"""After which a server that has vanished without a word counts as unavailable."""
 _SESSION: Final = {
     # A coordinator that freezes or is cut off in a transaction holds the epoch for two seconds.
     "idle_in_transaction_session_timeout": "2000",
@@ -54,7 +56,11 @@ class PostgresqlEngine:
         self._engine = create_async_engine(
             url,
             pool_pre_ping=True,
-            connect_args={"timeout": _CONNECT_TIMEOUT_SECONDS, "server_settings": _SESSION},
+            connect_args={
+                "timeout": _CONNECT_TIMEOUT_SECONDS,
+                "command_timeout": _COMMAND_TIMEOUT_SECONDS,
+                "server_settings": _SESSION,
+            },
             **JSON_AS_TEXT,
         )
 

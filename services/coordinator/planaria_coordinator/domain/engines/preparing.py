@@ -6,6 +6,7 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.engines.outcome import Failure, Prepared
+from planaria_coordinator.domain.job.cordons import cordon, lift_cordons
 from planaria_coordinator.domain.job.ending import fail, pause_waiting
 from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.start_of_training import (
@@ -87,16 +88,27 @@ def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
         if awaited and turn.transition.phase is Phase.PREPARING:
             turn.create_engine(engine.node_id, engine.accelerator)
         return
-    refuse_node(turn, engine.node_id, failure.message)
-    if starting and not turn.run.nodes and failure.reason is ErrorReason.UNAVAILABLE:
-        turn.change(refused={}, failure_times={})  # such as a full disk: every node may be usable
-        set_back(turn, failure.message)
-        rest(turn)
-        return
+    if failure.reason is ErrorReason.UNAVAILABLE:
+        _leave_out(turn, engine.node_id, failure.message)
+    else:
+        refuse_node(turn, engine.node_id, failure.message)
     if starting and not turn.run.nodes:
-        fail(turn, failure.reason, failure.message, failure.metadata)
+        if turn.run.left_out:
+            lift_cordons(turn)
+            set_back(turn, failure.message)
+            rest(turn)
+        else:
+            fail(turn, failure.reason, failure.message, failure.metadata)
         return
     check_prepared(turn)
+
+
+def _leave_out(turn: Turn, node_id: str, reason: str) -> None:
+    """Do for a while without a node that lacks something, such as room on a disk."""
+    cordon(turn, node_id, reason, ())
+    turn.change(failure_times={k: t for k, t in turn.run.failure_times.items() if k != node_id})
+    turn.stop_engines([e.id for e in turn.run.engines.values() if e.node_id == node_id], reason)
+    turn.release_empty_nodes()
 
 
 def note_failure(turn: Turn, node_id: str) -> int:
