@@ -63,6 +63,13 @@ class Cluster:
             node_id, "drain_node", request_id, _ALIVE, NodeState.DRAINING, "is being freed"
         )
 
+    async def drain_leaving(self, node_id: str) -> None:
+        """Free a node whose machine is about to go away. Raises NODE_NOT_FOUND or WRONG_STATE."""
+        words = "is being freed: its agent was asked to end"
+        await self._state.carry_out(
+            self._set_state(node_id, _ALIVE, NodeState.DRAINING, words, leaves=True)
+        )
+
     async def _change(
         self,
         node_id: str,
@@ -83,7 +90,13 @@ class Cluster:
         await state.carry_out(state.requests.make(request_id, method, contents, node_id, change))
 
     async def _set_state(
-        self, node_id: str, allowed: tuple[NodeState, ...], target: NodeState, words: str
+        self,
+        node_id: str,
+        allowed: tuple[NodeState, ...],
+        target: NodeState,
+        words: str,
+        *,
+        leaves: bool = False,
     ) -> None:
         state = self._state
         async with state.node_lock:
@@ -91,10 +104,12 @@ class Cluster:
             if node.state not in allowed:
                 expected = " or ".join(sorted(set(allowed)))
                 raise wrong_state(node_id, node.state, f"it would have to be {expected}")
-            if node.state is not target:
+            before_leaving = node.state if leaves else None
+            if node.state is not target or node.state_before_leaving is not before_leaving:
                 event_type = f"node_{target.lower()}"
                 draft = state.draft(event_type, f"{node_id} {words}", node_id=node_id)
-                await state.save_node(replace(node, state=target), [draft])
+                changed = replace(node, state=target, state_before_leaving=before_leaving)
+                await state.save_node(changed, [draft])
         self._tell_jobs(node_id, target)
 
     def _tell_jobs(self, node_id: str, target: NodeState) -> None:

@@ -206,6 +206,42 @@ async def test_only_nodes_that_are_gone_can_be_removed() -> None:
         await world.coordinator.cluster.get("n1")
 
 
+@pytest.mark.parametrize("before", [NodeState.READY, NodeState.CORDONED])
+@pytest.mark.parametrize("says_so", [True, False])
+async def test_a_node_that_has_left_comes_back_as_it_was(before: NodeState, says_so: bool) -> None:
+    """Also where the coordinator was away when its agent ended, as in a restart of all machines."""
+    world = await running_world(3)
+    if before is NodeState.CORDONED:
+        await world.coordinator.cluster.cordon("n2")
+    agent = world.agents["n2"]
+    assert agent.session is not None
+    agent.session.heartbeat(agent.snapshots(), wants_to_leave=True)
+    await world.settle()
+    await world.train(3)
+    assert await state_of(world, "n2") is NodeState.DRAINED
+    if says_so:
+        agent.session.leave()
+        await world.settle()
+    world.agents.pop("n2").disconnect()
+    await world.settle()
+    await world.add_node("n2")
+    assert await state_of(world, "n2") is before
+
+
+async def test_who_is_drained_by_hand_stays_so_when_its_agent_starts_again() -> None:
+    world = await running_world(3)
+    agent = world.agents["n2"]
+    assert agent.session is not None
+    agent.session.heartbeat(agent.snapshots(), wants_to_leave=True)
+    await world.settle()
+    await world.coordinator.cluster.drain("n2")
+    await world.train(3)
+    world.agents.pop("n2").disconnect()
+    await world.settle()
+    await world.add_node("n2")
+    assert await state_of(world, "n2") is NodeState.DRAINED
+
+
 def hello(
     node_id: str = "n0", agent_id: str = "other", protocol_version: int = PROTOCOL_VERSION
 ) -> Hello:

@@ -92,6 +92,7 @@ NODES = Table(
     Column("version", String(64), nullable=False),
     Column("boot_id", String(64), nullable=False),
     Column("labels", Document(dict[str, str]), nullable=False),
+    Column("state_before_leaving", _name_of(NodeState)),
     Column("join_time", UtcTime, nullable=False),
     Column("heartbeat_time", UtcTime, nullable=False),
 )

@@ -174,7 +174,7 @@ class AgentSession:
     def _drain(self) -> None:
         """The next heartbeat asks again, should it fail."""
         if self._draining is None or self._draining.done():
-            draining = Cluster(self._state).drain(self.node_id)
+            draining = Cluster(self._state).drain_leaving(self.node_id)
             self._draining = self._state.run_in_background(draining)
 
     def leave(self) -> None:

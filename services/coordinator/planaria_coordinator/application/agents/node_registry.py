@@ -198,11 +198,18 @@ class NodeRegistry:
 
 
 def joined_node(hello: Hello, known: Node | None, clock: Clock) -> Node:
-    """Return the node that a Hello makes: a lost one is ready again, any other keeps its state."""
+    """Return the node that a Hello makes: a lost one is ready again, any other keeps its state.
+
+    One whose agent was asked to end is what it was before that.
+    """
     state = known.state if known is not None else NodeState.READY
+    before_leaving = known.state_before_leaving if known is not None else None
+    if known is not None and before_leaving is not None and known.agent_id != hello.agent_id:
+        state, before_leaving = before_leaving, None
     return Node(
         id=hello.node_id,
         state=NodeState.READY if state is NodeState.LOST else state,
+        state_before_leaving=before_leaving,
         address=hello.advertise_address,
         num_accelerators=hello.num_accelerators,
         accelerator_kind=hello.accelerator_kind,

@@ -62,6 +62,8 @@ class Node:
     heartbeat_time: datetime
     """The last heartbeat; as old as one flush in the database, exact in what services return."""
     labels: dict[str, str] = field(default_factory=dict)
+    state_before_leaving: NodeState | None = None
+    """What it was when its agent was asked to end; the next agent finds it so again."""
     """What its agent was told of it."""
     silent_since_time: datetime | None = None
     """Since when nothing has been heard of it, while it is silent and not lost; like `engines`."""
