@@ -139,7 +139,7 @@ class Startup:
             cluster = self._run()
             local_state.save(cluster)
         except BaseException:
-            self._undo()
+            self.undo()
             raise
         return cluster
 
@@ -174,7 +174,8 @@ class Startup:
         service = replace(last.service, arguments={**last.service.arguments, **ports})
         self._started[-1] = replace(last, service=service)
 
-    def _undo(self) -> None:
+    def undo(self) -> None:
+        """End everything that was started."""
         workers = set(find_workers(str(self._options.data_dir)))
         identities = {started.identity for started in self._started}
         stop_processes(identities | workers, grace_seconds=STOP_GRACE_SECONDS)

@@ -3,19 +3,20 @@
 It is their parent, so it knows how each has ended. SIGINT and SIGTERM end everything.
 """
 
+import fcntl
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from planaria.errors import PlanariaError, UnavailableError
+from planaria.errors import ConflictError, PlanariaError, UnavailableError
 from planaria.local import cluster as local_cluster
 from planaria.local import state as local_state
 from planaria.local.processes import (
@@ -35,6 +36,7 @@ _FIRST_PAUSE_SECONDS: Final = 1.0
 _MAX_PAUSE_SECONDS: Final = 30.0
 _STEADY_SECONDS: Final = 60.0
 _OPTIONS: Final = "PLANARIA_UP_OPTIONS"
+_LOCK: Final = "PLANARIA_UP_LOCK"
 _POLL_SECONDS: Final = 0.05
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -70,7 +72,10 @@ class Supervisor:
         """Watch until a stop signal, then end everything; these signals are blocked."""
         arrived: Any = None
         while arrived is None or arrived.si_signo not in _STOP_SIGNALS:
-            self._look()
+            try:
+                self._look()
+            except Exception as error:  # nobody else would start anything again
+                _say(f"a look at the services failed: {error!r}")
             arrived = signal.sigtimedwait(
                 {*_STOP_SIGNALS, signal.SIGCHLD}, self._seconds_until_due()
             )
@@ -145,9 +150,13 @@ def start_supervised(options: ClusterOptions) -> LocalCluster:
     log_offset = log_file.stat().st_size if log_file.exists() else 0
     document = json.dumps({**asdict(options), "data_dir": str(options.data_dir)})
     # Not an argument: the URL of the database may hold a password.
-    process = start_module(
-        "planaria.local.supervisor", [], log_file=log_file, environment={_OPTIONS: document}
-    )
+    with _lock_of(options.data_dir) as lock:
+        process = start_module(
+            "planaria.local.supervisor",
+            [],
+            log_file=log_file,
+            environment={_OPTIONS: document, _LOCK: str(lock)},
+        )
     try:
         return _wait_until_started(process, log_file, log_offset)
     except BaseException:
@@ -156,6 +165,32 @@ def start_supervised(options: ClusterOptions) -> LocalCluster:
             time.sleep(_POLL_SECONDS)
         reap(process)
         raise
+
+
+@contextmanager
+def _lock_of(data_dir: Path) -> Iterator[int]:
+    """Give a descriptor that keeps others from starting a cluster in a folder while it is open.
+
+    A process that is started meanwhile inherits it.
+
+    Raises:
+        ConflictError: somebody starts one, or has.
+    """
+    data_dir.mkdir(parents=True, exist_ok=True)
+    lock = os.open(data_dir / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.set_inheritable(lock, True)
+        yield lock
+    except BlockingIOError:
+        raise ConflictError(
+            f"another `planaria up` uses {data_dir}: `planaria down` stops it; another cluster "
+            "needs another --data-dir and --port",
+            reason="WRONG_STATE",
+            metadata={"data_dir": str(data_dir)},
+        ) from None
+    finally:
+        os.close(lock)
 
 
 def _wait_until_started(process: ProcessIdentity, log_file: Path, log_offset: int) -> LocalCluster:
@@ -186,10 +221,24 @@ def _say(text: str) -> None:
         sys.stdout.flush()
 
 
+def _with_ourselves(cluster: LocalCluster, options: ClusterOptions) -> LocalCluster:
+    own = identify(os.getpid())
+    if own is None:
+        raise AssertionError("this process runs")
+    record = ProcessRecord(
+        name=SUPERVISOR,
+        pid=own.pid,
+        start_ticks=own.start_ticks,
+        log_file=str(log_file_of(options.data_dir, SUPERVISOR)),
+    )
+    return replace(cluster, processes=(*cluster.processes, record))
+
+
 def main() -> int:
     """Start a cluster and watch it; what comes of it is written to standard output."""
     document = json.loads(os.environ.pop(_OPTIONS))
     options = ClusterOptions(**{**document, "data_dir": Path(document["data_dir"])})
+    os.set_inheritable(int(os.environ.pop(_LOCK)), False)  # what is started must not keep it
     starting = Startup(options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended again
     try:
@@ -202,19 +251,14 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 1
-    own = identify(os.getpid())
-    if own is None:
-        raise AssertionError("this process runs")
-    record = ProcessRecord(
-        name=SUPERVISOR,
-        pid=own.pid,
-        start_ticks=own.start_ticks,
-        log_file=str(log_file_of(options.data_dir, SUPERVISOR)),
-    )
-    cluster = replace(cluster, processes=(*cluster.processes, record))
-    local_state.save(cluster)
-    sys.stdout.write(f"started {json.dumps({'state_file': str(cluster.state_file)})}\n")
-    sys.stdout.flush()
+    try:
+        cluster = _with_ourselves(cluster, options)
+        local_state.save(cluster)
+        sys.stdout.write(f"started {json.dumps({'state_file': str(cluster.state_file)})}\n")
+        sys.stdout.flush()
+    except BaseException:
+        starting.undo()
+        raise
     Supervisor(cluster, starting.started).run()
     return 0
 

@@ -38,7 +38,7 @@ def recorded(data_dir: Path, name: str) -> local_state.ProcessRecord:
 
 
 def test_pauses_double_up_to_a_limit() -> None:
-    assert [pause_seconds(n) for n in (1, 2, 3, 5, 6, 100)] == [1, 2, 4, 16, 30, 30]
+    assert [pause_seconds(n) for n in (1, 2, 3, 5, 6, 9999)] == [1, 2, 4, 16, 30, 30]
 
 
 def test_parts_that_end_are_started_again_on_the_same_ports(data_dir: Path, tmp_path: Path) -> None:
@@ -87,3 +87,17 @@ def test_a_stop_signal_to_the_supervisor_ends_everything(
     reap(supervisor)
     assert [identify(started["pid"]) for started in read_started(tmp_path)] == [None] * 5
     assert not (data_dir / "up.json").exists()
+
+
+def test_a_second_up_in_a_folder_is_refused_before_it_harms_the_first(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one is still starting: nothing is written down yet."""
+    assert up(data_dir) == 0
+    started = wait_started(tmp_path, 5)
+    (data_dir / "up.json").rename(tmp_path / "up.json")
+    assert up(data_dir) == 1
+    assert "another `planaria up` uses" in capsys.readouterr().err
+    assert len(read_started(tmp_path)) == len(started)
+    (tmp_path / "up.json").rename(data_dir / "up.json")
+    assert all(identify(each["pid"]) is not None for each in started)
