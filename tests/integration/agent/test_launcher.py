@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import errno
+import itertools
 import multiprocessing
 import os
 import signal
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
@@ -302,3 +305,23 @@ def test_engines_outlive_their_agent_and_what_they_were_forked_from_does_not(
         agent.wait()
         if engine is not None:
             engine.kill()
+
+
+def test_too_few_descriptors_are_found_before_a_process_is_begun(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what was begun stays open, and the fork server ends."""
+    own, taken = os.open, itertools.count()
+
+    def limited(path: str, *arguments: Any) -> int:
+        if path == os.devnull and next(taken) == 5:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return own(path, *arguments)
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", limited)
+        patch.setattr(launcher._context, "Process", lambda **_: SimpleNamespace())
+        with pytest.raises(OSError, match="Too many open files"):
+            launcher._fork_from_server(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

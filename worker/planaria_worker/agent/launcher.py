@@ -33,6 +33,8 @@ from planaria_worker.agent.engine_process import (
 from planaria_worker.agent.zygote import Zygote
 from planaria_worker.engine_config import EngineConfig
 
+NUM_DESCRIPTORS = 8
+"""As many as starting a process takes for a moment, and some to spare."""
 EXIT_CODE_TIMEOUT_SECONDS = 5.0
 IDLE_SECONDS = 5.0
 """A node that others wait for gets its first directive moments after its start."""
@@ -126,6 +128,7 @@ class Launcher:
 
     def _fork_from_server(self, folder: Path) -> EngineProcess:
         process = self._context.Process(target=_run_engine, args=(folder,), name=folder.name)
+        _require_descriptors(NUM_DESCRIPTORS)
         try:
             process.start()
         except EOFError:
@@ -138,6 +141,16 @@ class Launcher:
             return process.exitcode
 
         return _recorded(folder, process.pid, exit_code)
+
+
+def _require_descriptors(number: int) -> None:
+    """Raise OSError where so few are left that the fork server would lose those it has begun with.
+
+    It leaves open what it made before it failed, and ends.
+    """
+    with contextlib.ExitStack() as opened:
+        for _ in range(number):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
 
 def _recorded(folder: Path, pid: int, exit_code: Callable[[], int | None]) -> EngineProcess:
