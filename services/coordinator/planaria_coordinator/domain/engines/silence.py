@@ -14,7 +14,7 @@ NUM_ASKED = 3
 """How many other nodes are asked about a silent one."""
 MAX_PROBES = 16
 """Probes that a node may have in hand at a time: further silent nodes wait for their turn."""
-PROBE_SECONDS = 0.5
+PROBE_SECONDS = 0.3
 """How long a machine that is probed may take to answer."""
 PROBE_ANSWER_SECONDS = 1.0
 """How long the nodes that are asked may take."""
@@ -152,7 +152,8 @@ def judge(
     """
     judgement = Judgement()
     silent = {n: s for n, s in sights.items() if _is_silent(now_seconds, s, patience)}
-    if not silent:
+    suspected = [n for n, s in sights.items() if n not in silent and _is_to_be_checked(s)]
+    if not silent and not suspected:
         return judgement
     if is_blind:
         return Judgement(
@@ -176,6 +177,10 @@ def judge(
             asked = askers.take(silent[node_id])
             if asked:
                 judgement.asked[node_id] = asked
+    for node_id in suspected:  # while its answer may still come
+        asked = askers.take(sights[node_id])
+        if asked:
+            judgement.asked[node_id] = asked
     return judgement
 
 
@@ -186,6 +191,10 @@ def _is_silent(now_seconds: float, sight: Sight, patience: Patience) -> bool:
         return True
     suspected = sight.suspected_seconds
     return suspected is not None and now_seconds >= suspected + ECHO_SECONDS
+
+
+def _is_to_be_checked(sight: Sight) -> bool:
+    return sight.suspected_seconds is not None and sight.inquiry is None and sight.holds_state
 
 
 def _is_fresh(now_seconds: float, sight: Sight, patience: Patience) -> bool:
