@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from planaria_worker.engine.layers.checkpoint.errors import CheckpointError
-from planaria_worker.engine.layers.checkpoint.layer_file import write_layer
+from planaria_worker.engine.layers.checkpoint.layer_file import verify_layer, write_layer
 from planaria_worker.engine.layers.checkpoint.layout import (
     complete_checkpoints,
     layer_file,
@@ -40,10 +40,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def write(root: Path, version: int, layer: int) -> LayerEntry:
+def write(root: Path, version: int, layer: int, value: float = 0.0) -> LayerEntry:
     folder = partial_folder(root, version)
     folder.mkdir(exist_ok=True)
-    tensors = {"parameters/w": torch.zeros(LAYER_BYTES // 4)}
+    tensors = {"parameters/w": torch.full((LAYER_BYTES // 4,), value)}
     return write_layer(layer_file(folder, layer), layer, tensors, suffix="me")
 
 
@@ -72,6 +72,17 @@ def test_a_layer_that_does_not_fit_leaves_only_the_complete_ones(disk: Path) -> 
     sealed = seal(disk, manifest(6, write(disk, 6, 0)), keep=1)
     assert list(complete_checkpoints(disk)) == [6]
     assert sealed.removed == ("step-00000002",)
+
+
+def test_a_checkpoint_of_what_the_job_went_back_behind_gives_way(tmp_path: Path) -> None:
+    """In fast mode the same step has other bits; a repeated seal changes nothing."""
+    void = seal(tmp_path, manifest(2, write(tmp_path, 2, 0)), keep=1)
+    ours = manifest(2, write(tmp_path, 2, 0, 1.0))
+    for _ in range(2):
+        assert seal(tmp_path, ours, keep=1).path == void.path
+        assert Manifest.read(void.path) == ours
+        verify_layer(layer_file(void.path, 0), ours.layers[0])
+    assert [path.name for path in tmp_path.iterdir()] == [void.path.name]
 
 
 def fill(path: Path) -> None:

@@ -125,7 +125,6 @@ class AgentSession:
         self._state.dispatcher.attach(self.node_id, self)
         for actor in self._state.holders(self.node_id):
             actor.post(AgentReturned(node_id=self.node_id))
-            self._tell_of_absent(entry, actor)
         self._compare(entry)
 
     def close(self) -> None:
@@ -333,7 +332,8 @@ class AgentSession:
 
     def _tell_of_absent(self, entry: NodeEntry, actor: JobActor) -> None:
         """Say which engines that a job has lost are back with their node, and which are gone."""
-        absent = actor.absent_on(self.node_id)
+        known = actor.run.absent
+        absent = [e for e in actor.absent_on(self.node_id) if not known[e].is_back]
         back = tuple(e for e in absent if e in entry.snapshots)
         for engine_id in absent:
             if engine_id not in back:
@@ -354,6 +354,7 @@ class AgentSession:
         required_engines: set[str] = set()
         for actor in self._state.holders(self.node_id):
             run = actor.run
+            self._tell_of_absent(entry, actor)
             mine = actor.engines_on(self.node_id)
             required_engines.update((engine.id for engine in mine), run.stopping, run.absent)
             for engine in mine:

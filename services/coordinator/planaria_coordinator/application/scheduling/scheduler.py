@@ -72,7 +72,8 @@ class Scheduler:
         self._forget_ended()
 
     async def _could_not(self, actor: JobActor, error: PlanariaError) -> None:
-        if error.reason is ErrorReason.UNAVAILABLE and actor.run.waits:
+        may_pass = error.reason is ErrorReason.UNAVAILABLE or actor.run.was_restored
+        if may_pass and actor.run.waits:
             await self._explain(actor, error.message)
         elif actor.run.state is JobState.PENDING and error.reason in (
             ErrorReason.MODEL_DOES_NOT_FIT,

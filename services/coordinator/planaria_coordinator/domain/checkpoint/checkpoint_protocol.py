@@ -35,6 +35,8 @@ _WORTH_ANOTHER_ENGINE = (
 
 def reported(turn: Turn, signal: CheckpointReported) -> None:
     """Note an engine's report; when all layers are written, one engine seals them."""
+    if turn.run.restored_generation and signal.engine_id not in turn.run.engines:
+        return  # it may be of what the job has gone back behind
     _note_lateness(turn, signal.engine_id, signal.report)
     if isinstance(signal.report, LayerWritten):
         _wait_behind(turn, signal.engine_id)

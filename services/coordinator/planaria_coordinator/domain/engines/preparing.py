@@ -88,7 +88,7 @@ def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
         if awaited and turn.transition.phase is Phase.PREPARING:
             turn.create_engine(engine.node_id, engine.accelerator)
         return
-    if failure.reason is ErrorReason.UNAVAILABLE:
+    if failure.reason is ErrorReason.UNAVAILABLE or turn.run.was_restored:
         _leave_out(turn, engine.node_id, failure.message)
     else:
         refuse_node(turn, engine.node_id, failure.message)

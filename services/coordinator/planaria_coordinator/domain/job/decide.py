@@ -127,7 +127,11 @@ from planaria_coordinator.domain.recovery.regrowing import begin_regrowing
 from planaria_coordinator.domain.recovery.roll_forward import on_rolled_forward
 from planaria_coordinator.domain.recovery.transition import Phase
 from planaria_coordinator.domain.recovery.transition_completion import complete
-from planaria_coordinator.domain.recovery.unreachable_holders import holders_returned, judge_again
+from planaria_coordinator.domain.recovery.unreachable_holders import (
+    gone_on_without,
+    holders_returned,
+    judge_again,
+)
 
 
 def decide(now: Moment, run: JobRun, signal: Signal, limits: Limits) -> Decision:
@@ -314,6 +318,9 @@ def _failed(turn: Turn, pending: Pending, failure: Failure) -> None:
 
 def _initial_state_failed(turn: Turn, pending: Pending, failure: Failure) -> None:
     """Do without a node that cannot read it; the job fails when too few are left."""
+    if turn.run.was_restored:  # it has read it before: its storage has some trouble
+        turn.retry_reason = failure.message
+        return
     refuse_node(turn, pending.node_id, failure.message)
     if len(turn.run.nodes.keys() - turn.run.refused.keys()) < turn.run.nodes_per_replica:
         fail(turn, failure.reason, failure.message, failure.metadata)
@@ -353,7 +360,7 @@ def _step_committed(turn: Turn, signal: StepCommitted) -> None:
         return
     placement = turn.run.placement
     if turn.run.absent and placement and signal.record.generation == placement.generation:
-        turn.change(absent={})  # the job has gone on without them
+        gone_on_without(turn, placement)
     turn.note_run(
         committed_steps=num_steps,
         last_commit_time=signal.commit_time,

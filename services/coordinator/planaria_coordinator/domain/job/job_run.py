@@ -240,6 +240,11 @@ class JobRun:
         return self.placement is not None
 
     @property
+    def was_restored(self) -> bool:
+        """Whether it has gone back to a checkpoint, and has not trained since."""
+        return self.restored_generation > 0 and not self.has_trained
+
+    @property
     def trains(self) -> bool:
         """Whether engines compute steps, by their directives."""
         transition = self.transition

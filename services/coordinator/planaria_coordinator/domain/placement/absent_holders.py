@@ -13,7 +13,10 @@ from planaria_coordinator.domain.engines.engine import Engine
 from planaria_coordinator.domain.engines.outcome import FenceReport
 from planaria_coordinator.domain.job.requirements import NodeFacts, Requirements
 from planaria_coordinator.domain.placement.placement import Placement
-from planaria_coordinator.domain.placement.replicas import holdings_of_placement
+from planaria_coordinator.domain.placement.replicas import (
+    Holdings,
+    holdings_of_placement,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +26,6 @@ class AbsentHolder:
     engine: Engine
     node: NodeFacts
     layers: tuple[int, ...]
-    generation: int
-    """Of the placement in which it held them."""
     since: datetime
     is_back: bool = False
     """Its agent has come back with it, and it is not known yet whether the job needs it."""
@@ -48,24 +49,24 @@ def holders_on(
     node: NodeFacts,
     engines: Iterable[Engine],
     placements: Iterable[Placement],
+    copied: Holdings,
     requirements: Requirements,
     *,
     since: datetime,
 ) -> dict[str, AbsentHolder]:
-    """Return the engines of a node that hold layers, as far as placements tell."""
+    """Return the engines of a node that hold layers, as far as placements and copies tell."""
     own = {engine.id: engine for engine in engines if engine.node_id == node.node_id}
-    found: dict[str, AbsentHolder] = {}
-    for placement in placements:
-        for engine_id, layers in holdings_of_placement(placement, own, requirements).items():
-            known = found[engine_id].layers if engine_id in found else ()
-            found[engine_id] = AbsentHolder(
-                engine=own[engine_id],
-                node=node,
-                layers=tuple(sorted({*known, *layers})),
-                generation=placement.generation,
-                since=since,
-            )
-    return found
+    found: dict[str, set[int]] = {}
+    for holdings in (*(holdings_of_placement(p, own, requirements) for p in placements), copied):
+        for engine_id in own.keys() & holdings.keys():
+            found.setdefault(engine_id, set()).update(holdings[engine_id])
+    return {
+        engine_id: AbsentHolder(
+            engine=own[engine_id], node=node, layers=tuple(sorted(layers)), since=since
+        )
+        for engine_id, layers in found.items()
+        if layers
+    }
 
 
 def are_held(layers: Iterable[int], absent: AbsentHolders) -> bool:

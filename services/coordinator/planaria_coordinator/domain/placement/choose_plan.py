@@ -91,7 +91,7 @@ def plan_refused(turn: Turn, signal: PlanRefused) -> None:
         state = JobState.WAITING if turn.run.has_trained else JobState.PENDING
         park(turn, state, message)
         announce_waiting(turn, message)
-    elif reason in _REFUSES_THE_JOB and not turn.run.has_trained:
+    elif reason in _REFUSES_THE_JOB and not (turn.run.has_trained or turn.run.was_restored):
         fail(turn, reason, message, signal.metadata)
     else:
         set_back(turn, message)

@@ -5,7 +5,7 @@ such engines, they are engines of the job again, and a fence shows what they hav
 `resilience.unreachable_timeout_seconds` the job takes its newest checkpoint, if there is one.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 
@@ -21,10 +21,8 @@ from planaria_coordinator.domain.placement.absent_holders import (
     holders_in_words,
     holders_on,
 )
+from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.recovery.restore import restore_or_fail
-from planaria_coordinator.domain.recovery.transition import Phase
-
-_BEFORE_THE_VERSION = (Phase.QUIESCING, Phase.ROLLING_FORWARD)
 
 
 def note_unreachable(turn: Turn, node_id: str, fault_time: datetime) -> None:
@@ -35,7 +33,8 @@ def note_unreachable(turn: Turn, node_id: str, fault_time: datetime) -> None:
         return
     engines = run.prepared_engines.values()
     since = min(fault_time, turn.now.time)
-    found = holders_on(node, engines, run.placements, run.requirements, since=since)
+    copied = run.transition.holdings if run.transition is not None else {}
+    found = holders_on(node, engines, run.placements, copied, run.requirements, since=since)
     turn.change(absent={**run.absent, **found})
 
 
@@ -58,25 +57,30 @@ def forget_holders(turn: Turn, gone: Collection[str]) -> None:
 
 
 def holders_returned(turn: Turn, signal: HoldersReturned) -> None:
-    """An agent is back with engines that the job had lost: are they needed?"""
+    """An agent is back with engines that the job had lost: until a commit they may be needed."""
     run = turn.run
     back = [engine_id for engine_id in signal.engine_ids if engine_id in run.absent]
-    phase = run.transition.phase if run.transition is not None else None
-    if run.awaited_state is not None or phase in _BEFORE_THE_VERSION:
+    if back:
         returned = {e: replace(run.absent[e], node=signal.node, is_back=True) for e in back}
         turn.change(absent={**run.absent, **returned})
-        if back:
-            turn.because(f"{', '.join(back)} may be needed")
-    else:
-        dismiss(turn, back)
+        turn.because(f"{', '.join(back)} may be needed")
 
 
-def dismiss(turn: Turn, engine_ids: Iterable[str]) -> None:
-    """Stop engines that came back and that the job went on without: their node joins afresh."""
-    dismissed = tuple(engine_ids)
-    if dismissed:
-        _enlist(turn, dismissed)
-        turn.stop_engines(dismissed, "the job went on without it")
+def gone_on_without(turn: Turn, placement: Placement) -> None:
+    """A step was committed: those that had no part in it are needed no more.
+
+    Those that came back are stopped, and their nodes join afresh.
+    """
+    outside = {e: h for e, h in turn.run.absent.items() if e not in placement.engine_ids}
+    dismiss(turn, [e for e, holder in outside.items() if holder.is_back])
+    forget_holders(turn, outside.keys())
+
+
+def dismiss(turn: Turn, engine_ids: Collection[str]) -> None:
+    """Stop engines that came back and are not needed."""
+    if engine_ids:
+        _enlist(turn, engine_ids)
+        turn.stop_engines(engine_ids, "the job went on without it")
 
 
 def admit_returned(turn: Turn) -> tuple[str, ...]:
@@ -114,7 +118,6 @@ def state_is_whole(turn: Turn) -> None:
     """Every layer has a replica: nobody is waited for any more."""
     if turn.run.awaited_state is not None:
         turn.change(awaited_state=None)
-    dismiss(turn, [e for e, holder in turn.run.absent.items() if holder.is_back])
 
 
 def layers_missing(turn: Turn, layers: tuple[int, ...], step: int) -> None:
@@ -160,7 +163,8 @@ def judge_again(turn: Turn) -> None:
     if run.awaited_state is None or run.transition is not None or run.state is not JobState.WAITING:
         return
     layers = run.awaited_state.layers
-    if are_held(layers, run.absent):
+    is_overdue = run.awaited_state.deadline_seconds is None
+    if are_held(layers, run.absent) and not (is_overdue and run.newest_checkpoint):
         _announce(turn, layers)
     else:
         restore_or_fail(turn, layers, run.committed_steps)

@@ -34,7 +34,9 @@ class Sealed:
 
 
 def seal(root: Path, manifest: Manifest, *, keep: int) -> Sealed:
-    """Complete a checkpoint; a complete one stays as it is.
+    """Complete a checkpoint; one that is complete with the same layers stays as it is.
+
+    One with others is of what the job went back behind, and gives way.
 
     Args:
         root: the folder of checkpoints.
@@ -46,7 +48,7 @@ def seal(root: Path, manifest: Manifest, *, keep: int) -> Sealed:
     """
     final = complete_folder(root, manifest.step)
     try:
-        if not _is_sealed(final, manifest.job_id):
+        if not _is_sealed(final, manifest):
             _make_complete(partial_folder(root, manifest.step), final, manifest)
         return Sealed(path=final, removed=_remove_old(root, manifest.step, keep))
     except OSError as error:
@@ -89,12 +91,13 @@ def check_root(root: Path, *, job_id: str, initial_step: int, suffix: str) -> No
             )
 
 
-def _is_sealed(final: Path, job_id: str) -> bool:
+def _is_sealed(final: Path, manifest: Manifest) -> bool:
     if not (final / MANIFEST_FILE).is_file():
         return False
-    if Manifest.read(final).job_id != job_id:
+    found = Manifest.read(final)
+    if found.job_id != manifest.job_id:
         raise CheckpointError(f"checkpoint.path: {final} is of another job", path=final)
-    return True
+    return found.layers == manifest.layers
 
 
 def _make_complete(partial: Path, final: Path, manifest: Manifest) -> None:
@@ -103,7 +106,7 @@ def _make_complete(partial: Path, final: Path, manifest: Manifest) -> None:
         _finish(partial, final, manifest)
     except (CheckpointError, OSError):
         # An engine that was considered lost may have done the same in between.
-        if not _is_sealed(final, manifest.job_id):
+        if not _is_sealed(final, manifest):
             raise
 
 
@@ -132,6 +135,8 @@ def _finish(partial: Path, final: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(partial)
+    (final / MANIFEST_FILE).unlink(missing_ok=True)  # from here on it is not complete
+    remove_folder(final)
     partial.rename(final)
     sync_folder(final.parent)
 
