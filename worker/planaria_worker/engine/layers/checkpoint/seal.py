@@ -103,11 +103,24 @@ def _is_sealed(final: Path, manifest: Manifest) -> bool:
 def _make_complete(partial: Path, final: Path, manifest: Manifest) -> None:
     try:
         _verify(partial, manifest)
+        _remove_void(final, manifest)
         _finish(partial, final, manifest)
     except (CheckpointError, OSError):
         # An engine that was considered lost may have done the same in between.
         if not _is_sealed(final, manifest):
             raise
+
+
+def _remove_void(final: Path, manifest: Manifest) -> None:
+    """Remove a complete checkpoint of other layers; another engine may do so at the same time."""
+    void = final.with_name(f".{final.name}.void")
+    remove_folder(void)
+    if not (final / MANIFEST_FILE).is_file() or _is_sealed(final, manifest):
+        return
+    final.rename(void)
+    if _is_sealed(void, manifest):  # the other engine's, of this moment
+        void.rename(final)
+    remove_folder(void)
 
 
 def _verify(partial: Path, manifest: Manifest) -> None:
@@ -135,8 +148,6 @@ def _finish(partial: Path, final: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(partial)
-    (final / MANIFEST_FILE).unlink(missing_ok=True)  # from here on it is not complete
-    remove_folder(final)
     partial.rename(final)
     sync_folder(final.parent)
 
