@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import asyncpg  # type: ignore[import-untyped]
 import pytest
 
 from integration.coordinator.conftest import MAX_LOG_LINES
@@ -71,29 +72,8 @@ async def test_a_file_has_one_coordinator(tmp_path: Path) -> None:
     await second.close()
 
 
-async def test_who_opens_the_database_waits_for_what_is_being_written(
-    empty_postgresql_url: str,
-) -> None:
-    """What the one before commits is there before the next one reads anything."""
-    database = await open_database(empty_postgresql_url, max_log_lines_per_job=MAX_LOG_LINES)
-    async with database.unit_of_work() as work:
-        await work.nodes.save(node("a"))
-        await work.nodes.all()  # the write is under way
-        opening = asyncio.create_task(
-            open_database(empty_postgresql_url, max_log_lines_per_job=MAX_LOG_LINES)
-        )
-        done, _ = await asyncio.wait({opening}, timeout=0.5)
-        assert not done
-        await work.commit()
-    successor = await opening
-    async with successor.unit_of_work() as work:
-        assert [each.id for each in await work.nodes.all()] == ["a"]
-    await successor.close()
-    await database.close()
-
-
-async def test_who_freezes_while_it_writes_is_cut_off(empty_postgresql_url: str) -> None:
-    """The database ends its transaction: nothing of it is there, and another one can take over."""
+async def test_who_opens_the_database_ends_what_is_being_written(empty_postgresql_url: str) -> None:
+    """Nothing of it is there, and the one before has told nobody of it."""
     database = await open_database(empty_postgresql_url, max_log_lines_per_job=MAX_LOG_LINES)
     successors = []
 
@@ -114,6 +94,24 @@ async def test_who_freezes_while_it_writes_is_cut_off(empty_postgresql_url: str)
         assert await work.nodes.all() == []
     await successors[0].close()
     await database.close()
+
+
+async def test_who_is_frozen_in_a_statement_holds_nobody_up(empty_postgresql_url: str) -> None:
+    """To the server it is not idle: no time-out of its session ends its transaction.
+
+    Guard: `take_leadership` ends transactions.
+    """
+    first = await open_database(empty_postgresql_url, max_log_lines_per_job=MAX_LOG_LINES)
+    frozen = await asyncpg.connect(empty_postgresql_url.replace("+asyncpg", ""))
+    await frozen.execute("BEGIN")
+    await frozen.fetch("SELECT id FROM leadership FOR SHARE")
+    await frozen.prepare("SELECT epoch FROM leadership")  # and the next message never comes
+    async with asyncio.timeout(20):
+        successor = await open_database(empty_postgresql_url, max_log_lines_per_job=MAX_LOG_LINES)
+    assert successor.epoch > first.epoch
+    frozen.terminate()
+    await successor.close()
+    await first.close()
 
 
 async def test_a_new_database_does_not_begin_with_old_epochs(tmp_path: Path) -> None:

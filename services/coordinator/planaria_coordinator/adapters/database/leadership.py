@@ -2,7 +2,9 @@
 
 Opening it raises the epoch. Every writing transaction begins by reading the epoch, which keeps it
 as it is until the transaction ends. So a coordinator that was replaced writes nothing, and its
-successor begins after its last transaction.
+successor begins after its last transaction: PostgreSQL ends those that are under way, since a
+coordinator that is frozen between two messages of a statement is not idle to the server, and would
+hold the epoch for as long as it is frozen.
 """
 
 import fcntl
@@ -10,18 +12,26 @@ import os
 import time
 from pathlib import Path
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select, text, update
 
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.adapters.database.schema import LEADERSHIP
 
+_END_TRANSACTIONS_OF_OTHERS = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_locks"
+    " WHERE relation = CAST('leadership' AS regclass) AND pid <> pg_backend_pid()"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+
 
 def take_leadership(connection: Connection) -> None:
-    """Replace the coordinator that writes now; on PostgreSQL this waits for its transactions.
+    """Replace the coordinator that writes now; on PostgreSQL its transactions end.
 
     The epoch is the time in seconds, or one more than the last: agents have heard of no later one,
     though the database is new or restored from a backup.
     """
+    if connection.dialect.name == "postgresql":
+        connection.execute(_END_TRANSACTIONS_OF_OTHERS)
     epoch = max(read_epoch(connection) + 1, int(time.time()))
     connection.execute(update(LEADERSHIP).values(epoch=epoch))
 
