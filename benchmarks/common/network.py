@@ -4,12 +4,19 @@ A bridge joins them, with an address for whatever runs outside. Needs root and `
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
+
+_MAX_NETWORKS = 16
+"""Of one process; those of others have other addresses."""
+_NETWORKS = itertools.cycle(range(_MAX_NETWORKS))
+
+_ADDRESS = "02:00:00:00:00:01"
 
 
 class NetworkError(Exception):
@@ -20,8 +27,10 @@ class Network:
     """A bridge and one namespace per node; removes them all when it is left."""
 
     def __init__(self, node_ids: Sequence[str]) -> None:
-        self._tag = f"pl{os.getpid() % 1_000_000}"
-        self._subnet = f"10.{100 + os.getpid() // 250 % 100}.{os.getpid() % 250}"
+        number = next(_NETWORKS)
+        self._tag = f"pl{os.getpid() % 1_000_000}n{number}"
+        subnet = (os.getpid() * _MAX_NETWORKS + number) % 25_000
+        self._subnet = f"10.{100 + subnet // 250}.{subnet % 250}"
         self._numbers = {node_id: index + 2 for index, node_id in enumerate(node_ids)}
 
     @property
@@ -94,7 +103,8 @@ class Network:
     def _make(self) -> None:
         if shutil.which("ip") is None:
             raise NetworkError("there is no command ip (iproute2)")
-        _ip("link", "add", self._tag, "type", "bridge")
+        # By itself a bridge takes the address of a port, and another one when that is cut off.
+        _ip("link", "add", self._tag, "address", _ADDRESS, "type", "bridge")
         _ip("address", "add", f"{self.host}/24", "dev", self._tag)
         _ip("link", "set", self._tag, "up")
         for node_id in self._numbers:
