@@ -9,7 +9,7 @@ from planaria_coordinator.domain.engines import links
 from planaria_coordinator.domain.engines.links import Edge
 from planaria_coordinator.domain.job import signals
 from planaria_coordinator.domain.job.signals import Signal
-from planaria_coordinator.domain.recovery import broken_links
+from planaria_coordinator.domain.recovery import broken_links, handover
 from planaria_worker.engine.recovery import stalled_messages
 from unit.coordinator.engines import test_links
 from unit.coordinator.recovery import test_broken_links
@@ -67,11 +67,12 @@ def leave_out_the_last(patch: pytest.MonkeyPatch) -> None:
 
 
 @guard(
-    "a joining node that others cannot reach disturbs nobody",
+    "nobody is parked for a plan over a broken link",
     test_broken_links.test_a_joining_node_that_others_cannot_reach_disturbs_nobody,
+    test_broken_links.test_a_training_node_without_which_a_plan_cannot_be_staged_is_left_out,
 )
-def park_everybody_for_a_joiner(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, broken_links.only_joining, lambda run, choice: False)
+def park_everybody_for_a_broken_link(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, handover._choose_to_leave_out, lambda turn: None)
 
 
 @guard(

@@ -188,7 +188,7 @@ async def test_a_job_that_cannot_do_without_waits_and_says_why() -> None:
 
 
 async def test_a_joining_node_that_others_cannot_reach_disturbs_nobody() -> None:
-    """Guard: `only_joining`; all would be parked for the change."""
+    """Guard: `_choose_to_leave_out`; all would be parked for the change."""
     world = await running_world(5)
     generation = world.run.placement.generation if world.run.placement else 0
     world.hold("stage_plan")
@@ -204,6 +204,23 @@ async def test_a_joining_node_that_others_cannot_reach_disturbs_nobody() -> None
     assert world.run.transition is None
     assert world.run.placement is not None
     assert world.run.placement.generation == generation
+    await world.train(2)
+    assert len(world.members()) == 5
+
+
+async def test_a_training_node_without_which_a_plan_cannot_be_staged_is_left_out() -> None:
+    """Guard: `_choose_to_leave_out`; parked, the engines would not reach each other either."""
+    world = await running_world(5)
+    world.hold("stage_plan")
+    await world.add_node("n9", "stage_plan")
+    await world.settle()
+    for node_id in others(world, "n3"):
+        say(world, "n3", [node_id], STALLED)
+    for agent in world.agents.values():
+        refuse_what_is_held(agent)
+    await world.settle()
+    assert left_out(world) == ["n3"]
+    assert not any("parked" in event.message for event in world.events)
     await world.train(2)
     assert len(world.members()) == 5
 

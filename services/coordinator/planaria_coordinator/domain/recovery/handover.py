@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from planaria_coordinator.domain.engines.directive import Quiesce, QuiesceMode, StagePlan, Switch
 from planaria_coordinator.domain.engines.engine import Pending
+from planaria_coordinator.domain.engines.links import Choice
 from planaria_coordinator.domain.engines.outcome import Activated, Failure, FenceReport, Staged
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.placement import Placement
@@ -122,8 +123,8 @@ def _when_all_have_answered(turn: Turn) -> None:
     if turn.is_awaiting("stage_plan"):
         return
     failure = turn.transition.failure
-    choice = choose_to_leave_out(turn, is_old=False) if failure else None
-    if choice is not None and choice.is_possible and only_joining(turn.run, choice):
+    choice = _choose_to_leave_out(turn) if failure else None
+    if choice is not None and choice.is_possible:
         leave_out(turn, choice)
     elif failure:
         history = carried_history(turn)
@@ -131,6 +132,17 @@ def _when_all_have_answered(turn: Turn) -> None:
         open_online_change(turn, history, f"the change is made with all engines parked: {failure}")
     else:
         _begin_switching(turn)
+
+
+def _choose_to_leave_out(turn: Turn) -> Choice | None:
+    """Name nodes whose links fail the new plan: parking everybody would not mend them.
+
+    Of those that train only with links that stall: the end of a connection may be that of a
+    process, which is reported shortly.
+    """
+    choice = choose_to_leave_out(turn, is_old=False)
+    is_harmless = choice is not None and choice.is_possible and only_joining(turn.run, choice)
+    return choice if is_harmless else choose_to_leave_out(turn)
 
 
 # -- switching ---------------------------------------------------------------------------------
