@@ -7,8 +7,8 @@ from math import inf
 from typing import Any
 
 from benchmarks.oracle.reference import ReferenceResult
-from e2e.matrix.scenario import NUM_STAGED_STEPS, Played
-from e2e.matrix.table import During
+from e2e.matrix.scenario import NUM_STAGED_STEPS, Played, kinds_of_events
+from e2e.matrix.table import Action, During
 from planaria_worker.engine.layers.checkpoint.layer_file import verify_layer
 from planaria_worker.engine.layers.checkpoint.layout import (
     complete_checkpoints,
@@ -30,6 +30,7 @@ def check(pool: Pool, played: Played, expected: ReferenceResult) -> None:
     check_losses(pool, played, expected)
     check_ledger(traces, expected, played.hurt_nodes)
     check_nobody_else_restarted(pool, played)
+    check_silent_are_not_lost(pool, played)
     check_awake(pool, played, traces)
     check_healthy_went_on(played, traces)
     check_staging_disturbs_nobody(played, traces)
@@ -92,6 +93,17 @@ def check_nobody_else_restarted(pool: Pool, played: Played) -> None:
         if not (node_id in played.hurt_nodes and played.case.action.is_of_node):
             assert pool.nodes[node_id].process.pid == pid
             assert is_alive(pid), f"the agent of {node_id} is gone"
+
+
+def check_silent_are_not_lost(pool: Pool, played: Played) -> None:
+    """[10] Who only says nothing is not lost and trains on, unless a change waits for it."""
+    case = played.case
+    if case.action is not Action.SILENT or case.place.during is During.CHANGE or played.first_loss:
+        return
+    for node_id in played.hurt_nodes:
+        assert "node_lost" not in kinds_of_events(pool, played.job.id, node_id)
+        engines = pool.engines_of(played.job.id, node_id)
+        assert list(engines.values()) == [played.engines[node_id].pid]
 
 
 def check_awake(pool: Pool, played: Played, traces: list[Traced]) -> None:

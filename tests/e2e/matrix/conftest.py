@@ -39,9 +39,10 @@ def expected(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> Referen
 
 @pytest.fixture(scope="package")
 def network() -> Iterator[Network | NetworkError]:
-    """Network namespaces for the nodes, or why there are none."""
+    """Network namespaces with nftables for the nodes, or why there are none."""
     try:
         with Network([f"node-{index}" for index in range(NUM_NODES + 1)]) as network:
+            network.filter(SPARE, "input", "counter")
             yield network
     except NetworkError as error:
         yield error
@@ -67,6 +68,9 @@ def shared_pool(
 @pytest.fixture
 def pool(shared_pool: Pool) -> Pool:
     """Seven nodes that are well, the last one kept in reserve."""
+    if shared_pool.network is not None:
+        for index in range(NUM_NODES + 1):
+            shared_pool.network.unfilter(f"node-{index}")
     shared_pool.heal(NUM_NODES + 1)
     shared_pool.client.cordon_node(SPARE)
     shared_pool.wait_until_idle()

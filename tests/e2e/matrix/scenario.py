@@ -85,7 +85,8 @@ class Scenario:
         self._gate_of_nodes = self._script.gate()
         self._gate_of_staging = self._script.gate()
         self._first_loss: int | None = None
-        self._pace = Pace(pool, self._script, NODES, PACED_STEPS if self._is_in_change else ())
+        self._job_id = ""
+        self._pace = Pace(pool, self._script, NODES, PACED_STEPS if self._is_paced else ())
 
     def _with_checkpoints(self, spec: JobSpec) -> JobSpec:
         if self._case.place.during is not During.CHECKPOINT:
@@ -103,6 +104,7 @@ class Scenario:
         gate = script.gate()
         held = {node_id: hold(script, node_id, HOLD_STEP, gate) for node_id in NODES}
         job = pool.client.submit(self._spec)
+        self._job_id = job.id
         pool.wait_for_step(job.id, HOLD_STEP)
         job_plan = pool.client.job_plan(job.id).plan
         assert job_plan is not None
@@ -202,6 +204,10 @@ class Scenario:
         return self._case.place.during is During.STEP
 
     @property
+    def _is_paced(self) -> bool:
+        return self._is_in_change or self._case.action is Action.SILENT
+
+    @property
     def _is_in_change(self) -> bool:
         return self._case.place.during is During.CHANGE
 
@@ -249,14 +255,24 @@ class Scenario:
 
     def _hurt_nodes(self, faults: list[Fired]) -> None:
         for fault in faults:
-            if self._case.action is Action.KILL_NODE:
-                self._pool.kill_node(fault.node_id)
-            elif self._case.action is Action.RETURN:
-                self._pool.signal_node(fault.node_id, signal.SIGSTOP)
-            elif self._case.action is Action.CUT:
-                self._network.cut(fault.node_id)
-        if self._case.action is Action.CUT:
-            self._gate_of_nodes.touch()  # the engine goes on, and reaches nobody
+            match self._case.action:
+                case Action.KILL_NODE:
+                    self._pool.kill_node(fault.node_id)
+                case Action.RETURN:
+                    self._pool.signal_node(fault.node_id, signal.SIGSTOP)
+                case Action.SILENT:
+                    self._pool.nodes[fault.node_id].process.send_signal(signal.SIGSTOP)
+                case Action.CUT:
+                    self._network.cut(fault.node_id)
+                case Action.CUT_PEERS:
+                    self._cut_from_peers(fault.node_id)
+        if self._case.action in (Action.CUT, Action.SILENT, Action.CUT_PEERS):
+            self._gate_of_nodes.touch()  # the engine goes on
+
+    def _cut_from_peers(self, node_id: str) -> None:
+        host = self._network.host
+        self._network.filter(node_id, "input", f"iifname eth0 ip saddr != {host} drop")
+        self._network.filter(node_id, "output", f"oifname eth0 ip daddr != {host} drop")
 
     @property
     def _network(self) -> Network:
@@ -264,26 +280,58 @@ class Scenario:
         return self._pool.network
 
     def _let_return(self, faults: list[Fired]) -> None:
-        """Heal what was cut or stopped, when it is known to be lost.
+        """Heal what was cut or stopped, when the coordinator has seen it.
 
         Steps go on meanwhile: who stood at a gate all the while would be taken to hang.
         """
         if not self._case.action.returns:
             return
-        for fault in faults:
-            self._wait_until_lost(fault.node_id)
-        for fault in faults:
-            if self._case.action is Action.CUT:
-                self._network.heal(fault.node_id)
-            else:
-                self._pool.signal_node(fault.node_id, signal.SIGCONT)
+        nodes = [fault.node_id for fault in faults]
         self._pace.wait_for(
-            "the nodes to join afresh",
-            lambda: all(self._pool.is_ready(fault.node_id) for fault in faults),
+            f"the coordinator to see what ails {nodes}", lambda: all(map(self._is_seen, nodes))
+        )
+        for node_id in nodes:
+            match self._case.action:
+                case Action.CUT:
+                    self._network.heal(node_id)
+                case Action.CUT_PEERS:
+                    self._network.unfilter(node_id)
+                case Action.SILENT:
+                    self._pool.nodes[node_id].process.send_signal(signal.SIGCONT)
+                case Action.RETURN:
+                    self._pool.signal_node(node_id, signal.SIGCONT)
+        self._pace.wait_for(
+            "the nodes to be ready and heard", lambda: not any(map(self._is_unwell, nodes))
         )
 
-    def _wait_until_lost(self, node_id: str) -> None:
-        client = self._pool.client
-        self._pace.wait_for(
-            f"{node_id} to be lost", lambda: client.get_node(node_id).state == "LOST"
-        )
+    def _is_seen(self, node_id: str) -> bool:
+        """Tell whether the coordinator has drawn its conclusion from what a node suffers."""
+        match self._case.action:
+            case Action.SILENT:
+                return node_id in self._silent_nodes() or self._is_lost(node_id)
+            case Action.CUT_PEERS:
+                kinds = ("node_left_out", "engine_lost")
+                return bool(kinds_of_events(self._pool, self._job_id, node_id) & {*kinds})
+            case _:
+                return self._is_lost(node_id)
+
+    def _is_unwell(self, node_id: str) -> bool:
+        return not self._pool.is_ready(node_id) or node_id in self._silent_nodes()
+
+    def _is_lost(self, node_id: str) -> bool:
+        return self._pool.client.get_node(node_id).state == "LOST"
+
+    def _silent_nodes(self) -> set[str]:
+        conditions = self._pool.client.get_job(self._job_id).conditions
+        return {
+            node_id
+            for each in conditions
+            if each.type == "NODES_SILENT"
+            for node_id in each.node_ids
+        }
+
+
+def kinds_of_events(pool: Pool, job_id: str, node_id: str) -> set[str]:
+    """Return what has happened to a node in a job."""
+    events = pool.client.events(job_id=job_id)
+    return {event.type for event in events if event.node_id == node_id}

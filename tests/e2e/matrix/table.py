@@ -86,6 +86,11 @@ class Action(Enum):
     """The node's network carries nothing until the node is declared lost; then it heals."""
     RETURN = "return-after-fencing"
     """Engine and agent are stopped until the node is declared lost; then they go on."""
+    SILENT = "silent-agent"
+    """The agent is stopped until the coordinator says that it is silent; its engine goes on."""
+    CUT_PEERS = "cut-from-peers"
+    """The node's network carries only what is from or to the coordinator, until the job has done
+    without the node."""
 
     @property
     def failpoint(self) -> str:
@@ -94,7 +99,7 @@ class Action(Enum):
 
     @property
     def is_of_node(self) -> bool:
-        """Whether the whole node fails."""
+        """Whether the whole node fails, its agent included."""
         return self in (Action.KILL_NODE, Action.CUT, Action.RETURN)
 
     @property
@@ -105,15 +110,23 @@ class Action(Enum):
     def loses(self, place: Place) -> bool:
         """Whether whoever fails like this at a place is lost.
 
-        What writes checkpoints is a thread of its own, without which an engine trains on.
+        What writes checkpoints is a thread of its own, without which an engine trains on. Who is
+        silent is lost only if the job must wait for it, as a change does.
         """
+        if self is Action.SILENT:
+            return False
         in_background = place.during is During.CHECKPOINT
         return not (in_background and self in (Action.RAISE, Action.HANG))
 
     @property
     def returns(self) -> bool:
         """Whether the node comes back by itself."""
-        return self in (Action.CUT, Action.RETURN)
+        return self in (Action.CUT, Action.RETURN, Action.SILENT, Action.CUT_PEERS)
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether it needs network namespaces."""
+        return self in (Action.CUT, Action.CUT_PEERS)
 
 
 _FAILPOINTS = {
@@ -125,6 +138,8 @@ _FAILPOINTS = {
     Action.HANG: "hang",
     Action.CUT: "hold",
     Action.RETURN: "stop",
+    Action.SILENT: "hold",
+    Action.CUT_PEERS: "hold",
 }
 
 
@@ -162,7 +177,7 @@ class Case:
         """
         if self.place.during is not During.CHANGE:
             return True
-        is_beside = self.action in (Action.RAISE, Action.HANG)
+        is_beside = self.action in (Action.RAISE, Action.HANG, Action.SILENT)
         return not (self.place.is_unstaged or self.place.at == "switch" or is_beside)
 
     def random(self, seed: int) -> Random:
