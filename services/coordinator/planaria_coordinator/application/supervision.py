@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from planaria_common.logging import get_logger
@@ -19,6 +20,8 @@ from planaria_coordinator.domain.job.model_profile import measured_layers, slowe
 from planaria_coordinator.domain.job.signals import EnginesStuck, Stalled, Tick
 
 TICK_SECONDS = 0.1
+LEAST_TICK_SECONDS = 0.01
+"""Between two ticks when nodes are silent and every answer counts."""
 FLUSH_SECONDS = 0.5
 
 log = get_logger("supervision")
@@ -38,8 +41,12 @@ class Supervisor:
 
     async def serve_ticks(self) -> None:
         """Tick for ever; nothing that fails once stops it."""
+        look_wanted = self._state.nodes.look_wanted
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(LEAST_TICK_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(look_wanted.wait(), TICK_SECONDS - LEAST_TICK_SECONDS)
+            look_wanted.clear()
             try:
                 await self.tick()
             except Exception as error:

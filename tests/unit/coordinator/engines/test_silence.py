@@ -88,10 +88,10 @@ CASES = (
         sight(60.0, inquiry=asked(CUT, CUT, CUT, was_reached=True)),
         "lost",
     ),
-    Case("suspected, echo out", sight(0.5, suspected_seconds=NOW - 0.2), "asked"),
+    Case("suspected, echo out", sight(0.5, suspected_seconds=NOW - 0.1), "asked"),
     Case(
         "suspected, and asked about",
-        sight(0.5, suspected_seconds=NOW - 0.2, inquiry=asked(CUT, CUT, CUT)),
+        sight(0.5, suspected_seconds=NOW - 0.1, inquiry=asked(CUT, CUT, CUT)),
         "heard",
     ),
     Case("suspected, no echo", sight(0.5, suspected_seconds=NOW - 0.3), "asked"),

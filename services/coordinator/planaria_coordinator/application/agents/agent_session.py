@@ -206,6 +206,12 @@ class AgentSession:
 
     def link_failed(self, failed: LinkFailed) -> None:
         """An engine cannot reach a peer: ask the peer's node, and let the job judge the rest."""
+        log.info(
+            "link_failed",
+            engine_id=failed.engine_id,
+            peer_engine_id=failed.peer_engine_id,
+            kind=failed.failure.value,
+        )
         actor = self._state.actors.get(failed.job_id)
         engine = actor.run.engines.get(failed.peer_engine_id) if actor is not None else None
         if actor is None or engine is None or failed.engine_id not in actor.run.engines:

@@ -1,5 +1,6 @@
 """The nodes in memory: who is there, when each was last seen, and what its engines do."""
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -93,6 +94,8 @@ class NodeRegistry:
         self._clock = clock
         self._entries: dict[str, NodeEntry] = {}
         self._is_blind = True
+        self.look_wanted = asyncio.Event()
+        """Set when something was heard that silent nodes are judged by."""
 
     @property
     def is_blind(self) -> bool:
@@ -173,6 +176,7 @@ class NodeRegistry:
         if entry is None or entry.suspected_seconds is not None:
             return
         entry.suspected_seconds = self._clock.monotonic()
+        self.look_wanted.set()
         if entry.wire is not None:
             entry.wire.echo()
 
@@ -186,6 +190,7 @@ class NodeRegistry:
         if asker in inquiry.asked and probe_id == inquiry.probe_id:
             answers = {**inquiry.answers, asker: inquiry.answers.get(asker, reach)}
             entry.inquiry = replace(inquiry, answers=answers)
+            self.look_wanted.set()
 
     def grant_grace(self) -> None:
         """Count no silence for the time in which the coordinator itself was blocked."""

@@ -131,6 +131,7 @@ class SilentNodes:
                 asked=frozenset(asker_ids),
                 was_reached=entry.inquiry is not None and entry.inquiry.leaves_reached,
             )
+            log.info("probe_asked", node_id=node_id, asked=list(asker_ids))
             for asker_id in asker_ids:
                 wire = state.nodes.require(asker_id).wire
                 if wire is not None:

@@ -14,11 +14,11 @@ NUM_ASKED = 3
 """How many other nodes are asked about a silent one."""
 MAX_PROBES = 16
 """Probes that a node may have in hand at a time: further silent nodes wait for their turn."""
-PROBE_SECONDS = 0.3
+PROBE_SECONDS = 0.2
 """How long a machine that is probed may take to answer."""
 PROBE_ANSWER_SECONDS = 1.0
 """How long the nodes that are asked may take."""
-ECHO_SECONDS = 0.25
+ECHO_SECONDS = 0.2
 """How long a node that others cannot reach may take to answer the coordinator."""
 _FRESH_BEATS = 1.5
 """Who was last heard longer ago, in intervals of heartbeats, may be about to fall silent."""
