@@ -1,6 +1,6 @@
 """What losing, stopping, draining and adding a node costs, and what it costs others.
 
-    python -m benchmarks.recovery --write              everything, an hour and a half
+    python -m benchmarks.recovery --write              everything, two hours
     python -m benchmarks.recovery --short              everything a little, to try
     python -m benchmarks.recovery kills goodput        these parts
 
@@ -25,6 +25,7 @@ from benchmarks.recovery.changes import measure_changes, measure_stops
 from benchmarks.recovery.deaths import measure_deaths
 from benchmarks.recovery.goodput import measure_goodput
 from benchmarks.recovery.kills import NUM_NODES, measure_kills
+from benchmarks.recovery.overload import measure_overload
 from benchmarks.recovery.page import RESULTS, write_page
 from benchmarks.recovery.peers.torchft import measure_torchft
 from benchmarks.recovery.peers.torchrun import measure_torchrun
@@ -47,6 +48,7 @@ class Amount:
     """Fewer: each takes a minute, and most of it is the rendezvous."""
     deaths: int
     cables: int
+    overload_seconds: float
 
 
 FULL = Amount(
@@ -58,6 +60,7 @@ FULL = Amount(
     torchrun_kills=10,
     deaths=20,
     cables=20,
+    overload_seconds=1800.0,
 )
 SHORT = Amount(
     kills=2,
@@ -68,6 +71,7 @@ SHORT = Amount(
     torchrun_kills=1,
     deaths=2,
     cables=2,
+    overload_seconds=20.0,
 )
 
 Part = Callable[[Path, Amount, int], dict[str, Any]]
@@ -106,7 +110,15 @@ def deaths(_folder: Path, amount: Amount, _seed: int) -> dict[str, Any]:
 
 
 def cables(folder: Path, amount: Amount, seed: int) -> dict[str, Any]:
-    return measure_cables(folder, num_pulls=amount.cables, seed=seed)
+    return measure_cables(
+        folder, num_pulls=amount.cables, deadline_seconds=DEADLINE_SECONDS, seed=seed
+    )
+
+
+def overload(folder: Path, amount: Amount, seed: int) -> dict[str, Any]:
+    return measure_overload(
+        folder, seconds=amount.overload_seconds, deadline_seconds=DEADLINE_SECONDS, seed=seed
+    )
 
 
 def torchrun(_: Path, amount: Amount, seed: int) -> dict[str, Any]:
@@ -126,6 +138,7 @@ PARTS: dict[str, Part] = {
     "changes-paced": changes("paced"),
     "stops": stops,
     "cables": cables,
+    "overload": overload,
     "goodput": goodput,
     "torchrun": torchrun,
     "torchft": torchft,

@@ -16,15 +16,15 @@ from benchmarks.common.results import summary
 from planaria_common.credentials import ensure_token
 
 NUM_NODES = 4
-_MANY_STEPS = 1_000_000
+MANY_STEPS = 1_000_000
 _TIMEOUT_SECONDS = 60.0
 
 
-class _Cabled(Cluster):
+class Cabled(Cluster):
     """A cluster whose nodes have a network of their own."""
 
-    def __init__(self, folder: Path, network: Network) -> None:
-        super().__init__(folder, node_deadline_seconds=3)
+    def __init__(self, folder: Path, network: Network, deadline_seconds: float) -> None:
+        super().__init__(folder, node_deadline_seconds=deadline_seconds)
         self._network = network
         self.host = network.host
         ensure_token(self.token_file.parent)  # without one nobody listens beyond loopback
@@ -36,22 +36,32 @@ class _Cabled(Cluster):
         return self._network.prefix(node_id)
 
 
-def measure_cables(folder: Path, *, num_pulls: int, seed: int) -> dict[str, Any]:
+def measure_cables(
+    folder: Path, *, num_pulls: int, deadline_seconds: float, seed: int
+) -> dict[str, Any]:
     """Pull the cable of a random node of a job, again and again; seconds until it is lost."""
     nodes = [f"node-{index}" for index in range(NUM_NODES)]
     rng, seconds = random.Random(seed), []
     folder.mkdir(parents=True, exist_ok=True)
     text = write_text(folder / "text.txt")
-    with Network(nodes) as network, _Cabled(folder / "cluster", network) as cluster:
+    with (
+        Network(nodes) as network,
+        Cabled(folder / "cluster", network, deadline_seconds) as cluster,
+    ):
         cluster.start(NUM_NODES)
-        job_id = cluster.client.submit(job("paced", text, steps=_MANY_STEPS, seed=seed)).id
+        job_id = cluster.client.submit(job("paced", text, steps=MANY_STEPS, seed=seed)).id
         for number in range(num_pulls):
             _wait_until_whole(cluster, job_id)
             time.sleep(rng.uniform(0.0, 1.0))
             seconds.append(_pull(cluster, network, rng.choice(nodes)))
             print(f"cable {number + 1} of {num_pulls}: {seconds[-1]:.3f} s", flush=True)
         cluster.client.cancel_job(job_id)
-    return {"seed": seed, "seconds": seconds, "summary": summary(seconds)}
+    return {
+        "seed": seed,
+        "deadline_seconds": deadline_seconds,
+        "seconds": seconds,
+        "summary": summary(seconds),
+    }
 
 
 def _pull(cluster: Cluster, network: Network, node_id: str) -> float:

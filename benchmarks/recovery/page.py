@@ -39,6 +39,8 @@ def write_page() -> None:
         _excess(results),
         *(_changes(result) for name, result in results.items() if name.startswith("changes-")),
         _stops(results.get("stops")),
+        _cables(results.get("cables")),
+        _overload(results.get("overload")),
         _goodput(results.get("goodput")),
         _where(results),
     ]
@@ -138,6 +140,36 @@ def _stops(result: Results | None) -> str:
     what = f"SIGSTOP to all taking part again, minus the {deadline}"
     rows = [(what, *_numbers(result["summary"]), "0.15")]
     return "## A node that stops, paced\n\n" + table(("seconds", *_COLUMNS), rows)
+
+
+def _cables(result: Results | None) -> str:
+    if result is None:
+        return ""
+    rows = [("until it is lost", *_numbers(result["summary"]), "0.6 (median)")]
+    return (
+        "## A machine whose cable is pulled, paced\n\n"
+        f"Four nodes, {len(result['seconds'])} pulls; the node deadline is "
+        f"{result['deadline_seconds']:.0f} s.\n\n" + table(("seconds", *_COLUMNS), rows)
+    )
+
+
+def _overload(result: Results | None) -> str:
+    if result is None:
+        return ""
+    rows = [
+        ("minutes", f"{result['seconds'] / 60:.0f}"),
+        ("busy loops for every core", result["busy_loops_of_a_core"]),
+        ("load at the end", f"{result['load_at_the_end']:.1f}"),
+        ("nodes stopped and let go on", result["stops"]["count"]),
+        ("seconds stopped: median, longest", _median_and_max(result["stops"])),
+        ("steps trained", result["steps"]),
+        *((f"`{kind}` (wanted: 0)", count) for kind, count in result["losses"].items()),
+    ]
+    return "## Nobody is lost who is only slow\n\n" + table(("", ""), rows)
+
+
+def _median_and_max(column: dict[str, float]) -> str:
+    return f"{column['median']:.1f}, {column['max']:.1f}"
 
 
 def _goodput(result: Results | None) -> str:
