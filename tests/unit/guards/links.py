@@ -9,7 +9,7 @@ from planaria_coordinator.domain.engines import links
 from planaria_coordinator.domain.engines.links import Edge
 from planaria_coordinator.domain.job import signals
 from planaria_coordinator.domain.job.signals import Signal
-from planaria_coordinator.domain.recovery import broken_links, handover
+from planaria_coordinator.domain.recovery import broken_links, handover, lost_engines, overdue
 from planaria_worker.engine.recovery import stalled_messages
 from unit.coordinator.engines import test_links
 from unit.coordinator.recovery import test_broken_links
@@ -73,6 +73,22 @@ def leave_out_the_last(patch: pytest.MonkeyPatch) -> None:
 )
 def park_everybody_for_a_broken_link(patch: pytest.MonkeyPatch) -> None:
     swap(patch, handover._choose_to_leave_out, lambda turn: None)
+
+
+@guard(
+    "one word does not end the only replica of a layer",
+    test_broken_links.test_one_word_does_not_end_the_only_replica_of_a_layer,
+)
+def believe_one_of_the_last(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, lost_engines.is_spare, lambda turn, node_id: True)
+
+
+@guard(
+    "the only holder of a layer is asked again",
+    test_broken_links.test_the_only_holder_of_a_layer_is_asked_again_when_it_does_not_answer,
+)
+def stop_the_last_that_is_slow(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, overdue._is_asked_again, lambda turn, pending: False)
 
 
 @guard(

@@ -187,6 +187,36 @@ async def test_a_job_that_cannot_do_without_waits_and_says_why() -> None:
     await world.train(2)
 
 
+@pytest.mark.parametrize("failure", [ENDED, REFUSED])
+async def test_one_word_does_not_end_the_only_replica_of_a_layer(failure: LinkFailure) -> None:
+    """Nobody else can see the accused: whether it has ended, its agent says. Guard: `is_spare`."""
+    world = await running_world(
+        2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
+    )
+    before = set(world.engines())
+    say(world, "n0", ["n1"], failure)
+    await world.advance(5)
+    assert set(world.engines()) == before
+    assert (await world.job()).state is JobState.RUNNING
+    await world.train(2)
+
+
+async def test_the_only_holder_of_a_layer_is_asked_again_when_it_does_not_answer() -> None:
+    """It may be slow, and with it the state would end. Guard: `_is_asked_again`."""
+    world = await running_world(
+        2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
+    )
+    before = set(world.engines())
+    world.hold("quiesce", "n1")
+    say(world, "n0", ["n1"], STALLED)
+    await world.advance(100)
+    assert set(world.engines()) == before
+    await world.release()
+    await world.advance(70)
+    assert (await world.job()).state is JobState.RUNNING
+    await world.train(2)
+
+
 async def test_a_joining_node_that_others_cannot_reach_disturbs_nobody() -> None:
     """Guard: `_choose_to_leave_out`; all would be parked for the change."""
     world = await running_world(5)

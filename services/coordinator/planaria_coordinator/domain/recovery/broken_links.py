@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 
+from planaria_coordinator.domain.engines.engine import node_of
 from planaria_coordinator.domain.engines.links import (
     Choice,
     Edge,
@@ -26,13 +27,17 @@ from planaria_coordinator.domain.placement.replicas import (
     layers_of_version,
     layers_without_replica,
 )
-from planaria_coordinator.domain.recovery.lost_engines import engine_lost, note_loss
+from planaria_coordinator.domain.recovery.lost_engines import engine_lost, is_spare, note_loss
 
 _UNREACHABLE_LATELY_SECONDS = 10.0
 
 
 def link_failed(turn: Turn, signal: LinkFailed) -> None:
-    """Note what an engine says; believe at once what enough of them say."""
+    """Note what an engine says; believe at once what enough of them say.
+
+    Not of an engine that would take the only replica of a layer with it: its agent says whether
+    its process has ended.
+    """
     run = turn.run
     if signal.engine_id not in run.engines or signal.peer_engine_id not in run.engines:
         return
@@ -46,7 +51,7 @@ def link_failed(turn: Turn, signal: LinkFailed) -> None:
     turn.note_run(failed_links=(*_without(run.failed_links, link), link))
     if not _matters(run, link):
         return
-    if _looks_ended(turn.run, link.peer_engine_id):
+    if _looks_ended(turn.run, link.peer_engine_id) and is_spare(turn, node_of(link.peer_engine_id)):
         lost = EngineLost(
             engine_id=link.peer_engine_id,
             fault_time=signal.fault_time,

@@ -113,14 +113,22 @@ def strike_spare_node(turn: Turn, node_id: str, reason: str) -> None:
 
     Not one that holds the only replica of a layer.
     """
+    if note_failure(turn, node_id) >= turn.limits.num_attempts and is_spare(turn, node_id):
+        refuse_node(turn, node_id, reason)
+
+
+def is_spare(turn: Turn, node_id: str) -> bool:
+    """Whether other nodes hold every layer, apart from engines found wanting in this decision."""
     run = turn.run
-    others = [e.id for e in run.engines.values() if e.node_id != node_id]
-    is_spare = run.placement is not None and not layers_without_replica(
+    others = [
+        engine.id
+        for engine in run.engines.values()
+        if engine.node_id != node_id and engine.id not in turn.silent_engines
+    ]
+    return run.placement is not None and not layers_without_replica(
         holdings_of_placement(run.placement, others, run.requirements),
         run.requirements.num_layers,
     )
-    if note_failure(turn, node_id) >= turn.limits.num_attempts and is_spare:
-        refuse_node(turn, node_id, reason)
 
 
 def lose_silent_engines(turn: Turn) -> None:

@@ -13,6 +13,7 @@ from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.job.waiting import rest_overdue
 from planaria_coordinator.domain.recovery.broken_communication import disturbance_overdue
 from planaria_coordinator.domain.recovery.handover import staging_overdue
+from planaria_coordinator.domain.recovery.lost_engines import is_spare
 from planaria_coordinator.domain.recovery.opening import (
     open_again,
 )
@@ -62,5 +63,19 @@ def _overdue(turn: Turn, pending: Pending) -> None:
         and pending.kind in ("quiesce", "switch")
     ):
         open_again(turn, "the step in flight does not end", counts=False)
+    elif transition and _is_asked_again(turn, pending):
+        holder = f"{pending.engine_id} has not answered {pending.kind} in time"
+        turn.retry_reason = f"{holder}, and nobody else holds its layers"
     else:
         turn.silent_engines[pending.engine_id] = f"no answer to {pending.kind} in time"
+
+
+def _is_asked_again(turn: Turn, pending: Pending) -> bool:
+    """Whether an engine holds the only replica of a layer: to stop it would end its state.
+
+    After some attempts the job goes back to its newest checkpoint, if it has one.
+    """
+    is_last_try = turn.transition.history.num_attempts + 1 >= turn.limits.num_attempts
+    may_go_back = bool(turn.run.newest_checkpoint) and is_last_try
+    is_of_trained = turn.run.has_trained and pending.kind != "copy"
+    return is_of_trained and not may_go_back and not is_spare(turn, pending.node_id)
