@@ -48,7 +48,8 @@ def open_channel(
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             # gRPC's own pauses grow to two minutes; a restarted peer should be found at once.
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            # Also what a connection may take to be made: a busy server, or one far away, is slow.
+            ("grpc.min_reconnect_backoff_ms", 2_000),
             ("grpc.max_reconnect_backoff_ms", 2_000),
         ],
     )

@@ -1,5 +1,7 @@
 """A job that waits for unreachable holders hears old news of steps, checkpoints and agents."""
 
+import pytest
+
 from planaria_common.errors import ErrorReason
 from planaria_coordinator.application.agents.agent_messages import CheckpointReport
 from planaria_coordinator.domain.engines.directive import InitialState
@@ -12,6 +14,7 @@ from unit.coordinator.recovery.test_unreachable_holders import (
     lose,
     waiting_world,
 )
+from unit.coordinator.simulation.agent import SimAgent
 from unit.coordinator.simulation.checkpoint_world import announce, tell, write, written
 from unit.coordinator.simulation.world import World, running_world
 
@@ -111,3 +114,38 @@ async def test_a_checkpoint_that_is_sealed_after_the_timeout_is_taken() -> None:
     await world.release()
     await world.advance(2)
     assert "job_restored" in world.event_types()
+
+
+@pytest.mark.parametrize("session_ends", [False, True])
+async def test_a_holder_that_is_cut_off_again_before_it_was_asked_is_not_gone(
+    session_ends: bool,
+) -> None:
+    """It was back, and waited for a fence; the job lost no process."""
+    world = await running_world(
+        2, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 0}
+    )
+    await world.train(3)
+    agent = world.agents["n1"]
+    world.hold("quiesce", "n0")
+    agent.is_silent = True
+    await world.advance(4)
+    await _return(world, agent)
+    agent.is_silent = True
+    if session_ends:
+        agent.disconnect()
+    await world.advance(4)
+    await world.release()
+    await world.advance(1)
+    assert (await world.job()).state is JobState.WAITING
+    await _return(world, agent)
+    await world.advance(3)
+    await world.train(1)
+    assert (await world.job()).state is JobState.RUNNING
+
+
+async def _return(world: World, agent: SimAgent) -> None:
+    agent.is_silent, agent.session = False, None
+    await agent.connect()
+    await world.settle()
+    agent.beat()
+    await world.settle()

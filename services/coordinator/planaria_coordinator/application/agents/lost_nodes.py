@@ -54,7 +54,8 @@ async def declare_lost(state: SharedState, entry: NodeEntry, loss: Loss) -> None
         wire.end()  # if it is alive after all, it connects again and joins afresh
     for actor in state.holders(node_id):
         # The agent closed its connection, and so did all that the job had there.
-        gone = ended.issuperset(e.id for e in actor.engines_on(node_id) if e.prepared)
+        known = {e.id for e in actor.engines_on(node_id) if e.prepared}
+        gone = bool(known) and ended >= known
         actor.post(
             NodeLost(
                 node_id=node_id,

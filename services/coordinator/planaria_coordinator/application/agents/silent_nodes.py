@@ -70,6 +70,7 @@ class SilentNodes:
             or (entry.peers_lost and entry.session_ended)
             or entry.has_left
             for entry in state.nodes
+            if entry.node.state is not NodeState.LOST
         )
 
     def _judge(self, sights: Mapping[str, Sight]) -> Judgement:
@@ -140,8 +141,10 @@ class SilentNodes:
     def _tell(self, judgement: Judgement) -> None:
         """Tell jobs which of their nodes have fallen silent, and which are heard again."""
         known = self._silent
-        heard = known - judgement.silent.keys() - judgement.absent - judgement.lost.keys()
-        self._silent = (known | judgement.silent.keys()) - heard - judgement.lost.keys()
+        lost = {e.node.id for e in self._state.nodes if e.node.state is NodeState.LOST}
+        lost |= judgement.lost.keys()
+        heard = known - judgement.silent.keys() - judgement.absent - lost
+        self._silent = (known | judgement.silent.keys()) - heard - lost
         for entry in self._state.nodes:
             if entry.node.id in judgement.silent and entry.node.id not in known:
                 entry.silent_since_seconds = entry.last_seen_seconds
