@@ -10,7 +10,12 @@ from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_coordinator.application.agents.agent_messages import Hello
 from planaria_coordinator.application.agents.dispatcher import Wire
 from planaria_coordinator.domain.engines.node import EngineSnapshot, Node, NodeState
-from planaria_coordinator.domain.engines.silence import Inquiry, Reach, Sight
+from planaria_coordinator.domain.engines.silence import (
+    PROBE_ANSWER_SECONDS,
+    Inquiry,
+    Reach,
+    Sight,
+)
 from planaria_coordinator.domain.job.requirements import NodeFacts
 
 
@@ -187,7 +192,8 @@ class NodeRegistry:
         inquiry = entry.inquiry if entry is not None else None
         if entry is None or inquiry is None or reach is None:
             return
-        if asker in inquiry.asked and probe_id == inquiry.probe_id:
+        is_late = self._clock.monotonic() > inquiry.asked_seconds + PROBE_ANSWER_SECONDS
+        if asker in inquiry.asked and probe_id == inquiry.probe_id and not is_late:
             answers = {**inquiry.answers, asker: inquiry.answers.get(asker, reach)}
             entry.inquiry = replace(inquiry, answers=answers)
             self.look_wanted.set()
