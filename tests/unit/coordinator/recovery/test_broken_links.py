@@ -8,6 +8,7 @@ from planaria_common.errors import ErrorReason
 from planaria_coordinator.domain.engines.links import LinkFailure
 from planaria_coordinator.domain.engines.outcome import DirectiveResult, Failure
 from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.signals import Restarted
 from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.simulation.agent import SimAgent
 from unit.coordinator.simulation.world import World, running_world
@@ -299,3 +300,15 @@ async def test_a_report_that_an_agent_contradicts_is_forgotten() -> None:
     assert entry.peers_lost
     await world.advance(3)
     assert not entry.peers_lost
+
+
+async def test_failed_links_count_from_the_start_of_another_coordinator() -> None:
+    """Its clock is another one."""
+    world = await running_world(6)
+    say(world, "n1", ["n3"], UNREACHABLE)
+    await world.settle()
+    before = world.run.failed_links[0].since_seconds
+    world.clock.advance(5)
+    world.coordinator._state.actors[world.job_id].post(Restarted())
+    await world.settle()
+    assert [link.since_seconds > before for link in world.run.failed_links] == [True]

@@ -67,6 +67,8 @@ def engine_disturbed(turn: Turn, signal: EngineDisturbed) -> None:
 
 def restart_disturbance(turn: Turn) -> None:
     """Count from now on: the coordinator has started again, with another clock."""
+    links = tuple(replace(link, since_seconds=turn.now.seconds) for link in turn.run.failed_links)
+    turn.note_run(failed_links=links)
     disturbance = turn.run.disturbance
     if disturbance is not None:
         deadline_seconds = turn.now.seconds + turn.limits.disturbance_seconds
