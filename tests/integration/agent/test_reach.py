@@ -1,5 +1,7 @@
 """Whether another machine answers."""
 
+import errno
+import itertools
 import os
 import signal
 import socket
@@ -75,9 +77,23 @@ def test_a_machine_that_is_cut_off_is_unreachable(network: Network, closed: str)
     assert find_reach([address], 5.0) == Reach.REACH_REFUSED
 
 
-def test_a_machine_without_a_way_to_it_is_unreachable() -> None:
-    """What could not even be begun does not look like a connection."""
-    assert find_reach(["255.255.255.255:9"], SECONDS) == Reach.REACH_UNREACHABLE
+def test_a_machine_to_which_there_is_no_way_from_here_may_be_there() -> None:
+    """What could not even be begun says nothing: nor does it look like a connection."""
+    assert find_reach(["255.255.255.255:9"], SECONDS) == Reach.REACH_UNSPECIFIED
+
+
+def test_who_overslept_has_heard_what_came_meanwhile_and_else_says_nothing(
+    network: Network, stopped: str
+) -> None:
+    """The process was stopped, and perhaps the machine with it."""
+    network.cut("a")
+    away = f"{network.address('a')}:9"
+    for address, reach in (
+        (stopped, Reach.REACH_REACHABLE),
+        (away, Reach.REACH_UNSPECIFIED),
+    ):
+        times = itertools.chain([0.0], itertools.repeat(10.0))
+        assert find_reach([address], SECONDS, times.__next__) == reach
 
 
 @pytest.mark.parametrize("addresses", [[], ["no port"], ["no.such.name.invalid:1"], ["::1:x"]])
@@ -92,4 +108,9 @@ def test_what_is_lacking_here_says_nothing(monkeypatch: pytest.MonkeyPatch, clos
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(socket, "socket", refuse)
+    assert find_reach([closed], SECONDS) == Reach.REACH_UNSPECIFIED
+
+
+def test_no_free_port_here_says_nothing(monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: errno.EADDRNOTAVAIL)
     assert find_reach([closed], SECONDS) == Reach.REACH_UNSPECIFIED
