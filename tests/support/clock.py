@@ -20,3 +20,7 @@ class FakeClock:
         if seconds < 0:
             raise ValueError(f"a clock cannot run backwards: {seconds}")
         self._elapsed_seconds += seconds
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock, as an administrator or NTP does: no time passes."""
+        self._start += timedelta(seconds=seconds)

@@ -131,10 +131,15 @@ def layers_missing(turn: Turn, layers: tuple[int, ...], step: int) -> None:
     if not are_held(layers, turn.run.absent):
         restore_or_fail(turn, layers, step)
         return
-    awaited = turn.run.awaited_state
-    since = awaited.since if awaited is not None else turn.now.time
-    deadline = turn.now.seconds + _seconds_left(turn, since)
-    turn.change(awaited_state=AwaitedState(layers=layers, since=since, deadline_seconds=deadline))
+    now = turn.now
+    awaited = turn.run.awaited_state or AwaitedState(
+        layers=layers,
+        since=now.time,
+        deadline_seconds=now.seconds + turn.run.requirements.unreachable_timeout_seconds,
+    )
+    # The deadline stays as it is, whatever the time of day: somebody may have set the clock.
+    due = now.seconds if awaited.deadline_seconds is None else awaited.deadline_seconds
+    turn.change(awaited_state=replace(awaited, layers=layers, deadline_seconds=due))
     state = JobState.PAUSED if turn.run.pause_wanted else JobState.WAITING
     park(turn, state, "the only holders of some layers are unreachable")
     holders_overdue(turn)
