@@ -11,16 +11,19 @@ from planaria_coordinator.domain.job import signals
 from planaria_coordinator.domain.job.signals import Signal
 from planaria_coordinator.domain.recovery import broken_links, handover, lost_engines, overdue
 from planaria_worker.engine.recovery import stalled_messages
-from unit.coordinator.engines import test_links
+from unit.coordinator.engines import test_liar_search, test_links
 from unit.coordinator.recovery import test_broken_links
 from unit.engine.recovery import test_stalled_messages
 from unit.guards.guard import guard, swap
+
+LIARS = test_liar_search.test_whatever_one_engine_says_of_its_peers_nobody_else_is_stopped
 
 
 @guard(
     "the word of one engine stops no other",
     test_broken_links.test_who_accuses_all_others_is_left_out_itself,
     test_broken_links.test_a_single_broken_link_costs_one_of_its_ends,
+    LIARS,
 )
 def believe_anybody(patch: pytest.MonkeyPatch) -> None:
     swap(patch, broken_links._looks_ended, lambda run, engine_id: True)
@@ -78,6 +81,7 @@ def park_everybody_for_a_broken_link(patch: pytest.MonkeyPatch) -> None:
 @guard(
     "one word does not end the only replica of a layer",
     test_broken_links.test_one_word_does_not_end_the_only_replica_of_a_layer,
+    LIARS,
 )
 def believe_one_of_the_last(patch: pytest.MonkeyPatch) -> None:
     swap(patch, lost_engines.is_spare, lambda turn, node_id: True)
