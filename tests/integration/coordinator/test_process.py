@@ -125,3 +125,16 @@ def test_a_startup_error_is_reported_in_one_line(
     assert error.startswith("error: ")
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_of_two_coordinators_on_one_data_directory_the_second_does_not_start(
+    tmp_path: Path,
+) -> None:
+    """[4] It names the process that has it; the first serves on. Guard: `FileLock`."""
+    with run(tmp_path) as first:
+        status, words = refusal(tmp_path)
+        assert status != 0
+        assert f"another coordinator (process {first.process.pid}) uses" in words
+        assert first.client.get("/api/v1/jobs").status_code == 200
+    with run(tmp_path) as second:
+        assert second.client.get("/api/v1/jobs").status_code == 200
