@@ -132,7 +132,7 @@ class Cluster:
         async with state.node_lock:
             entry = state.nodes.require(node_id)
             if entry.node.state is not NodeState.LOST:
-                await declare_lost(state, entry, Loss(reason=_EVICTED, gone=True))
+                await declare_lost(state, [(entry, Loss(reason=_EVICTED, gone=True))])
         for actor in tuple(state.actors.values()):
             if any(h.node.node_id == node_id for h in actor.run.absent.values()):
                 actor.post(

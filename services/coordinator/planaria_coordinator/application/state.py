@@ -184,12 +184,18 @@ class SharedState:
 
     async def save_node(self, node: Node, drafts: Sequence[EventDraft] = ()) -> None:
         """Write a node and events about it, then show them; the caller holds `node_lock`."""
+        await self.save_nodes([node], drafts)
+
+    async def save_nodes(self, nodes: Sequence[Node], drafts: Sequence[EventDraft]) -> None:
+        """Write nodes and events about them together; the caller holds `node_lock`."""
         async with self.database.unit_of_work() as work:
-            await work.nodes.save(node)
+            for node in nodes:
+                await work.nodes.save(node)
             if drafts:
                 await work.events.append(drafts)
             await work.commit()
-        self.nodes.put(node)
+        for node in nodes:
+            self.nodes.put(node)
         self.event_changes.notify()
         self.scheduling_wanted.set()
 

@@ -16,6 +16,7 @@ from planaria_coordinator.domain.engines.progress import (
     observe_progress,
     progress_deadline_seconds,
 )
+from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import measured_layers, slowest_stage_seconds
 from planaria_coordinator.domain.job.signals import EnginesStuck, Stalled, Tick
 
@@ -99,6 +100,8 @@ class Supervisor:
         stalled_jobs.discard(actor.job_id)
         if not run.trains or run.placement is None:
             self._progress.pop(actor.job_id, None)  # and when the job ends
+            if self._waits_for_silent(run, now):
+                stalled_jobs.add(actor.job_id)
             return
         snapshots = self._snapshots(actor)
         counts = {
@@ -106,9 +109,10 @@ class Supervisor:
             for engine_id in run.placement.engine_ids
             if engine_id in snapshots
         }
-        if len(counts) < len(run.placement.engine_ids):
-            return  # not everyone is heard: silence is not judged
-        seen = observe_progress(now, self._progress.get(actor.job_id), counts)
+        if not counts:
+            return
+        known, generation = self._progress.get(actor.job_id), run.placement.generation
+        seen = observe_progress(now, known, generation, counts)
         self._progress[actor.job_id] = seen
         stalled_seconds = now - seen.since_seconds
         node_deadline_seconds = self._state.options.node_deadline_seconds
@@ -116,10 +120,21 @@ class Supervisor:
             return  # in most cases there is no need to work out the deadlines of a job
         if stalled_seconds > self._progress_deadline(actor, node_deadline_seconds):
             stalled_jobs.add(actor.job_id)  # for a node that is silent
+        if len(counts) < len(run.placement.engine_ids):
+            return  # somebody is not heard, and may be what the others wait for
         if stalled_seconds > self._progress_deadline(actor, self._least_seconds):
             del self._progress[actor.job_id]
             self._lose_patience(actor)
             actor.post(EnginesStuck(seconds=stalled_seconds))
+
+    def _waits_for_silent(self, run: JobRun, now: float) -> bool:
+        """Whether a change of the plan lacks only answers of nodes that are away or silent."""
+        overdue_since = now - self._state.options.node_deadline_seconds
+        return any(
+            pending.deadline_seconds < overdue_since
+            and pending.node_id in self._silent_nodes.absent
+            for pending in run.pending.values()
+        )
 
     def _snapshots(self, actor: JobActor) -> Mapping[str, EngineSnapshot]:
         expected = actor.run.nodes.keys() - self._silent_nodes.absent

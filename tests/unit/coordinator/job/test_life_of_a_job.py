@@ -119,7 +119,7 @@ async def test_each_loss_while_the_job_finishes_is_a_story_of_its_own() -> None:
     assert told.transition is not None
     assert told.transition.history.cause is Cause.FINISHED, "it would be begun again"
 
-    world.clock.advance(5.0)
+    await world.advance(5.0)
     await world.kill_node("n1")
     _, second = world.recoveries
     assert second.nodes_lost == ("n1",)

@@ -95,12 +95,20 @@ async def test_two_nodes_lost_at_once_are_one_story() -> None:
 
 
 async def test_when_every_replica_is_gone_the_job_fails_and_says_which_layers() -> None:
-    """No silent failure: STATE_LOST names the layers, and the last loss [11]."""
+    """No silent failure: STATE_LOST names the layers, and the last loss [11].
+
+    Until it is known, not only seen by others, that they are gone, the job waits.
+    """
     world = await running_world(
         4, resources={"min_nodes_per_pipeline": 2}, resilience={"fault_tolerance": 1}
     )
     await world.kill_node("n0")
     await world.kill_node("n1")
+    assert (await world.job()).state is JobState.WAITING
+    assert "layers 0-2 are only on n0, n1" in (await world.job()).waiting_reason
+    for node_id in ("n0", "n1"):
+        await world.coordinator.cluster.evict(node_id)
+        await world.settle()
     job = await world.job()
     assert job.state is JobState.FAILED
     assert job.error is not None

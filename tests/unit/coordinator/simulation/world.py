@@ -91,9 +91,14 @@ class World:
 
     async def settle(self) -> None:
         """Let everybody do what there is to do."""
-        quiet = 0
+        quiet, nodes = 0, self.coordinator._state.nodes
         for _ in range(20_000):
             await asyncio.sleep(0)
+            if nodes.look_wanted.is_set():  # the coordinator's own loop looks at once
+                nodes.look_wanted.clear()
+                quiet = 0
+                with suppress(UnavailableError):
+                    await self.coordinator.tick()
             idle = self.coordinator.is_idle or not self.planner.is_open.is_set()
             quiet = quiet + 1 if idle else 0
             if quiet > (30 if self.planner.is_open.is_set() else 1000):

@@ -21,7 +21,6 @@ from planaria_coordinator.application.agents.agent_messages import (
     StepReport,
     Welcome,
 )
-from planaria_coordinator.application.agents.lost_nodes import declare_ended
 from planaria_coordinator.application.agents.node_registry import NodeEntry
 from planaria_coordinator.application.cluster import Cluster
 from planaria_coordinator.application.jobs.job_actor import JobActor
@@ -137,7 +136,7 @@ class AgentSession:
             unexplained = self._unexplained()
             entry.peers_lost = {e: t for e, t in entry.peers_lost.items() if e in unexplained}
             log.info("session_ended", node_id=self.node_id)
-            self._state.run_in_background(declare_ended(self._state, entry))
+            self._state.nodes.look_wanted.set()
 
     # -- from the agent ----------------------------------------------------------------------------
 
@@ -181,7 +180,7 @@ class AgentSession:
         entry = self._entry()
         if entry is not None:
             entry.has_left = True
-            self._state.run_in_background(declare_ended(self._state, entry))
+            self._state.nodes.look_wanted.set()
 
     def result(self, result: DirectiveResult) -> None:
         """A directive has a result."""
@@ -221,8 +220,8 @@ class AgentSession:
             self._state.nodes.suspect(entry.node.id)
         elif entry is not None and failed.failure is not LinkFailure.STALLED:
             entry.peers_lost[engine.id] = self._state.clock.monotonic()
-            if entry.session_ended:
-                self._state.run_in_background(declare_ended(self._state, entry))
+            if entry.ended_seconds is not None:
+                self._state.nodes.look_wanted.set()
                 return
         actor.post(
             signals.LinkFailed(

@@ -54,11 +54,6 @@ class NodeEntry:
         )
 
     @property
-    def session_ended(self) -> bool:
-        """Whether its last session was seen to end."""
-        return self.ended_seconds is not None
-
-    @property
     def takes_work(self) -> bool:
         """Whether new work can be given to it now."""
         is_heard = self.wire is not None and self.silent_since_seconds is None
@@ -104,8 +99,12 @@ class NodeRegistry:
 
     @property
     def is_blind(self) -> bool:
-        """Whether nobody has been heard since our start, or since grace was granted."""
+        """Whether nobody has been heard since our start, since all fell silent, or since grace."""
         return self._is_blind
+
+    def lose_sight(self) -> None:
+        """All have fallen silent: they have time again from the first that is heard."""
+        self._is_blind = True
 
     def load(self, nodes: Iterable[Node]) -> None:
         """Take what the database knows; every node has time to connect."""

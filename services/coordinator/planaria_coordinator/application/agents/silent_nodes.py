@@ -17,6 +17,7 @@ from planaria_coordinator.domain.engines.silence import (
     Patience,
     Sight,
     judge,
+    sees_nobody,
 )
 from planaria_coordinator.domain.job.signals import AgentReturned
 from planaria_coordinator.domain.placement.replicas import holdings_of_placement
@@ -54,11 +55,15 @@ class SilentNodes:
         self._tell(judgement)
         if judgement.lost:
             async with state.node_lock:
-                for node_id, loss in judgement.lost.items():
-                    entry, seen = state.nodes.get(node_id), sights[node_id].last_seen_seconds
-                    # While others were stored as lost, it may have been heard.
-                    if entry is not None and entry.last_seen_seconds == seen:
-                        await declare_lost(state, entry, loss)
+                # While others had the lock, some may have been heard.
+                still = [
+                    (entry, loss)
+                    for node_id, loss in judgement.lost.items()
+                    if (entry := state.nodes.get(node_id)) is not None
+                    and entry.last_seen_seconds == sights[node_id].last_seen_seconds
+                    and entry.node.state is not NodeState.LOST
+                ]
+                await declare_lost(state, still)
 
     def _is_anybody_silent(self) -> bool:
         """Whether there is anything to judge: in most cases there is not."""
@@ -67,24 +72,24 @@ class SilentNodes:
         return any(
             entry.last_seen_seconds < heard_seconds
             or entry.suspected_seconds is not None
-            or (entry.peers_lost and entry.session_ended)
+            or (entry.peers_lost and entry.ended_seconds is not None)
             or entry.has_left
             for entry in state.nodes
             if entry.node.state is not NodeState.LOST
         )
 
     def _judge(self, sights: Mapping[str, Sight]) -> Judgement:
-        options = self._state.options
+        options, nodes = self._state.options, self._state.nodes
+        now_seconds = self._state.clock.monotonic()
+        patience = Patience(
+            heartbeat_interval_seconds=options.heartbeat_interval_seconds,
+            node_deadline_seconds=options.node_deadline_seconds,
+            agent_lease_seconds=options.agent_lease_seconds,
+        )
+        if sees_nobody(now_seconds, sights, patience):
+            nodes.lose_sight()
         return judge(
-            self._state.clock.monotonic(),
-            sights,
-            self._holders_of_layers(),
-            Patience(
-                heartbeat_interval_seconds=options.heartbeat_interval_seconds,
-                node_deadline_seconds=options.node_deadline_seconds,
-                agent_lease_seconds=options.agent_lease_seconds,
-            ),
-            is_blind=self._state.nodes.is_blind,
+            now_seconds, sights, self._holders_of_layers(), patience, is_blind=nodes.is_blind
         )
 
     def _sights(self) -> Mapping[str, Sight]:

@@ -8,17 +8,25 @@ from dataclasses import dataclass
 class Progress:
     """How far the engines of a job were when one of them last advanced."""
 
+    generation: int
     counts: Mapping[str, int]
     since_seconds: float
 
 
 def observe_progress(
-    now_seconds: float, seen: Progress | None, counts: Mapping[str, int]
+    now_seconds: float, seen: Progress | None, generation: int, counts: Mapping[str, int]
 ) -> Progress:
-    """Return what is known after another look at the engines' progress counters."""
-    if seen is None or dict(seen.counts) != dict(counts):
-        return Progress(counts=dict(counts), since_seconds=now_seconds)
-    return seen
+    """Return what is known after another look at the engines' progress counters.
+
+    Another plan in force is an advance as well: the engines have just been told of it. What is not
+    heard of an engine for a while is none.
+    """
+    if seen is None or seen.generation != generation:
+        return Progress(generation=generation, counts=counts, since_seconds=now_seconds)
+    known = {**seen.counts, **counts}
+    if known == seen.counts:
+        return seen
+    return Progress(generation=generation, counts=known, since_seconds=now_seconds)
 
 
 def progress_deadline_seconds(

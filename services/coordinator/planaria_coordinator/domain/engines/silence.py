@@ -2,7 +2,8 @@
 
 Silence alone says little: the coordinator's own cable may be cut. So nodes that still answer are
 asked whether they reach a silent node's machine. Where nobody can be asked, the silence of many is
-taken for a fault of the coordinator's own.
+taken for a fault of the coordinator's own. The end of connections says little more: a firewall ends
+those of healthy processes too. A lost node may come back, unless its own agent says that it ends.
 """
 
 from collections import deque
@@ -12,6 +13,8 @@ from enum import StrEnum
 
 NUM_ASKED = 3
 """How many other nodes are asked about a silent one."""
+NUM_WITNESSES = 2
+"""How many of them must agree while many are silent, or all holders of a layer."""
 MAX_PROBES = 16
 """Probes that a node may have in hand at a time: further silent nodes wait for their turn."""
 PROBE_SECONDS = 0.2
@@ -92,6 +95,11 @@ class Sight:
         """Whether engines on it may hold layers."""
         return bool(self.addresses)
 
+    @property
+    def seems_ended(self) -> bool:
+        """Whether its session and a connection with one of its engines were seen to end."""
+        return self.ended_seconds is not None and self.peer_lost
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
@@ -108,16 +116,7 @@ class Loss:
 
     reason: str
     gone: bool = False
-    """Its engines are known to have ended."""
-
-
-def seen_to_end(sight: Sight) -> Loss | None:
-    """Return the loss of a node whose agent has left, or it and an engine were seen to end."""
-    if sight.has_left:
-        return Loss(reason="its agent was asked to end", gone=True)
-    if sight.ended_seconds is None or not sight.peer_lost:
-        return None
-    return Loss(reason="its session and an engine's process ended")
+    """Its engines are known to have ended: its agent or an administrator says so."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,7 +147,8 @@ def judge(
         sights: what was seen of the nodes that are not lost.
         holders_of_layers: by layer of each job, the nodes that hold it; looked at only if needed.
         patience: how long is waited for what.
-        is_blind: nothing was heard of anybody since the coordinator's own start or stall.
+        is_blind: nothing was heard of anybody since the coordinator's own start or stall, or since
+            all fell silent.
     """
     judgement = Judgement()
     silent = {n: s for n, s in sights.items() if _is_silent(now_seconds, s, patience)}
@@ -156,36 +156,45 @@ def judge(
     if not silent and not suspected:
         return judgement
     if is_blind:
-        return Judgement(
-            silent=dict.fromkeys(silent, "no node has been heard yet"), absent=set(silent)
-        )
+        return Judgement(silent=dict.fromkeys(silent, "no node is heard"), absent=set(silent))
     fresh = [n for n, s in sights.items() if _is_fresh(now_seconds, s, patience)]
-    holders = [n for n, s in sights.items() if s.holds_state]
-    spared = _spared(set(holders).difference(fresh), len(holders), holders_of_layers)
-    askers = _Askers(now_seconds, fresh, sights)
+    members = [n for n, s in sights.items() if s.job_ids]
+    spared = _spared(set(members).difference(fresh), len(members), holders_of_layers)
+    beating = {n for n, s in sights.items() if _is_beating(now_seconds, s, patience)}
+    askers = _Askers(now_seconds, fresh, beating, sights)
     for node_id in sorted(silent, key=lambda node_id: (silent[node_id].last_seen_seconds, node_id)):
         case = _Case(
             node_id=node_id,
             now_seconds=now_seconds,
             sight=silent[node_id],
             spared=spared.get(node_id, ""),
-            can_be_asked=bool(fresh),
+            can_be_asked=len(beating) > (node_id in beating),
             patience=patience,
         )
         case.enter(judgement)
         if node_id not in judgement.lost and case.is_to_be_asked:
-            asked = askers.take(silent[node_id])
+            asked = askers.take(node_id, silent[node_id])
             if asked:
                 judgement.asked[node_id] = asked
     for node_id in suspected:  # while its answer may still come
-        asked = askers.take(sights[node_id])
+        asked = askers.take(node_id, sights[node_id])
         if asked:
             judgement.asked[node_id] = asked
     return judgement
 
 
+def sees_nobody(now_seconds: float, sights: Mapping[str, Sight], patience: Patience) -> bool:
+    """Whether all have fallen silent: the first that is heard then says nothing of the others yet.
+
+    A single node that is silent may be lost.
+    """
+    if sum(bool(sight.job_ids) for sight in sights.values()) < 2:
+        return False
+    return not any(_is_fresh(now_seconds, sight, patience) for sight in sights.values())
+
+
 def _is_silent(now_seconds: float, sight: Sight, patience: Patience) -> bool:
-    if seen_to_end(sight) is not None:
+    if sight.has_left or sight.seems_ended:
         return True
     if now_seconds - sight.last_seen_seconds > patience.node_deadline_seconds:
         return True
@@ -197,22 +206,26 @@ def _is_to_be_checked(sight: Sight) -> bool:
     return sight.suspected_seconds is not None and sight.inquiry is None and sight.holds_state
 
 
-def _is_fresh(now_seconds: float, sight: Sight, patience: Patience) -> bool:
+def _is_beating(now_seconds: float, sight: Sight, patience: Patience) -> bool:
     silence_seconds = now_seconds - sight.last_seen_seconds
     is_heard = silence_seconds <= _FRESH_BEATS * patience.heartbeat_interval_seconds
-    return is_heard and sight.session_open and sight.suspected_seconds is None
+    return is_heard and sight.session_open
+
+
+def _is_fresh(now_seconds: float, sight: Sight, patience: Patience) -> bool:
+    return sight.suspected_seconds is None and _is_beating(now_seconds, sight, patience)
 
 
 def _spared(
-    quiet: Collection[str], num_holders: int, holders_of_layers: Iterable[frozenset[str]]
+    quiet: Collection[str], num_members: int, holders_of_layers: Iterable[frozenset[str]]
 ) -> dict[str, str]:
     """Return the nodes that are not lost by silence alone, and why.
 
     Nodes fall silent one after another, within an interval of heartbeats: those that have not been
     heard lately count as well.
     """
-    if len(quiet) > 1 and 3 * len(quiet) > num_holders:
-        return dict.fromkeys(quiet, f"{len(quiet)} of {num_holders} nodes are silent at once")
+    if len(quiet) > 1 and 3 * len(quiet) > num_members:
+        return dict.fromkeys(quiet, f"{len(quiet)} of {num_members} nodes are silent at once")
     found: dict[str, str] = {}
     for holders in holders_of_layers:
         if holders.issubset(quiet):
@@ -234,15 +247,15 @@ class _Case:
     def enter(self, judgement: Judgement) -> None:
         """Enter what becomes of it."""
         sight, inquiry = self.sight, self.sight.inquiry
-        ended = seen_to_end(sight)
-        if ended is not None:
-            judgement.lost[self.node_id] = ended
+        if sight.has_left:
+            self._lose(judgement, "its agent was asked to end", gone=True)
+        elif sight.seems_ended and not self.spared:
+            self._lose(judgement, "its session and an engine's process ended")
         elif not sight.holds_state:
-            if self._is_overdue:
-                self._lose(judgement, self._overdue_reason)
+            self._without_state(judgement)
         elif inquiry is not None and self._is_reached(inquiry):
             self._reached(judgement)
-        elif inquiry is not None and inquiry.answers and not inquiry.is_open(self.now_seconds):
+        elif inquiry is not None and self._is_answered(inquiry):
             self._not_reached(judgement, inquiry.answers.values())
         elif self._waits_for_answers:
             judgement.absent.add(self.node_id)
@@ -264,6 +277,17 @@ class _Case:
         """What others saw before counts until they say something else, while any can be asked."""
         return inquiry.is_reached or (inquiry.leaves_reached and self.can_be_asked)
 
+    def _is_answered(self, inquiry: Inquiry) -> bool:
+        """Whether enough others have said that they do not reach it.
+
+        Before the deadline one alone is not enough while many are silent: it may be the one that
+        is cut off.
+        """
+        if not inquiry.answers or inquiry.is_open(self.now_seconds):
+            return False
+        is_late = self._silence_seconds > self.patience.node_deadline_seconds
+        return is_late or not self.spared or len(inquiry.answers) >= NUM_WITNESSES
+
     @property
     def _waits_for_answers(self) -> bool:
         inquiry = self.sight.inquiry
@@ -271,13 +295,21 @@ class _Case:
             return True
         return inquiry is None and self.can_be_asked
 
+    def _without_state(self, judgement: Judgement) -> None:
+        """It cannot be asked about: its engines only start, or there are none."""
+        if self.spared and self.can_be_asked and self._is_lease_over:
+            self._lose(judgement, self._overdue_reason)
+        elif self.spared or self._is_overdue:
+            self._unknown(judgement)
+
     def _reached(self, judgement: Judgement) -> None:
         """Its machine is there; without an agent its engines go on for the lease."""
-        if self.spared:
+        may_be_lost = self.sight.session_open or self._is_lease_over
+        if self.sight.has_stalled and may_be_lost:
+            self._lose(judgement, "only its machine answers, and a job waits for it")
+        elif self.spared:
             judgement.silent[self.node_id] = f"others reach its machine; {self.spared}"
             judgement.absent.add(self.node_id)
-        elif self.sight.has_stalled:
-            self._lose(judgement, "only its machine answers, and a job waits for it")
         elif not self.sight.session_open and self._is_lease_over:
             self._lose(judgement, "its agent has not come back within its lease")
         else:
@@ -285,7 +317,7 @@ class _Case:
 
     def _not_reached(self, judgement: Judgement, answers: Collection[Reach]) -> None:
         if all(answer is Reach.REFUSED for answer in answers):
-            self._lose(judgement, "its engines have ended, as others see", gone=True)
+            self._lose(judgement, "its engines refuse connections, and it does not answer")
         else:
             num = len(answers)
             others = "another node does" if num == 1 else f"{num} other nodes do"
@@ -331,7 +363,11 @@ class _Askers:
     """Deals out who asks about whom, so that nobody has too much in hand."""
 
     def __init__(
-        self, now_seconds: float, fresh: Sequence[str], sights: Mapping[str, Sight]
+        self,
+        now_seconds: float,
+        fresh: Collection[str],
+        beating: Collection[str],
+        sights: Mapping[str, Sight],
     ) -> None:
         self._in_hand: dict[str, int] = {}
         for sight in sights.values():
@@ -339,26 +375,52 @@ class _Askers:
             if inquiry is not None and now_seconds < inquiry.asked_seconds + PROBE_ANSWER_SECONDS:
                 for asked in inquiry.asked.difference(inquiry.answers):
                     self._in_hand[asked] = self._in_hand.get(asked, 0) + 1
-        self._pools: dict[str, deque[str]] = {"": deque()}
-        for node_id in sorted(fresh):
-            for job_id in (*sights[node_id].job_ids, ""):
-                self._pools.setdefault(job_id, deque()).append(node_id)
-        for pool in self._pools.values():
-            pool.rotate(-int(now_seconds))  # others than the last time
+        suspected = set(beating).difference(fresh)
+        self._fresh, self._suspected = (
+            _pools(sorted(nodes), sights, first=int(now_seconds)) for nodes in (fresh, suspected)
+        )
 
-    def take(self, sight: Sight) -> tuple[str, ...]:
-        """Choose who is asked: nodes of the same jobs first, which are in the same network."""
+    def take(self, node_id: str, sight: Sight) -> tuple[str, ...]:
+        """Choose who is asked: nodes of the same jobs first, which are in the same network.
+
+        Where too few are above suspicion, others that still beat are asked as well: the one that
+        accuses them all may be the one that is cut off.
+        """
         chosen: list[str] = []
+        self._take(self._fresh, node_id, sight, chosen, NUM_ASKED)
+        self._take(self._suspected, node_id, sight, chosen, NUM_WITNESSES)
+        return tuple(chosen)
+
+    def _take(
+        self,
+        pools: Mapping[str, deque[str]],
+        node_id: str,
+        sight: Sight,
+        chosen: list[str],
+        number: int,
+    ) -> None:
         for job_id in (*sight.job_ids, ""):
-            pool = self._pools.get(job_id, deque())
+            pool = pools.get(job_id, deque())
             for _ in range(len(pool)):
-                if len(chosen) == NUM_ASKED:
-                    break
+                if len(chosen) >= number:
+                    return
                 if self._in_hand.get(pool[0], 0) >= MAX_PROBES:
                     pool.popleft()
                     continue
-                if pool[0] not in chosen:
+                if pool[0] != node_id and pool[0] not in chosen:
                     chosen.append(pool[0])
                     self._in_hand[pool[0]] = self._in_hand.get(pool[0], 0) + 1
                 pool.rotate(-1)
-        return tuple(chosen)
+
+
+def _pools(
+    nodes: Sequence[str], sights: Mapping[str, Sight], *, first: int
+) -> dict[str, deque[str]]:
+    """Return nodes by their jobs, and all of them; each time another one comes first."""
+    pools: dict[str, deque[str]] = {"": deque()}
+    for node_id in nodes:
+        for job_id in (*sights[node_id].job_ids, ""):
+            pools.setdefault(job_id, deque()).append(node_id)
+    for pool in pools.values():
+        pool.rotate(-first)
+    return pools
