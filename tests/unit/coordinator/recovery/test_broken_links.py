@@ -11,6 +11,7 @@ from planaria_coordinator.domain.job.job import JobState
 from planaria_coordinator.domain.job.signals import Restarted
 from planaria_coordinator.domain.recovery.transition import Phase
 from unit.coordinator.simulation.agent import SimAgent
+from unit.coordinator.simulation.handover_world import switching_join
 from unit.coordinator.simulation.world import World, running_world
 
 ENDED, REFUSED, STALLED = LinkFailure.ENDED, LinkFailure.REFUSED, LinkFailure.STALLED
@@ -312,3 +313,21 @@ async def test_failed_links_count_from_the_start_of_another_coordinator() -> Non
     world.coordinator._state.actors[world.job_id].post(Restarted())
     await world.settle()
     assert [link.since_seconds > before for link in world.run.failed_links] == [True]
+
+
+@pytest.mark.parametrize("failure", [ENDED, STALLED])
+async def test_nobody_is_left_out_without_whom_the_next_plan_lacks_a_layer(
+    failure: LinkFailure,
+) -> None:
+    """Until all have switched, either plan may be in force. Guard: every placement counts."""
+    world = await running_world(2, resilience={"fault_tolerance": 0})
+    world.planner.min_size = 2  # one pipeline of three takes the place of two
+    await switching_join(world)
+    before = set(world.engines())
+    await world.commit_unreported()  # all have switched, and nobody knows
+    assert world.phase is Phase.SWITCHING
+    say(world, "n0", ["n1"], failure)
+    await world.advance(3)
+    assert set(world.engines()) == before
+    assert (await world.job()).state is JobState.RUNNING
+    await world.train(2)

@@ -4,7 +4,7 @@ A report accuses a link. It is believed as a loss only where enough others say t
 stays broken between two engines that live is avoided, by leaving out one of its nodes for a while.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import datetime
 
@@ -21,6 +21,7 @@ from planaria_coordinator.domain.job.cordons import cordon
 from planaria_coordinator.domain.job.job_run import Disturbance, JobRun
 from planaria_coordinator.domain.job.signals import EngineLost, LinkFailed
 from planaria_coordinator.domain.job.turn import Turn
+from planaria_coordinator.domain.placement.peers import holds_every_layer
 from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.replicas import (
     holdings_of_placement,
@@ -128,7 +129,7 @@ def choose_to_leave_out(
     return nodes_to_leave_out(
         sorted(edges, key=sorted),
         preferred=_preferred(run),
-        goes_without=lambda nodes: goes_without(run, nodes),
+        goes_without=goes_without(run),
     )
 
 
@@ -162,17 +163,23 @@ def leave_out(turn: Turn, choice: Choice) -> None:
     note_loss(turn, gone, f"{choice.reason}: it goes on without", fault_time=fault_time)
 
 
-def goes_without(run: JobRun, nodes: Collection[str]) -> bool:
-    """Whether enough nodes are left without some, and every layer has a replica on them."""
-    left = [n for n in run.usable_nodes if n not in nodes and n not in run.draining]
-    if len(left) < run.nodes_per_replica:
-        return False
-    placement = run.in_force
-    if placement is None:
-        return True
-    staying = [e.id for e in run.engines.values() if e.node_id not in nodes]
-    holdings = holdings_of_placement(placement, staying, run.requirements)
-    return not layers_without_replica(holdings, run.requirements.num_layers)
+def goes_without(run: JobRun) -> Callable[[Collection[str]], bool]:
+    """Return whether enough nodes are left without some, and every layer has a replica on them.
+
+    It must have one in every placement that may be in force.
+    """
+    usable = frozenset(run.usable_nodes) - frozenset(run.draining)
+
+    def is_possible(nodes: Collection[str]) -> bool:
+        def stays(engine_id: str) -> bool:
+            return engine_id in run.engines and node_of(engine_id) not in nodes
+
+        is_enough = len(usable) - len(usable.intersection(nodes)) >= run.nodes_per_replica
+        return is_enough and all(
+            holds_every_layer(placement, stays, run.requirements) for placement in run.placements
+        )
+
+    return is_possible
 
 
 def only_joining(run: JobRun, choice: Choice) -> bool:

@@ -22,10 +22,7 @@ from planaria_coordinator.domain.job.signals import (
 from planaria_coordinator.domain.job.start_of_training import refuse_node
 from planaria_coordinator.domain.job.time_account import Activity
 from planaria_coordinator.domain.job.turn import Loss, Turn
-from planaria_coordinator.domain.placement.replicas import (
-    holdings_of_placement,
-    layers_without_replica,
-)
+from planaria_coordinator.domain.placement.peers import holds_every_layer
 from planaria_coordinator.domain.recovery.opening import (
     carried_history,
     new_history,
@@ -118,16 +115,18 @@ def strike_spare_node(turn: Turn, node_id: str, reason: str) -> None:
 
 
 def is_spare(turn: Turn, node_id: str) -> bool:
-    """Whether other nodes hold every layer, apart from engines found wanting in this decision."""
+    """Whether other nodes hold every layer, apart from engines found wanting in this decision.
+
+    They must in every placement that may be in force.
+    """
     run = turn.run
-    others = [
-        engine.id
-        for engine in run.engines.values()
-        if engine.node_id != node_id and engine.id not in turn.silent_engines
-    ]
-    return run.placement is not None and not layers_without_replica(
-        holdings_of_placement(run.placement, others, run.requirements),
-        run.requirements.num_layers,
+
+    def is_elsewhere(engine_id: str) -> bool:
+        is_counted = engine_id in run.engines and engine_id not in turn.silent_engines
+        return is_counted and node_of(engine_id) != node_id
+
+    return bool(run.placements) and all(
+        holds_every_layer(placement, is_elsewhere, run.requirements) for placement in run.placements
     )
 
 
