@@ -2,17 +2,22 @@
 
 import contextlib
 import fcntl
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from planaria_common.credentials import read_token
 from planaria_common.errors import ErrorReason, PlanariaError
+from planaria_common.logging import drain_logs
 from planaria_common.priority import come_first
 from planaria_common.service import run_service
+from planaria_worker.agent.concurrency import has_threads
 from planaria_worker.agent.launcher import Launcher
 from planaria_worker.agent.machine import describe_machine
 from planaria_worker.agent.settings import WorkerSettings
+
+LOG_SECONDS = 1.0
 
 
 async def serve(settings: WorkerSettings) -> None:
@@ -65,7 +70,11 @@ def _unusable(data_dir: Path, problem: str) -> PlanariaError:
 
 def main() -> None:
     """Run the command and exit."""
-    sys.exit(run_service(part="worker", settings_type=WorkerSettings, serve=serve))
+    status = run_service(part="worker", settings_type=WorkerSettings, serve=serve)
+    if has_threads():  # the interpreter's own end can crash in the libraries that they are in
+        drain_logs(LOG_SECONDS)
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

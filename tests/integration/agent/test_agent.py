@@ -1,6 +1,7 @@
 """The agent against a fake coordinator, with engine processes that have no model."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +57,7 @@ JOB_SPEC = {
 
 
 SECOND = Duration(seconds=1)
+HANG_SECONDS = 20.0
 MACHINE = Machine(num_accelerators=1, accelerator_kind="cpu", memory_bytes=2**30, transport="gloo")
 
 
@@ -186,6 +189,34 @@ async def test_the_end_of_an_engine_is_reported_with_its_last_words(node: Node) 
     exited = await node.coordinator.next("engine_exited")
     assert exited.exit_code == -signal.SIGKILL
     assert exited.log_tail[-1] == "last words"
+
+
+async def test_the_end_of_an_engine_is_reported_although_its_log_cannot_be_read(
+    node: Node,
+) -> None:
+    """A file system that hangs silences nobody. What stands in for it here: a FIFO."""
+    await node.coordinator.send(node.prepare(str(node.text)))
+    await node.coordinator.next("result")
+    (log,) = node.data_dir.glob(f"engines/*/{LOG_FILE}")
+    log.unlink()
+    os.mkfifo(log)
+    heals = threading.Timer(HANG_SECONDS, open_and_close, [log])
+    heals.start()
+    try:
+        await node.coordinator.send(node.directive("d-end", export=Export()))
+        exited = await node.coordinator.next("engine_exited")
+        await node.coordinator.next("heartbeat")
+        assert heals.is_alive(), "the agent waited for the file system"
+        assert (exited.exit_code, list(exited.log_tail)) == (-signal.SIGKILL, [])
+    finally:
+        heals.cancel()
+        open_and_close(log)
+
+
+def open_and_close(fifo: Path) -> None:
+    """Let those end that wait to read it."""
+    with contextlib.suppress(OSError):  # nobody does
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
 
 
 async def test_an_engine_that_ended_before_it_was_ready_is_reported_when_requested_again(

@@ -8,7 +8,6 @@ import shutil
 import signal
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from planaria.local.processes import boot_id
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.logging import get_logger
 from planaria_common.version import PROTOCOL_VERSION, package_version
+from planaria_worker.agent.concurrency import in_thread
 from planaria_worker.agent.engine_handle import EngineHandle
 from planaria_worker.agent.engine_process import LOG_FILE, SOCKET_FILE, Launch
 from planaria_worker.agent.engines import Engines
@@ -53,6 +53,8 @@ from planaria_worker.engine_config import EngineConfig
 
 NUM_KEPT_RESULTS = 1_000
 NUM_TAIL_LINES = 20
+LAST_WORDS_SECONDS = 0.25
+"""Reading them may take as long before the end of an engine is reported without."""
 DEFAULT_LEASE_SECONDS = 10.0
 DEFAULT_PROGRESS_DEADLINE_SECONDS = 5.0
 LEASES_PER_LEASE = 5
@@ -96,7 +98,6 @@ class Agent:
         self._has_no_session = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_probes = 0
-        self._probers = ThreadPoolExecutor(MAX_PROBES, thread_name_prefix="probe")
         self.engines = Engines(
             root=settings.data_dir / "engines",
             on_event=self._engine_event,
@@ -206,10 +207,8 @@ class Agent:
             return
         self._num_probes += 1
         try:
-            loop, seconds = asyncio.get_running_loop(), probe.timeout.ToNanoseconds() / 1e9
-            reach = await loop.run_in_executor(
-                self._probers, find_reach, list(probe.addresses), min(seconds, MAX_PROBE_SECONDS)
-            )
+            seconds = min(probe.timeout.ToNanoseconds() / 1e9, MAX_PROBE_SECONDS)
+            reach = await in_thread(find_reach, list(probe.addresses), seconds)
         finally:
             self._num_probes -= 1
         result = ProbeResult(probe_id=probe.probe_id, reach=reach)
@@ -251,18 +250,17 @@ class Agent:
             await asyncio.sleep(START_PAUSE_SECONDS)
 
     async def _start_engine(self, directive: Directive) -> None:
-        data = await asyncio.to_thread(
+        data = await in_thread(
             prepare_data,
             directive.prepare.job_spec,
             self._settings.data_dir / "data",
             self._settings.node_id,
         )
-        # In threads, as all that touches the disk: where it hangs, the node is still heard.
-        folder = await asyncio.to_thread(self.engines.new_folder, directive.engine_id)
+        folder = await in_thread(self.engines.new_folder, directive.engine_id)
         try:
             await self.engines.start(folder, self._engine_config(directive, data, folder))
         except Exception:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await in_thread(shutil.rmtree, folder, ignore_errors=True)
             raise
 
     def _cannot_prepare(self, directive: Directive, error: Exception, reason: ErrorReason) -> None:
@@ -336,21 +334,23 @@ class Agent:
         self._outbox.report(request)
         self._stored_reports.note(request.report_number, handle, event.report_number)
 
-    def _exited(self, handle: EngineHandle, exit_code: int | None) -> None:
-        if (lines := _new_lines(handle)) is not None:
-            self._outbox.post(SessionRequest(log_lines=lines))
-        if handle.engine_id in self._stopping:
-            self._stopping.discard(handle.engine_id)
-            return
+    async def _exited(self, handle: EngineHandle, exit_code: int | None) -> None:
+        """Pass on what the engine wrote last, if it can be read soon, and that it has ended."""
         exited = EngineExited(
-            job_id=handle.config.job_id,
-            engine_id=handle.engine_id,
-            exit_code=exit_code,
-            log_tail=last_lines(handle.folder / LOG_FILE, NUM_TAIL_LINES),
+            job_id=handle.config.job_id, engine_id=handle.engine_id, exit_code=exit_code
         )
         exited.detect_time.GetCurrentTime()
-        self._note_unprepared(handle)
-        self._outbox.post(SessionRequest(engine_exited=exited))
+        was_stopped = handle.engine_id in self._stopping
+        self._stopping.discard(handle.engine_id)
+        if not was_stopped:
+            self._note_unprepared(handle)
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                lines, exited.log_tail[:] = await in_thread(_last_words, handle)
+                if lines is not None:
+                    self._outbox.post(SessionRequest(log_lines=lines))
+        if not was_stopped:
+            self._outbox.post(SessionRequest(engine_exited=exited))
 
     def _note_unprepared(self, handle: EngineHandle) -> None:
         """Should the coordinator ask again for an engine that ended before it was ready, say so."""
@@ -408,6 +408,10 @@ def _new_lines(handle: EngineHandle) -> LogLines | None:
     message = LogLines(job_id=handle.config.job_id, engine_id=handle.engine_id, lines=lines)
     message.read_time.GetCurrentTime()
     return message
+
+
+def _last_words(handle: EngineHandle) -> tuple[LogLines | None, list[str]]:
+    return _new_lines(handle), last_lines(handle.folder / LOG_FILE, NUM_TAIL_LINES)
 
 
 def _no_such_engine(directive: Directive, node_id: str) -> PlanariaError:

@@ -21,6 +21,7 @@ from planaria.local.processes import (
     open_process,
     send_signal,
 )
+from planaria_worker.agent.concurrency import in_thread
 from planaria_worker.engine_config import EngineConfig
 
 CONFIG_FILE = "config.json"
@@ -65,7 +66,7 @@ class EngineProcess:
             finally:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
-        return await asyncio.to_thread(self.exit_code)
+        return await in_thread(self.exit_code)
 
 
 def record_process(folder: Path, pid: int, exit_code: Callable[[], int | None]) -> EngineProcess:

@@ -5,7 +5,7 @@ import contextlib
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from planaria.api.worker.v1.directive_pb2 import Directive
@@ -13,6 +13,7 @@ from planaria.api.worker.v1.engine_link_pb2 import EngineEvent
 from planaria.local.processes import find_workers, send_signal
 from planaria_common.errors import PlanariaError
 from planaria_common.logging import get_logger
+from planaria_worker.agent.concurrency import in_thread
 from planaria_worker.agent.engine_handle import EngineHandle
 from planaria_worker.agent.engine_process import (
     CONFIG_FILE,
@@ -23,6 +24,8 @@ from planaria_worker.agent.engine_process import (
 from planaria_worker.engine_config import EngineConfig
 
 STOP_GRACE_SECONDS = 3.0
+STOP_SECONDS = 2 * STOP_GRACE_SECONDS
+"""The longest that an engine is waited for that is stopped by force."""
 NUM_KEPT_FOLDERS = 20
 
 log = get_logger("engines")
@@ -43,7 +46,7 @@ class Engines:
         *,
         root: Path,
         on_event: Callable[[EngineHandle, EngineEvent], None],
-        on_exit: Callable[[EngineHandle, int | None], None],
+        on_exit: Callable[[EngineHandle, int | None], Awaitable[None]],
         launch: Launch,
     ) -> None:
         self._root = root
@@ -82,7 +85,8 @@ class Engines:
         Raises:
             OSError: its process cannot be made.
         """
-        await asyncio.to_thread(config.dump, folder / CONFIG_FILE)
+        await in_thread(config.dump, folder / CONFIG_FILE)
+        # Waited for when the agent ends: then it ends the process that it has begun to start.
         process = await asyncio.to_thread(self._launch, folder, config)
         log.info("engine_started", engine_id=config.engine_id, pid=process.pid)
         return self._watch(folder, config, process)
@@ -156,6 +160,8 @@ class Engines:
 
     async def _until_exit(self, handle: EngineHandle) -> None:
         exit_code = await handle.run()
-        del self._handles[handle.engine_id], self._watches[handle.engine_id]
         log.info("engine_exited", engine_id=handle.engine_id, exit_code=exit_code)
-        self._on_exit(handle, exit_code)
+        try:
+            await self._on_exit(handle, exit_code)
+        finally:
+            del self._handles[handle.engine_id], self._watches[handle.engine_id]

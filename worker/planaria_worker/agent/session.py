@@ -25,7 +25,7 @@ from planaria.api.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
 from planaria_common.errors import ErrorReason, PlanariaError
 from planaria_common.grpcclient import bearer, open_channel, to_planaria_error
 from planaria_common.logging import get_logger
-from planaria_worker.agent.concurrency import until_first_ends
+from planaria_worker.agent.concurrency import in_thread, until_first_ends
 from planaria_worker.agent.outbox import Outbox
 
 MAX_BACKOFF_SECONDS = 2.0
@@ -204,7 +204,7 @@ class Session:
     async def _pass_on_logs(self, call: "Call", interval_seconds: float) -> None:
         """In a thread: a file system that hangs must not keep the node from being heard."""
         while True:
-            for lines in await asyncio.to_thread(self._node.new_log_lines):
+            for lines in await in_thread(self._node.new_log_lines):
                 await self._send(call, SessionRequest(log_lines=lines))
             await self._sleep(interval_seconds)
 
