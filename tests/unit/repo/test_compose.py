@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from planaria_worker.agent.life import MAX_END_SECONDS
+from planaria_worker.agent.settings import WorkerSettings
 from support.repository import ROOT
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+EXIT_SECONDS = 5.0
+"""What Python itself and a busy machine take besides."""
 DOCKERFILES = sorted((ROOT / "deploy").glob("*.Dockerfile"))
 
 
@@ -27,6 +31,16 @@ def test_the_file_follows_the_compose_schema() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout
+
+
+def test_an_agent_that_is_asked_to_end_is_given_the_time_to() -> None:
+    """Killed before, it leaves engines behind, and its node is not known to have left."""
+    grace_seconds = WorkerSettings.model_fields["drain_grace_seconds"].default
+    guide = (ROOT / "docs/how-to/several-machines.md").read_text(encoding="utf-8")
+    patience = [SERVICES["worker"]["stop_grace_period"].removesuffix("s")]
+    patience += re.findall(r"(?:TimeoutStopSec=|terminationGracePeriodSeconds: )(\d+)", guide)
+    assert len(patience) == 3
+    assert min(map(int, patience)) > grace_seconds + MAX_END_SECONDS + EXIT_SECONDS
 
 
 def test_every_dockerfile_has_a_service_and_every_service_its_dockerfile() -> None:

@@ -3,17 +3,22 @@
 import asyncio
 import os
 import signal
+from typing import Final
 
 from planaria_common.logging import get_logger
 from planaria_common.service import announce_ready, stop_signals
 from planaria_common.supervised import supervised
-from planaria_worker.agent.agent import Agent
+from planaria_worker.agent.agent import LEAVE_SECONDS, Agent
 from planaria_worker.agent.concurrency import until_first_ends
 from planaria_worker.agent.engine_process import Launch
+from planaria_worker.agent.engines import STOP_SECONDS
 from planaria_worker.agent.machine import Machine
 from planaria_worker.agent.outbox import Outbox
 from planaria_worker.agent.session import Session
 from planaria_worker.agent.settings import WorkerSettings
+
+MAX_END_SECONDS: Final = STOP_SECONDS + LEAVE_SECONDS + STOP_SECONDS
+"""After the grace period: engines that no signal ends are waited for in `leave` and at the end."""
 
 log = get_logger("agent")
 
