@@ -313,14 +313,21 @@ def test_a_cancelled_job_leaves_no_engine_running(five_nodes: Cluster, spec: Job
 def test_losing_every_replica_of_a_layer_fails_the_job_by_name(
     five_nodes: Cluster, spec: JobSpec
 ) -> None:
-    """[11] f = 0 and a node is lost: the error says which layers are gone."""
+    """[11] f = 0 and a node is lost: the job waits for it, and fails when it is gone for good.
+
+    The error says which layers are gone.
+    """
     alone = spec.resilience.model_copy(update={"fault_tolerance": 0})
     two = spec.resources.model_copy(update={"min_nodes": 2, "max_nodes": 2})
     job = five_nodes.client.submit(spec.model_copy(update={"resilience": alone, "resources": two}))
     five_nodes.wait_for_step(job.id, 2)
     plan = five_nodes.client.job_plan(job.id).plan
     assert plan is not None
-    five_nodes.kill_node(plan.pipelines[0].stages[0].node_id)
+    dead = plan.pipelines[0].stages[0].node_id
+    five_nodes.kill_node(dead)
+    waiting = five_nodes.wait_for_state(job.id, "WAITING")
+    assert f"only on {dead}" in waiting.waiting_reason
+    five_nodes.client.evict_node(dead)
     end = five_nodes.wait_for_end(job.id)
     assert end.state == "FAILED"
     assert end.error is not None

@@ -93,13 +93,14 @@ def decide_on_signals_at_once(patch: pytest.MonkeyPatch) -> None:
 def tell_of_a_loss_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
     declare = lost_nodes.declare_lost
 
-    async def tell_first(state: SharedState, entry: NodeEntry, loss: Loss) -> None:
-        lost = NodeLost(
-            node_id=entry.node.id, fault_time=state.clock.now(), reason=loss.reason, gone=True
-        )
-        for actor in state.holders(entry.node.id):
-            actor.post(lost)
-        await declare(state, entry, loss)
+    async def tell_first(state: SharedState, losses: Sequence[tuple[NodeEntry, Loss]]) -> None:
+        for entry, loss in losses:
+            lost = NodeLost(
+                node_id=entry.node.id, fault_time=state.clock.now(), reason=loss.reason, gone=True
+            )
+            for actor in state.holders(entry.node.id):
+                actor.post(lost)
+        await declare(state, losses)
 
     swap(patch, declare, tell_first)
 

@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 
 from planaria_coordinator.application.agents.node_registry import NodeRegistry
+from planaria_coordinator.application.supervision import Supervisor
 from planaria_coordinator.domain.engines import silence
-from planaria_coordinator.domain.engines.silence import Judgement
-from unit.coordinator.engines import test_silence_search, test_silent_nodes
+from planaria_coordinator.domain.engines.silence import Judgement, Sight
+from unit.coordinator.engines import (
+    test_silence_of_many,
+    test_silence_search,
+    test_silent_nodes,
+)
 from unit.guards.guard import guard, swap
 
 SEARCH = test_silence_search.test_who_is_well_is_never_lost_and_who_is_gone_is_found
@@ -17,7 +22,7 @@ SEARCH = test_silence_search.test_who_is_well_is_never_lost_and_who_is_gone_is_f
 @guard(
     "nobody is lost because the coordinator itself may be cut off",
     SEARCH,
-    test_silent_nodes.test_a_coordinator_that_is_cut_off_takes_nobody_to_be_lost,
+    test_silence_of_many.test_nodes_on_which_engines_start_are_not_lost_because_all_are_silent,
 )
 def spare_nobody(patch: pytest.MonkeyPatch) -> None:
     swap(patch, silence._spared, lambda quiet, num_holders, holders_of_layers: {})
@@ -76,3 +81,54 @@ def expect_answers_of_the_silent(patch: pytest.MonkeyPatch) -> None:
         return judgement
 
     swap(patch, judge, nobody_is_absent)
+
+
+@guard(
+    "while many are silent, one alone does not say that they are lost",
+    test_silence_of_many.test_who_accuses_everybody_is_not_the_only_one_that_is_asked,
+)
+def believe_one_witness(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(silence, "NUM_WITNESSES", 1)
+
+
+@guard(
+    "when all were silent, others have time to come back after the first",
+    test_silence_of_many.test_the_first_that_is_back_says_nothing_of_the_others_yet,
+)
+def never_lose_sight(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, silence.sees_nobody, lambda now_seconds, sights, patience: False)
+
+
+@guard(
+    "ends of connections make nobody lost while many are silent, or the last holder of layers",
+    test_silence_of_many.test_a_firewall_that_ends_every_connection_ends_no_job,
+    test_silence_of_many.test_the_only_holder_of_layers_is_not_lost_before_others_were_asked,
+)
+def believe_ends_of_connections(patch: pytest.MonkeyPatch) -> None:
+    judge = silence.judge
+
+    def lose_all_that_seem_ended(
+        now_seconds: float, sights: dict[str, Sight], *arguments: Any, **options: Any
+    ) -> Judgement:
+        judgement = judge(now_seconds, sights, *arguments, **options)
+        ended = [node_id for node_id, sight in sights.items() if sight.seems_ended]
+        judgement.lost.update(dict.fromkeys(ended, silence.Loss(reason="it ended")))
+        return judgement
+
+    swap(patch, judge, lose_all_that_seem_ended)
+
+
+@guard(
+    "a job's progress is judged by those that are heard",
+    test_silence_of_many.test_a_frozen_majority_does_not_hold_a_job_up_for_ever,
+)
+def judge_no_progress(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, Supervisor._watch_progress, lambda self, actor, now: None)
+
+
+@guard(
+    "a change of the plan does not wait for ever for silent nodes whose machines answer",
+    test_silence_of_many.test_a_recovery_does_not_wait_for_ever_for_a_frozen_majority,
+)
+def wait_for_ever(patch: pytest.MonkeyPatch) -> None:
+    swap(patch, Supervisor._waits_for_silent, lambda self, run, now: False)
