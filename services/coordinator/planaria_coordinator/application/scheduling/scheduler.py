@@ -12,7 +12,7 @@ from planaria_coordinator.application.ports import NodesDecision, NodesQuestion
 from planaria_coordinator.application.state import SharedState
 from planaria_coordinator.domain.engines.node import NodeState
 from planaria_coordinator.domain.engines.outcome import Failure
-from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.job import JobError, JobState
 from planaria_coordinator.domain.job.job_run import JobRun
 from planaria_coordinator.domain.job.model_profile import plan_nodes, planning_problem
 from planaria_coordinator.domain.job.requirements import NodeFacts
@@ -79,10 +79,13 @@ class Scheduler:
             ErrorReason.MODEL_DOES_NOT_FIT,
             ErrorReason.INVALID_PROFILE,
         ):
-            failure = Failure(reason=error.reason, message=error.message, metadata=error.metadata)
-            await actor.post(JobFaulted(engine_id="", failure=failure))
+            await self._fail(actor, error)
         else:
             log.info("no_plan_with_more_nodes", job_id=actor.job_id, cause=error.message)
+
+    async def _fail(self, actor: JobActor, error: PlanariaError | JobError) -> None:
+        failure = Failure(reason=error.reason, message=error.message, metadata=dict(error.metadata))
+        await actor.post(JobFaulted(engine_id="", failure=failure))
 
     # -- jobs that wait ----------------------------------------------------------------------------
 
@@ -92,7 +95,10 @@ class Scheduler:
         own = self._own_nodes(run)
         facts = {**own, **{entry.node.id: entry.facts for entry in candidates}}
         if not facts:
-            await self._explain(actor, "no node is free")
+            if run.start_failure is not None and self._all_are_refused(run):
+                await self._fail(actor, run.start_failure)
+            else:
+                await self._explain(actor, "no node is free")
             return
         nodes_per_replica = await self._nodes_per_replica(run, facts)
         to_start = run.requirements.nodes_to_start(nodes_per_replica)
@@ -187,6 +193,11 @@ class Scheduler:
             ),
             key=lambda entry: entry.node.id,
         )
+
+    def _all_are_refused(self, run: JobRun) -> bool:
+        """Whether no node is left that could serve a job, now or when others have ended."""
+        ready = (each.node for each in self._state.nodes if each.node.state is NodeState.READY)
+        return all(node.id in run.refused for node in ready)
 
     def _own_nodes(self, run: JobRun) -> dict[str, NodeFacts]:
         """Return the nodes that the job holds and may go on using."""

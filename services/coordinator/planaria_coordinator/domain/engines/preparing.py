@@ -7,15 +7,15 @@ from planaria_coordinator.domain.engines.directive import QuiesceMode
 from planaria_coordinator.domain.engines.engine import Engine, Pending
 from planaria_coordinator.domain.engines.outcome import Failure, Prepared
 from planaria_coordinator.domain.job.cordons import cordon, lift_cordons
-from planaria_coordinator.domain.job.ending import fail, pause_waiting
-from planaria_coordinator.domain.job.job import JobState
+from planaria_coordinator.domain.job.ending import park, pause_waiting
+from planaria_coordinator.domain.job.job import JobError, JobState
 from planaria_coordinator.domain.job.start_of_training import (
     difference_to_reference,
     refuse_node,
     start_training,
 )
 from planaria_coordinator.domain.job.turn import Turn
-from planaria_coordinator.domain.job.waiting import rest, set_back
+from planaria_coordinator.domain.job.waiting import announce_waiting, rest, set_back
 from planaria_coordinator.domain.placement.ask_planner import begin_online_planning
 from planaria_coordinator.domain.recovery.fencing import begin_quiescing
 from planaria_coordinator.domain.recovery.transition import Phase
@@ -73,8 +73,7 @@ def on_prepared(turn: Turn, pending: Pending, outcome: Prepared) -> None:
 def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
     """An engine could not start: try again, or do without its node.
 
-    A job that has not trained fails when it could start on none of its nodes, unless their machines
-    only lacked something at the moment.
+    A job that has not trained and is left without nodes waits for others.
     """
     if engine.id in turn.run.engines:
         turn.remove_engines([engine.id])
@@ -98,9 +97,23 @@ def prepare_failed(turn: Turn, engine: Engine, failure: Failure) -> None:
             set_back(turn, failure.message)
             rest(turn)
         else:
-            fail(turn, failure.reason, failure.message, failure.metadata)
+            _wait_for_others(turn, failure)
         return
     check_prepared(turn)
+
+
+def _wait_for_others(turn: Turn, failure: Failure) -> None:
+    """Let the scheduler give the job other nodes; it fails once they have all been refused."""
+    error = JobError(
+        reason=failure.reason, message=failure.message, metadata=dict(failure.metadata)
+    )
+    turn.change(start_failure=error)
+    if turn.run.transition is not None:
+        park(turn, JobState.PENDING, failure.message)
+    if turn.run.pause_wanted:
+        pause_waiting(turn)
+    else:
+        announce_waiting(turn, failure.message)
 
 
 def _leave_out(turn: Turn, node_id: str, reason: str) -> None:

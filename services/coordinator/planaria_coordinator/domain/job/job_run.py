@@ -111,6 +111,8 @@ class JobRun:
     draining: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
     """Nodes that cannot serve this job, and why."""
+    start_failure: JobError | None = None
+    """Why it could not start on the last node that it had; others may do better."""
     cordoned: dict[str, Cordon] = field(default_factory=dict)
     """Nodes that the job does without, or did lately, because links to them failed."""
     failed_links: tuple[FailedLink, ...] = ()

@@ -1,0 +1,76 @@
+"""A job that cannot start on the nodes that it was given is started on others."""
+
+from collections.abc import Collection
+
+import pytest
+
+from planaria_common.errors import ErrorReason
+from planaria_coordinator.domain.engines.directive import Directive, Prepare
+from planaria_coordinator.domain.engines.outcome import Failure, Outcome
+from planaria_coordinator.domain.job.job import JobState
+from unit.coordinator.simulation.agent import SimAgent
+from unit.coordinator.simulation.world import World
+
+
+def without_data(patch: pytest.MonkeyPatch, nodes: Collection[str]) -> None:
+    """Let some nodes lack the file that the job trains on."""
+    prepare = SimAgent._prepare
+
+    def fail(self: SimAgent, directive: Directive, command: Prepare) -> Outcome:
+        if self.node_id not in nodes:
+            return prepare(self, directive, command)
+        message = f"{self.node_id}: no such file"
+        return Failure(reason=ErrorReason.DATA_UNUSABLE, message=message)
+
+    patch.setattr(SimAgent, "_prepare", fail)
+
+
+async def submitted(num_nodes: int) -> World:
+    """Return a world with a job that has two nodes at most."""
+    world = World()
+    await world.start(num_nodes)
+    await world.submit(
+        resources={"min_nodes": 1, "max_nodes": 2}, resilience={"fault_tolerance": 0}
+    )
+    await world.advance(5)
+    return world
+
+
+async def test_other_nodes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[10] It fails only when its data can be read nowhere. Guard: `_wait_for_others`."""
+    without_data(monkeypatch, {"n0", "n1", "n2"})
+    world = await submitted(6)
+    await world.train(2)
+    assert (await world.job()).state is JobState.RUNNING
+    assert set(world.run.nodes) == {"n3", "n4"}
+    assert set(world.run.refused) == {"n0", "n1", "n2"}
+
+
+async def test_a_job_waits_for_a_node_that_another_job_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_data(monkeypatch, ())
+    world = await submitted(4)
+    without_data(monkeypatch, {"n2", "n3"})
+    first = world.job_id
+    await world.submit(
+        resources={"min_nodes": 1, "max_nodes": 2}, resilience={"fault_tolerance": 0}
+    )
+    await world.advance(5)
+    job = await world.job()
+    assert job.state is JobState.PENDING
+    assert "refused: n2: no such file; n3: no such file" in job.waiting_reason
+    await world.coordinator.jobs.cancel(first)
+    await world.advance(5)
+    assert (await world.job()).state is JobState.RUNNING
+
+
+async def test_a_job_that_no_node_can_start_fails_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_data(monkeypatch, {f"n{index}" for index in range(6)})
+    world = await submitted(5)
+    job = await world.job()
+    assert job.state is JobState.FAILED
+    assert job.error is not None
+    assert job.error.reason is ErrorReason.DATA_UNUSABLE
+    assert job.error.message == "n4: no such file"
+    assert world.event_types().count("node_refused") == 5
