@@ -1,8 +1,11 @@
 """The database is away, refuses, or is slow while a job trains and loses an engine."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -45,6 +48,20 @@ END_CONNECTIONS = (
     "WHERE datname = 'planaria' AND pid <> pg_backend_pid()"
 )
 
+
+def crash(url: str) -> None:
+    """Kill a server process: the server ends all others, and recovers as after a power cut."""
+
+    async def run() -> None:
+        connection = await asyncpg.connect(url)
+        os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
+        connection.terminate()
+        await asyncio.sleep(0)  # until its socket is closed
+
+    with suppress(asyncpg.PostgresError, OSError):  # it still recovers from the last time
+        asyncio.run(run())
+
+
 # A deferred trigger runs within COMMIT.
 SLOW_COMMITS = (
     "CREATE OR REPLACE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ "
@@ -72,7 +89,7 @@ def through(wire: Wire, url: str) -> str:
     return url.replace(f":{urlsplit(url).port}/", f":{wire.port}/")
 
 
-@pytest.mark.parametrize("fault", ["away", "read-only", "slow"])
+@pytest.mark.parametrize("fault", ["away", "read-only", "slow", "crashing"])
 def test_a_job_outlives_a_fault_of_the_database(
     tmp_path: Path,
     text: Path,
@@ -99,6 +116,7 @@ def test_a_job_outlives_a_fault_of_the_database(
             ),
         ),
         "slow": (lambda: execute(url, *SLOW_COMMITS), lambda: None),
+        "crashing": (lambda: crash(url), lambda: None),
     }[fault]
     with Cluster(
         tmp_path / "cluster", database_url=through(wire, url), node_deadline_seconds=3
@@ -115,6 +133,8 @@ def test_a_job_outlives_a_fault_of_the_database(
         reasons = set()
         while time.monotonic() < deadline:
             reasons.add(cluster.client.get_job(job_id).waiting_reason)
+            if fault == "crashing":
+                crash(url)
             time.sleep(0.2)
         end()
         ended = cluster.wait_for_end(job_id, timeout=240)
