@@ -22,7 +22,7 @@ SEARCH = test_silence_search.test_who_is_well_is_never_lost_and_who_is_gone_is_f
 @guard(
     "nobody is lost because the coordinator itself may be cut off",
     SEARCH,
-    test_silence_of_many.test_nodes_on_which_engines_start_are_not_lost_because_all_are_silent,
+    test_silence_of_many.test_nodes_on_which_engines_start_are_not_lost_because_many_are_silent,
 )
 def spare_nobody(patch: pytest.MonkeyPatch) -> None:
     swap(patch, silence._spared, lambda quiet, num_holders, holders_of_layers: {})

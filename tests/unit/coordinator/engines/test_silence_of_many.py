@@ -151,15 +151,18 @@ async def test_a_recovery_does_not_wait_for_ever_for_a_frozen_majority() -> None
     assert (await world.job()).state is JobState.RUNNING
 
 
-async def test_nodes_on_which_engines_start_are_not_lost_because_all_are_silent() -> None:
-    """The coordinator's cable is cut while a job starts."""
+@pytest.mark.parametrize(("num_silent", "seconds"), [(2, 8.0), (3, 30.0)])
+async def test_nodes_on_which_engines_start_are_not_lost_because_many_are_silent(
+    num_silent: int, seconds: float
+) -> None:
+    """The coordinator's cable is cut while a job starts, or that of a rack is for a while."""
     world = World()
     await world.start(3)
     world.hold("prepare")
     await world.submit()
-    for agent in world.agents.values():
+    for agent in list(world.agents.values())[:num_silent]:
         agent.is_silent = True
-    await world.advance(30)
+    await world.advance(seconds)
     for agent in world.agents.values():
         agent.is_silent = False
     await world.release()
