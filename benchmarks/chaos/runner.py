@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.chaos import checks
 from benchmarks.chaos.schedule import LOSSES, OF_NO_NODE, Event, make_schedule
 from benchmarks.common.cluster import Cluster
+from benchmarks.common.full_disk import without_writes
 from benchmarks.common.jobs import small_job
 from benchmarks.common.processes import Part
 from benchmarks.common.workbench import Run, Workbench
@@ -221,6 +222,8 @@ class Disturbance:
                 self._stop_all([cluster.coordinator])
             case "stop_agents":
                 self._stop_all(cluster.nodes.values())
+            case "fill_disks":
+                self._fill_disks([cluster.coordinator, *cluster.nodes.values()])
             case "stop":
                 self._stop(node_id, STOP_SECONDS)
             case "stop_briefly":
@@ -241,6 +244,11 @@ class Disturbance:
         for process in processes:
             process.send_signal(signal.SIGCONT)
         self._noticed_by = time.monotonic() + NODE_DEADLINE_SECONDS + SECONDS_TO_NOTICE
+
+    def _fill_disks(self, parts: Iterable[Part | None]) -> None:
+        """Let nobody store anything for longer than any deadline, while engines train."""
+        with without_writes(part.process.pid for part in parts if part is not None):
+            time.sleep(STOP_SECONDS)
 
     def _stop(self, node_id: str, seconds: float) -> None:
         self._cluster.signal_node(node_id, signal.SIGSTOP)

@@ -11,6 +11,7 @@ Kind = Literal[
     "kill_coordinator",
     "stop_coordinator",
     "stop_agents",
+    "fill_disks",
     "stop",
     "stop_briefly",
     "drain",
@@ -21,7 +22,9 @@ Kind = Literal[
 LOSSES: frozenset[Kind] = frozenset({"kill", "kill_engine", "stop", "drain", "drain_and_return"})
 """What takes a replica away, for a while at least."""
 
-OF_NO_NODE: frozenset[Kind] = frozenset({"kill_coordinator", "stop_coordinator", "stop_agents"})
+OF_NO_NODE: frozenset[Kind] = frozenset(
+    {"kill_coordinator", "stop_coordinator", "stop_agents", "fill_disks"}
+)
 """What is done to the coordinator, or to all agents at once while their engines train on."""
 
 MIN_NODES = 5
@@ -37,6 +40,7 @@ _WEIGHTS: dict[Kind, int] = {
     "kill_coordinator": 1,
     "stop_coordinator": 1,
     "stop_agents": 1,
+    "fill_disks": 1,
     "stop": 2,
     "stop_briefly": 2,
     "drain": 2,

@@ -1,15 +1,14 @@
 """The coordinator's SQLite file cannot be written while a job trains and loses an engine."""
 
-import resource
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from benchmarks.common.cluster import Cluster
+from benchmarks.common.full_disk import without_writes
 from benchmarks.common.jobs import small_job
 from planaria.job import JobSpec
 
@@ -18,17 +17,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 NUM_NODES = 4
 UNDISTURBED_SECONDS = 2.0
 REST_SECONDS = 10.0
-
-
-@contextmanager
-def read_only_files(pid: int) -> Iterator[None]:
-    """Let the kernel refuse every write of a process to a file inside the block."""
-    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_job_outlives_a_file_that_cannot_be_written(
@@ -40,7 +28,7 @@ def test_a_job_outlives_a_file_that_cannot_be_written(
     job_id = cluster.client.submit(spec).id
     cluster.wait_for_step(job_id, 3)
     assert cluster.coordinator is not None
-    with read_only_files(cluster.coordinator.process.pid):
+    with without_writes([cluster.coordinator.process.pid]):
         begin_time = datetime.now(UTC) + timedelta(seconds=0.5)
         time.sleep(UNDISTURBED_SECONDS)
         kill_time = datetime.now(UTC)
