@@ -131,3 +131,13 @@ def test_engines_of_its_own_node_do_not_count() -> None:
         since_seconds=0.0,
     )
     assert not looks_ended("j/a/0/1", [own], {"j/a/1/2"}, HOMES)
+
+
+def test_two_that_accuse_the_same_others_are_not_believed() -> None:
+    """Either pair may be at fault: neither is in all of the smallest sets."""
+    links = [link(of, to) for of in "ab" for to in "cd"]
+    viewers = [f"j/{node}/0/1" for node in "abcd"]
+    for accused in "cd":
+        assert not looks_ended(f"j/{accused}/0/1", links, viewers, HOMES)
+    dead = [link(of, "c") for of in "ab"]
+    assert looks_ended("j/c/0/1", dead, viewers, HOMES)

@@ -82,8 +82,9 @@ def looks_ended(
 ) -> bool:
     """Whether enough engines say that a process ended, though its agent has not said so.
 
-    Two on different nodes do, or one where no other engine could see it. An engine that has
-    reported such an end itself was alive: then it is a link that failed.
+    Two on different nodes do, if all such reports are best explained by its node; or one does where
+    no other engine could see it. An engine that has reported such an end itself was alive: then it
+    is a link that failed.
 
     Args:
         engine_id: whose process may have ended.
@@ -101,7 +102,17 @@ def looks_ended(
     }
     accusing = {node_of[each] for each in accusers} - {home}
     others = {node_of[each] for each in viewers if each not in accusers} - {home} - accusing
-    return len(accusing) > 1 or (bool(accusing) and not others)
+    if len(accusing) > 1:
+        ended = [each for each in links if each.says_process_ended]
+        ends = [{each.engine_id, each.peer_engine_id} & node_of.keys() for each in ended]
+        return _explains(home, {frozenset(node_of[e] for e in each) for each in ends if each})
+    return bool(accusing) and not others
+
+
+def _explains(node_id: str, edges: Collection[Edge]) -> bool:
+    """Whether a node is in every one of the smallest sets that touch each failed link."""
+    covers = list(_smallest_covers(edges, sorted({n for edge in edges for n in edge})))
+    return all(node_id in cover for cover in covers)
 
 
 def nodes_to_leave_out(
@@ -126,12 +137,9 @@ def nodes_to_leave_out(
         out in their place: they would be others than those at fault.
     """
     suspects = sorted({node_id for edge in edges for node_id in edge}, key=_rank(preferred))
-    covers = _covers(edges, suspects) if len(suspects) <= MAX_EXACT else _greedy(edges, suspects)
     fewest: tuple[str, ...] = ()
-    for cover in covers:
+    for cover in _smallest_covers(edges, suspects):
         fewest = fewest or cover
-        if len(cover) > len(fewest):
-            break
         if goes_without(cover):
             return Choice(nodes=cover, is_possible=True, reason=_reason(cover, edges))
     return Choice(nodes=fewest, is_possible=False, reason=_reason(fewest, edges))
@@ -142,12 +150,19 @@ def _rank(preferred: Sequence[str]) -> Callable[[str], tuple[int, str]]:
     return lambda node_id: (-places.get(node_id, 0), node_id)
 
 
-def _covers(edges: Collection[Edge], suspects: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    """All sets that touch every edge, the smallest first."""
+def _smallest_covers(edges: Collection[Edge], suspects: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    """Yield the smallest sets that touch every edge: all of them, or one of too many suspects."""
+    if len(suspects) > MAX_EXACT:
+        yield from _greedy(edges, suspects)
+        return
     for size in range(1, len(suspects) + 1):
+        found = False
         for chosen in combinations(suspects, size):
             if all(not edge.isdisjoint(chosen) for edge in edges):
+                found = True
                 yield chosen
+        if found:
+            return
 
 
 def _greedy(edges: Collection[Edge], suspects: Sequence[str]) -> Iterable[tuple[str, ...]]:
