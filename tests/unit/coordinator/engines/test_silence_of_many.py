@@ -44,7 +44,6 @@ async def test_a_firewall_that_ends_every_connection_ends_no_job(
         resources={"min_nodes_per_pipeline": pipeline_nodes},
     )
     await world.train(1)
-    engines = set(world.engines())
     reset_all(world)
     await world.settle()
     await world.advance(2)
@@ -52,7 +51,6 @@ async def test_a_firewall_that_ends_every_connection_ends_no_job(
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING
     assert "node_lost" not in world.event_types()
-    assert set(world.engines()) == engines
 
 
 async def test_the_only_holder_of_layers_is_not_lost_before_others_were_asked() -> None:
@@ -134,7 +132,9 @@ async def test_a_frozen_majority_does_not_hold_a_job_up_for_ever() -> None:
     world = await running_world(4)
     await world.train(1)
     freeze(world, "n1", "n2")
-    await world.advance(12)
+    await world.advance(9)
+    assert not lost(world)
+    await world.advance(9)
     assert lost(world) == {"n1", "n2"}
     await world.train(2)
     assert (await world.job()).state is JobState.RUNNING

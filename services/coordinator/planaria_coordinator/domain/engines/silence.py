@@ -303,8 +303,12 @@ class _Case:
             self._unknown(judgement)
 
     def _reached(self, judgement: Judgement) -> None:
-        """Its machine is there; without an agent its engines go on for the lease."""
-        may_be_lost = self.sight.session_open or self._is_lease_over
+        """Its machine is there; without an agent its engines go on for the lease.
+
+        While many are silent, a job that makes no progress may be waiting for something else until
+        then.
+        """
+        may_be_lost = self._is_lease_over or (self.sight.session_open and not self.spared)
         if self.sight.has_stalled and may_be_lost:
             self._lose(judgement, "only its machine answers, and a job waits for it")
         elif self.spared:
