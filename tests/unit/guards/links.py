@@ -30,22 +30,15 @@ def believe_anybody(patch: pytest.MonkeyPatch) -> None:
 
 
 @guard(
-    "who has accused others was alive",
+    "who accuses is believed only where it cannot be at fault itself",
     test_links.test_a_process_has_ended_if_enough_say_so,
+    test_links.test_two_that_accuse_all_others_are_not_believed,
 )
 def believe_the_majority(patch: pytest.MonkeyPatch) -> None:
     def looks_ended(engine_id: str, failed: Collection[links.FailedLink], *_others: object) -> bool:
         return sum(link.peer_engine_id == engine_id for link in failed) > 1
 
     swap(patch, links.looks_ended, looks_ended)
-
-
-@guard(
-    "two that accuse several are believed only where nothing else explains it as well",
-    test_links.test_two_that_accuse_the_same_others_are_not_believed,
-)
-def believe_two(patch: pytest.MonkeyPatch) -> None:
-    swap(patch, links._explains, lambda node_id, edges: True)
 
 
 @guard(

@@ -18,7 +18,6 @@ from planaria_coordinator.domain.engines.links import (
 )
 
 NODES = tuple("abcdefg")
-HOMES = {f"j/{node}/0/1": node for node in NODES} | {"j/a/1/2": "a"}
 
 
 def edge(*nodes: str) -> Edge:
@@ -99,27 +98,59 @@ def test_the_reason_names_who_cannot_reach_whom() -> None:
     assert choice.reason == "a and b, c cannot reach each other"
 
 
+def said(text: str, failure: LinkFailure = LinkFailure.ENDED) -> list[FailedLink]:
+    """Of each pair, the first says so of the second."""
+    return [link(pair[0], pair[1], failure) for pair in text.split()]
+
+
 @pytest.mark.parametrize(
-    ("links", "viewers", "expected"),
+    ("links", "expected"),
     [
-        ([link("b", "a")], "bcd", False),
-        ([link("b", "a"), link("c", "a")], "bcd", True),
-        ([link("b", "a"), link("c", "a", LinkFailure.REFUSED)], "bcd", True),
-        ([link("b", "a"), link("c", "a", LinkFailure.UNREACHABLE)], "bcd", False),
-        ([link("b", "a"), link("c", "a", LinkFailure.STALLED)], "bcd", False),
-        ([link("b", "a"), link("b", "c"), link("b", "d")], "bcd", False),
-        ([link("b", "a")], "b", True),
-        ([link("b", "a", LinkFailure.UNREACHABLE)], "b", False),
-        ([link("b", "a"), link("a", "b")], "b", False),
-        ([link("b", "a"), link("c", "a"), link("a", "b")], "bcd", False),
+        (said("ba"), False),
+        (said("ba ca"), True),
+        ([*said("ba"), *said("ca", LinkFailure.REFUSED)], True),
+        ([*said("ba"), *said("ca", LinkFailure.UNREACHABLE)], False),
+        ([*said("ba"), *said("ca", LinkFailure.STALLED)], False),
+        (said("ba bc bd"), False),
+        (said("ba ca ab"), False),
+        (said("ba ca ad"), False),
+        (said("ba ca da ed fd"), True),
+        (said("ba ca cd ed"), True),
+        (said("ba ca cd"), False),
     ],
 )
 def test_a_process_has_ended_if_enough_say_so(
-    links: Collection[FailedLink], viewers: str, expected: bool
+    links: Collection[FailedLink], expected: bool
 ) -> None:
-    """Two on other nodes, or all that could see it; and nobody whom it has accused."""
-    seen = {f"j/{node}/0/1" for node in viewers}
-    assert looks_ended("j/a/0/1", links, seen, HOMES) is expected
+    """Two on other nodes do, of which it accused nobody, unless they may be at fault themselves."""
+    assert looks_ended("j/a/0/1", links) is expected
+
+
+@pytest.mark.parametrize("accused", ["cd", "cde", "cdefghijklmno"])
+def test_two_that_accuse_all_others_are_not_believed(accused: str) -> None:
+    """Guard: the smallest covers; two liars would stop all healthy replicas."""
+    links = [link(of, to) for of in "ab" for to in accused]
+    assert not any(looks_ended(f"j/{node}/0/1", links) for node in accused)
+
+
+def test_of_many_that_say_so_all_are_believed() -> None:
+    """Guard: beyond twelve suspects it counts how many say so."""
+    links = [link(of, "a") for of in "bcdefghijklmnopqrst"]
+    assert looks_ended("j/a/0/1", [*links, link("b", "c")])
+
+
+def test_those_who_had_another_left_out_are_believed_less() -> None:
+    """One after the other, two liars would have all others stopped."""
+    links = said("ca da")
+    assert looks_ended("j/a/0/1", links, edges("ab"))
+    assert not looks_ended("j/a/0/1", links, edges("bc bd"))
+
+
+def test_links_with_nodes_that_are_left_out_show_which_end_it_is() -> None:
+    choice = nodes_to_leave_out(edges("bc"), earlier=edges("ac"), preferred="ab")
+    assert choice.nodes == ("c",)
+    alone = nodes_to_leave_out(edges("bc"), earlier=edges("ad ed"), preferred="ab")
+    assert alone.nodes == ("b",)
 
 
 def test_engines_of_its_own_node_do_not_count() -> None:
@@ -130,14 +161,4 @@ def test_engines_of_its_own_node_do_not_count() -> None:
         direction=LinkDirection.OUTGOING,
         since_seconds=0.0,
     )
-    assert not looks_ended("j/a/0/1", [own], {"j/a/1/2"}, HOMES)
-
-
-def test_two_that_accuse_the_same_others_are_not_believed() -> None:
-    """Either pair may be at fault: neither is in all of the smallest sets."""
-    links = [link(of, to) for of in "ab" for to in "cd"]
-    viewers = [f"j/{node}/0/1" for node in "abcd"]
-    for accused in "cd":
-        assert not looks_ended(f"j/{accused}/0/1", links, viewers, HOMES)
-    dead = [link(of, "c") for of in "ab"]
-    assert looks_ended("j/c/0/1", dead, viewers, HOMES)
+    assert not looks_ended("j/a/0/1", [own, *said("ba")])

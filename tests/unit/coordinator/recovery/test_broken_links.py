@@ -295,7 +295,7 @@ async def test_an_engine_that_no_job_counts_on_accuses_nobody() -> None:
 async def test_a_report_that_an_agent_contradicts_is_forgotten() -> None:
     """Its agent may crash later: that is no loss of the node. Guard: `_contradict`."""
     world = await running_world(6)
-    say(world, "n1", ["n3"])
+    say(world, "n1", ["n2", "n3"])
     await world.settle()
     entry = world.coordinator._state.nodes.require("n3")
     assert entry.peers_lost

@@ -7,10 +7,12 @@ cause as well: who accuses several peers that others reach is itself the cover o
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
+
+from planaria_coordinator.domain.engines.engine import node_of
 
 MAX_EXACT = 12
 """Up to so many suspects all sets are tried."""
@@ -75,49 +77,53 @@ class Choice:
 
 
 def looks_ended(
-    engine_id: str,
-    links: Collection[FailedLink],
-    viewers: Collection[str],
-    node_of: Mapping[str, str],
+    engine_id: str, links: Collection[FailedLink], earlier: Collection[Edge] = ()
 ) -> bool:
     """Whether enough engines say that a process ended, though its agent has not said so.
 
-    Two on different nodes do, if all such reports are best explained by its node; or one does where
-    no other engine could see it. An engine that has reported such an end itself was alive: then it
-    is a link that failed.
+    Its node must be among the fewest that explain all that is said, whichever of several such sets
+    one takes: else it may be those who say it that are at fault, even if they are two. An engine
+    that has reported such an end itself was alive: then it is a link that failed.
 
     Args:
         engine_id: whose process may have ended.
         links: those that failed.
-        viewers: engines that have a connection to it.
-        node_of: the node of each engine.
+        earlier: between nodes that are left out already and others.
     """
-    home = node_of[engine_id]
-    if any(link.engine_id == engine_id and link.says_process_ended for link in links):
+    home = node_of(engine_id)
+    ends = [link for link in links if link.says_process_ended]
+    if any(link.engine_id == engine_id for link in ends):
         return False
-    accusers = {
-        link.engine_id
-        for link in links
-        if link.peer_engine_id == engine_id and link.says_process_ended
-    }
-    accusing = {node_of[each] for each in accusers} - {home}
-    others = {node_of[each] for each in viewers if each not in accusers} - {home} - accusing
-    if len(accusing) > 1:
-        ended = [each for each in links if each.says_process_ended]
-        ends = [{each.engine_id, each.peer_engine_id} & node_of.keys() for each in ended]
-        return _explains(home, {frozenset(node_of[e] for e in each) for each in ends if each})
-    return bool(accusing) and not others
+    accusing = {node_of(link.engine_id) for link in ends if link.peer_engine_id == engine_id}
+    if len(accusing - {home}) < 2:
+        return False
+    edges = {each for each in map(edge_of, ends) if len(each) > 1}
+    return _is_in_all_smallest(home, [*edges, *_sharing_an_end(earlier, edges)])
 
 
-def _explains(node_id: str, edges: Collection[Edge]) -> bool:
-    """Whether a node is in every one of the smallest sets that touch each failed link."""
-    covers = list(_smallest_covers(edges, sorted({n for edge in edges for n in edge})))
-    return all(node_id in cover for cover in covers)
+def edge_of(link: FailedLink) -> Edge:
+    """Return the nodes at the ends of a link."""
+    return frozenset((node_of(link.engine_id), node_of(link.peer_engine_id)))
+
+
+def _sharing_an_end(earlier: Iterable[Edge], edges: Iterable[Edge]) -> list[Edge]:
+    nodes = frozenset(node_id for edge in edges for node_id in edge)
+    return [edge for edge in earlier if not edge.isdisjoint(nodes)]
+
+
+def _is_in_all_smallest(node_id: str, edges: Collection[Edge]) -> bool:
+    """Whether every smallest set of nodes that touches all edges has a node."""
+    suspects = sorted({each for edge in edges for each in edge})
+    if len(suspects) > MAX_EXACT:  # a set without it has all its peers
+        (found,) = _greedy(edges, suspects)
+        return len({each for edge in edges if node_id in edge for each in edge}) - 1 > len(found)
+    return all(node_id in cover for cover in _smallest_covers(edges, suspects))
 
 
 def nodes_to_leave_out(
     edges: Collection[Edge],
     *,
+    earlier: Collection[Edge] = (),
     preferred: Sequence[str] = (),
     goes_without: Callable[[Collection[str]], bool] = lambda _nodes: True,
 ) -> Choice:
@@ -128,20 +134,23 @@ def nodes_to_leave_out(
 
     Args:
         edges: the failed links.
-        preferred: nodes that are rather left out than others: joining ones, then those that
-            failed lately.
+        earlier: those between nodes that are left out already and others: they show which end it
+            is, and alone are no reason to leave anybody out.
+        preferred: nodes that are rather left out than others, the first one most of all.
         goes_without: whether the job has a plan without some nodes.
 
     Returns:
         the fewest nodes; of equally many, those that the job can do without. More are never left
         out in their place: they would be others than those at fault.
     """
-    suspects = sorted({node_id for edge in edges for node_id in edge}, key=_rank(preferred))
+    known = [*edges, *_sharing_an_end(earlier, edges)]
+    suspects = sorted({node_id for edge in known for node_id in edge}, key=_rank(preferred))
     fewest: tuple[str, ...] = ()
-    for cover in _smallest_covers(edges, suspects):
-        fewest = fewest or cover
-        if goes_without(cover):
-            return Choice(nodes=cover, is_possible=True, reason=_reason(cover, edges))
+    for cover in _smallest_covers(known, suspects):
+        nodes = tuple(n for n in cover if any(n in edge for edge in edges))
+        if goes_without(nodes):
+            return Choice(nodes=nodes, is_possible=True, reason=_reason(nodes, edges))
+        fewest = fewest or nodes
     return Choice(nodes=fewest, is_possible=False, reason=_reason(fewest, edges))
 
 
@@ -150,7 +159,7 @@ def _rank(preferred: Sequence[str]) -> Callable[[str], tuple[int, str]]:
     return lambda node_id: (-places.get(node_id, 0), node_id)
 
 
-def _smallest_covers(edges: Collection[Edge], suspects: Sequence[str]) -> Iterable[tuple[str, ...]]:
+def _smallest_covers(edges: Collection[Edge], suspects: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the smallest sets that touch every edge: all of them, or one of too many suspects."""
     if len(suspects) > MAX_EXACT:
         yield from _greedy(edges, suspects)
@@ -165,7 +174,7 @@ def _smallest_covers(edges: Collection[Edge], suspects: Sequence[str]) -> Iterab
             return
 
 
-def _greedy(edges: Collection[Edge], suspects: Sequence[str]) -> Iterable[tuple[str, ...]]:
+def _greedy(edges: Collection[Edge], suspects: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """One set that touches every edge, from those with most edges."""
     chosen: list[str] = []
     left = set(edges)

@@ -14,6 +14,7 @@ from planaria_coordinator.domain.engines.links import (
     Edge,
     FailedLink,
     LinkFailure,
+    edge_of,
     looks_ended,
     nodes_to_leave_out,
 )
@@ -22,9 +23,7 @@ from planaria_coordinator.domain.job.job_run import Disturbance, JobRun
 from planaria_coordinator.domain.job.signals import EngineLost, LinkFailed
 from planaria_coordinator.domain.job.turn import Turn
 from planaria_coordinator.domain.placement.peers import holds_every_layer
-from planaria_coordinator.domain.placement.placement import Placement
 from planaria_coordinator.domain.placement.replicas import (
-    holdings_of_placement,
     layers_of_version,
     layers_without_replica,
 )
@@ -123,11 +122,12 @@ def choose_to_leave_out(
             if link.failure is LinkFailure.UNREACHABLE
             and link.since_seconds > now - _UNREACHABLE_LATELY_SECONDS
         ]
-    edges = {_edge(run, link) for link in failed}
+    edges = {edge_of(link) for link in failed}
     if not edges:
         return None
     return nodes_to_leave_out(
         sorted(edges, key=sorted),
+        earlier=_earlier_edges(run),
         preferred=_preferred(run),
         goes_without=goes_without(run),
     )
@@ -152,7 +152,7 @@ def choose_joining(turn: Turn, reason: str) -> Choice | None:
 def leave_out(turn: Turn, choice: Choice) -> None:
     """Do without some nodes for a while: recover as if their engines were lost."""
     gone = [e.id for e in turn.run.engines.values() if e.node_id in choice.nodes]
-    edges = [_edge(turn.run, link) for link in turn.run.failed_links]
+    edges = [edge_of(link) for link in turn.run.failed_links]
     for node_id in choice.nodes:
         peers = {peer for edge in edges if node_id in edge for peer in edge} - {node_id}
         cordon(turn, node_id, choice.reason, peers)
@@ -208,36 +208,25 @@ def _matters(run: JobRun, link: FailedLink) -> bool:
 
 
 def _looks_ended(run: JobRun, engine_id: str) -> bool:
-    viewers = {e for placement in run.placements for e in _viewers(run, placement, engine_id)}
-    homes = {engine.id: engine.node_id for engine in run.engines.values()}
-    return looks_ended(engine_id, run.failed_links, viewers & homes.keys(), homes)
+    return looks_ended(engine_id, run.failed_links, _earlier_edges(run))
 
 
-def _viewers(run: JobRun, placement: Placement, engine_id: str) -> set[str]:
-    """Return the engines of a placement that have a connection to one of them."""
-    layers = holdings_of_placement(placement, placement.engine_ids, run.requirements)
-    mine = set(layers.get(engine_id, ()))
-    seen = {e for e, others in layers.items() if mine.intersection(others)}
-    for chain in placement.stage_engines:
-        if engine_id in chain:
-            at = chain.index(engine_id)
-            seen.update(chain[max(at - 1, 0) : at + 2])
-    return seen - {engine_id}
-
-
-def _edge(run: JobRun, link: FailedLink) -> Edge:
-    ends = link.engine_id, link.peer_engine_id
-    return frozenset(run.engines[engine_id].node_id for engine_id in ends)
+def _earlier_edges(run: JobRun) -> list[Edge]:
+    """Return the links between nodes that are left out and those for which they are."""
+    out = ((n, run.cordoned[n]) for n in run.left_out)
+    return [frozenset((node_id, peer)) for node_id, c in out for peer in c.peers]
 
 
 def _preferred(run: JobRun) -> list[str]:
     """Return the nodes that are rather left out: joining ones, then those that failed lately.
 
-    Before those that failed are those that others could not reach, and for which they were left
-    out.
+    First of all those that are out already. Before those that failed are those of which others saw
+    an end and which say nothing, so that nobody is stopped for one that is dead.
     """
     training = {run.engines[e].node_id for e in run.required_engines if e in run.engines}
     joining = sorted(n for n in run.nodes if n not in training)
-    accused = sorted(peer for each in run.cordoned.values() for peer in each.peers)
+    ends = [link for link in run.failed_links if link.says_process_ended]
+    alive = {link.engine_id for link in ends}
+    seen = sorted(node_of(e) for e in {link.peer_engine_id for link in ends} - alive)
     failed = sorted(run.failure_times, key=lambda n: run.failure_times[n][-1], reverse=True)
-    return list(dict.fromkeys((*joining, *accused, *failed, *run.cordoned)))
+    return list(dict.fromkeys((*run.left_out, *joining, *seen, *failed, *run.cordoned)))
